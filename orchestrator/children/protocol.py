@@ -24,7 +24,6 @@ SERVICES = {
     "keys": "orchestrator.key_dependence.looking",
     "packs": "orchestrator.run.packs_service",
     "spirv-val": "orchestrator.sets.spirv.val_batch",
-    "trial": "orchestrator.run.trial_service",
 }
 """Services by name: modules with `Request`, the type of a request, and `serve`, called with a `Channel`."""
 

@@ -69,8 +69,15 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.steering import Settlement, Steering, Wait
-from orchestrator.run.suspects import SuspectTrials, Verdict
-from orchestrator.run.trial import call_limit_s, end_when, first_error, is_from_outside, time_limit_s
+from orchestrator.run.trial import (
+    SuspectTrials,
+    Verdict,
+    call_limit_s,
+    end_when,
+    first_error,
+    is_from_outside,
+    time_limit_s,
+)
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits

@@ -1,12 +1,13 @@
-"""Trials: find out in child processes which pipelines a driver dies of, or never returns from.
+"""Trials: find out in processes of their own which pipelines a driver dies of, or never returns from.
 
-    jobs ──> lane 0: child ── one pipeline at a time ──> survived
-             lane 1: child ── one pipeline at a time ──> died: named, and a new child goes on with the next
+    suspects, or all pipelines ──> lanes ── some at a time ──> a fork: survived
+                                                       └────> a fork: died; the one that it had is tried alone
 
-Guarantees: exactly one pipeline is in a child's driver, so whatever ends the child is a verdict on that one.
-A child that does not answer in time is killed, and its pipeline named.
-Assumptions: a driver does in this process what it did in the child. A crash that depends on what was compiled
-before can still come; one that depends on what memory happens to hold comes in the child, with glibc.
+Guarantees: blamed is what ends a process in which it is the first that the driver is given, or what the
+driver does not come back from in time. A fork that somebody else kills says nothing. No fork is left.
+Assumptions: most drivers crash alike every time. Of those that read memory which they did not write, some
+crash only where it holds junk, so a trial can have that (glibc, mallopt(3)). A crash that depends on what was
+compiled before can still come in a run.
 """
 
 from __future__ import annotations
@@ -14,83 +15,44 @@ from __future__ import annotations
 import os
 import signal
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 import msgspec
 import trio
-from attrs import define, field
+from attrs import define, field, frozen
 
-from orchestrator.children.parent import Child, Ended
-from orchestrator.children.protocol import ChildLimits
+from orchestrator.children.parent import Ended
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
+from orchestrator.run.compile_server import (
+    Answer,
+    CompileServer,
+    Connection,
+    Entering,
+    Exited,
+    Failed,
+    Kill,
+    Survived,
+    Try,
+    Trying,
+)
 from orchestrator.run.execution import available_workers
-from orchestrator.run.options import LEAST_LIMIT_S, TrialLimits
+from orchestrator.run.in_flight import Doing
+from orchestrator.run.memory import kills_for_memory, memory_is_short
+from orchestrator.run.options import LEAST_LIMIT_S, CompileOptions, TrialLimits
 from orchestrator.sets.records import PipelineJob
+from orchestrator.stores.culprits import Cause
 
 _FROM_OUTSIDE: Final = frozenset(
     -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
 _MOST_LOAD: Final = 10.0
-_OPENING_S = 120.0
-_WORDS = 300
-_JUNK = {"MALLOC_PERTURB_": "165"}
-"""Has the C library (glibc, mallopt(3)) fill memory with junk: a driver that reads what it did not write
-crashes in the trial, and not only where the memory happens to hold something bad."""
-
-
-class Setup(msgspec.Struct, tag="setup", forbid_unknown_fields=True):
-    """The first request: open this set on this device; `opener` as in `TrialLimits`."""
-
-    archive: str
-    selector: str = ""
-    opener: str = ""
-    driver_caches: bool = False
-    request: DeviceRequest = DeviceRequest()
-
-
-class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
-    """A request: compile the pipeline of this `PipelineKind` and hash now."""
-
-    kind: str
-    key: int
-
-
-class Ready(msgspec.Struct, tag="ready", forbid_unknown_fields=True):
-    """Everything is open."""
-
-
-class Unready(msgspec.Struct, tag="unready", forbid_unknown_fields=True):
-    """Something could not be opened, for this reason, and the child ends."""
-
-    reason: str
-
-
-class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
-    """The driver came back from the pipeline of this hash, whatever it said."""
-
-    key: int
-
-
-Request = Setup | Try
-Answer = Ready | Unready | Survived
-
-
-@define
-class Trials:
-    """What came of trials.
-
-    Attributes:
-        survived: Pipelines that the driver came back from.
-        died: Those that it did not, each with what happened.
-        processes: Children that were started.
-    """
-
-    survived: set[PipelineJob] = field(factory=set)
-    died: dict[PipelineJob, str] = field(factory=dict)
-    processes: int = 0
+_OPENING_S: Final = 120.0
+_ALONE: Final = "in a process of its own"
+_MORE_MEMORY: Final = 4
+_MOST_KILLED: Final = 3
 
 
 @contextmanager
@@ -103,39 +65,6 @@ def first_error() -> Iterator[None]:
         while isinstance(first, ExceptionGroup):
             first = first.exceptions[0]
         raise first from None
-
-
-async def try_pipelines(
-    jobs: Sequence[PipelineJob],
-    setup: Setup,
-    *,
-    limits: TrialLimits,
-    processes: int,
-    stop: trio.Event | None = None,
-) -> Trials:
-    """Try pipelines in child processes.
-
-    Args:
-        jobs: Which.
-        setup: What children open.
-        limits: What one may take.
-        processes: How many children at a time.
-        stop: Ends it early when set: what was not tried to its end did neither survive nor die.
-
-    Raises:
-        DeviceError: A child could not open the device or the set.
-        trio.Cancelled: The surrounding scope was cancelled; the children are gone.
-    """
-    lanes = _Lanes(deque(jobs), setup, limits)
-    with first_error():
-        async with trio.open_nursery() as beside:
-            if stop is not None:
-                beside.start_soon(end_when, stop, beside.cancel_scope)
-            async with trio.open_nursery() as nursery:
-                for _ in range(min(processes, len(jobs))):
-                    nursery.start_soon(lanes.run_one)
-            beside.cancel_scope.cancel()
-    return lanes.trials
 
 
 def is_from_outside(status: int) -> bool:
@@ -175,76 +104,274 @@ async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
     scope.cancel()
 
 
+@frozen
+class Verdict:
+    """Why a pipeline is to blame; as in `Culprit`."""
+
+    cause: Cause
+    reason: str
+    signal: str = ""
+
+
+@frozen
+class _Attempt:
+    """What became of a fork.
+
+    Attributes:
+        survived: Pipelines that the driver came back from, the first ones.
+        end: How it ended on the next one, or when it had come back from all; None where it ended well.
+        late: Whether it was killed, because the driver did not come back.
+        peak_bytes: The most memory that it had.
+        killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
+        doing: What it did for that pipeline then.
+    """
+
+    survived: int
+    end: Ended | None = None
+    late: bool = False
+    peak_bytes: int = 0
+    killed_for_memory: bool = False
+    doing: Doing = Doing.CREATE
+
+    @property
+    def step(self) -> str:
+        """What it was doing in words, where that was not creating the pipeline itself."""
+        return "" if self.doing is Doing.CREATE else f", {self.doing.words}"
+
+
 @define(eq=False)
-class _Lanes:
-    queue: deque[PipelineJob]
-    setup: Setup
-    limits: TrialLimits
-    trials: Trials = field(factory=Trials)
+class SuspectTrials:
+    """Tries suspects. One `run` at a time.
 
-    async def run_one(self) -> None:
-        """Try pipelines until none is left, in as many children as it takes, one at a time."""
-        while self.queue:
-            self.trials.processes += 1
-            async with _open_child(ChildLimits(memory_bytes=self.limits.memory_bytes)) as child:
-                await self._set_up(child)
-                while self.queue:
-                    job = self.queue.popleft()
-                    end = await self._attempt(child, job)
-                    if end is not None:
-                        self.trials.died[job] = end
-                        break
-                    self.trials.survived.add(job)
+    Attributes:
+        request: What their device is opened as, encoded.
+        recorded_ns: What compiling them took before, by key.
+        verdicts: Who is to blame, and why.
+        took_ns: What the driver took for each of the others, by key.
+        on_verdict: Called with each verdict as it is known; a run that is killed then need not find it again.
+        processes: Forks that were made.
+        trying: What each of the forks has in the driver, and since when, on trio's clock.
+    """
 
-    async def _set_up(self, child: Child[Answer]) -> None:
-        answer: Answer | Ended | None = None
-        with trio.move_on_after(_OPENING_S):
-            answer = await _ask(child, self.setup)
-        if isinstance(answer, Unready):
-            raise DeviceError(f"a trial process could not open what it needs: {answer.reason}")
-        if not isinstance(answer, Ready):
-            said = f": {answer.words[-_WORDS:]}" if isinstance(answer, Ended) and answer.words else ""
-            raise DeviceError(f"a trial process did not get ready: {_in_words(answer)}{said}")
+    connection: Connection
+    options: CompileOptions
+    request: bytes
+    recorded_ns: Mapping[int, int]
+    on_verdict: Callable[[PipelineJob, Verdict], Awaitable[None]]
+    verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
+    took_ns: dict[int, int] = field(factory=dict)
+    processes: int = 0
+    trying: dict[int, tuple[PipelineJob, float]] = field(factory=dict)
+    _queue: deque[PipelineJob] = field(factory=deque)
+    _junk: bool = False
+    _others: frozenset[PipelineJob] = frozenset()
 
-    async def _attempt(self, child: Child[Answer], job: PipelineJob) -> str | None:
-        """Try one pipeline; why it is not to be had, or None."""
-        limit_s = time_limit_s(self.limits)
-        with trio.move_on_after(limit_s):
-            answer = await _ask(child, Try(job.kind.value, job.key))
-            if isinstance(answer, Survived) and answer.key == job.key:
-                return None
-            return _in_words(answer)
-        return f"the driver did not come back from it within {limit_s:g} s, in a process of its own"
+    async def run(
+        self, suspects: Sequence[PipelineJob], *, junk: bool, others: Sequence[PipelineJob] = ()
+    ) -> None:
+        """Try suspects; ends early where the server is lost.
+
+        Args:
+            suspects: What was in the driver when a process died.
+            junk: Whether to have junk in memory.
+            others: More to try, which no process has died of yet: they have to die twice.
+
+        Raises:
+            DeviceError: A fork could not get ready.
+        """
+        self._queue, self._junk, self._others = deque([*suspects, *others]), junk, frozenset(others)
+        count = len(self._queue)
+        lanes = min(self.options.workers or available_workers(), count)
+        async with trio.open_nursery() as nursery:
+            for lane in range(lanes):
+                nursery.start_soon(self._lane, lane, -(-count // lanes))
+
+    async def _lane(self, lane: int, share: int) -> None:
+        mine: list[PipelineJob] = []
+        while True:
+            if not mine and lane and memory_is_short():
+                return  # the first lane takes the rest
+            while self._queue and len(mine) < share:
+                mine.append(self._queue.popleft())
+            if not mine:
+                return
+            tried = await self._attempt(mine)
+            done = tried.survived
+            if tried.end is not None and done == len(mine) > 1:
+                # One of them spoiled what the driver needed later.
+                share = 1
+                self._queue.extend(mine[1:])
+                mine = mine[:1]
+                continue
+            if tried.end is not None:
+                done = min(done, len(mine) - 1)
+                accused = mine[done]
+                if done or accused in self._others:  # it was not alone in its process, or dies the first time
+                    tried = await self._attempt([accused])
+                verdict = await self._judge(accused, tried)
+                if verdict is not None:
+                    self.verdicts[accused] = verdict
+                    await self.on_verdict(accused, verdict)
+                done += 1
+            if self.connection.lost:
+                return
+            mine = mine[done:]
+
+    async def _judge(self, job: PipelineJob, tried: _Attempt) -> Verdict | None:
+        """What the end of a fork says of the pipeline that it was given first."""
+        for _ in range(_MOST_KILLED):
+            killed = tried.end is not None and is_from_outside(tried.end.status) and not tried.late
+            if not killed or tried.killed_for_memory:
+                break
+            tried = await self._attempt([job])  # somebody else ended it
+        else:
+            return None
+        if tried.end is None:
+            return None
+        if tried.late:
+            limit_s = self._limit_s(job)
+            return Verdict(
+                Cause.TIMEOUT,
+                f"the driver did not come back from it within {round(limit_s, 1):g} s{tried.step}, {_ALONE}",
+            )
+        ended = tried.end
+        if tried.killed_for_memory:
+            return Verdict(Cause.MEMORY, f"the system killed {_ALONE[3:]} for want of memory", ended.signal)
+        limit = self.options.trial_limits.memory_bytes
+        if limit:
+            more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
+            if more.end is None or more.late or more.peak_bytes > limit:  # it does not crash on it, then
+                size = f"the {limit >> 20} MiB that a process may have"
+                return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
+        if ended.signal:
+            crash = f"the driver crashed on it: {ended.signal}{tried.step}, {_ALONE}"
+            return Verdict(Cause.SIGNAL, crash, ended.signal)
+        return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
+
+    def _limit_s(self, job: PipelineJob) -> float:
+        return time_limit_s(self.options.trial_limits, self.recorded_ns.get(job.key, 0))
+
+    async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
+        """Try pipelines in one fork."""
+        self.processes += 1
+        number, mail = self.connection.mailbox()
+        try:
+            return await self._talk(number, mail, jobs, memory_bytes)
+        finally:
+            self.trying.pop(number, None)
+
+    async def _talk(
+        self,
+        number: int,
+        mail: trio.MemoryReceiveChannel[Answer | Ended],
+        jobs: Sequence[PipelineJob],
+        memory_bytes: int | None,
+    ) -> _Attempt:
+        limits = self.options.trial_limits
+        request = Try(
+            number,
+            msgspec.msgpack.encode(self.options),
+            self.request,
+            tuple((each.kind.value, each.key) for each in jobs),
+            junk=self._junk,
+            memory_bytes=limits.memory_bytes if memory_bytes is None else memory_bytes,
+        )
+        kills = kills_for_memory()
+        await self.connection.send(request)
+        survived, late, limit_s = 0, False, _OPENING_S
+        began, doing = False, Doing.CREATE
+        while True:
+            answer: Answer | Ended | None = None
+            with trio.move_on_after(limit_s):
+                answer = await mail.receive()
+            match answer:
+                case None if not began:
+                    raise DeviceError("a process that tries pipelines did not get ready in time")
+                case None:
+                    late = True
+                    await self.connection.send(Kill(number))
+                case Trying():
+                    began, limit_s = True, self._limit_s(jobs[survived])
+                    self.trying[number] = jobs[survived], trio.current_time()
+                case Entering():
+                    doing = Doing(answer.doing)
+                case Survived():
+                    survived += 1
+                    doing = Doing.CREATE
+                    self.trying.pop(number, None)
+                    self.took_ns[answer.key] = answer.took_ns
+                case Failed():
+                    raise answer.error()
+                case Exited() if survived == len(jobs) and (late or not answer.status):
+                    # Late it was closing the device, which says nothing of a pipeline.
+                    return _Attempt(survived, peak_bytes=answer.peak_bytes)
+                case Exited():
+                    ended = Ended(answer.status)
+                    if not began and not is_from_outside(answer.status):
+                        raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
+                    for_memory = not late and kills_for_memory() > kills
+                    return _Attempt(survived, ended, late, answer.peak_bytes, for_memory, doing)
+                case Ended():
+                    return _Attempt(survived)
+                case _:
+                    pass  # nothing else is said of such a fork
 
 
-@asynccontextmanager
-async def _open_child(limits: ChildLimits) -> AsyncIterator[Child[Answer]]:
-    """A child while the context lasts. Waiting for it can be cancelled at every point, which ends it."""
-    child: Child[Answer] = Child("trial", Answer, limits=limits, environment={**_JUNK, **os.environ})
+@frozen
+class Trials:
+    """What came of trials.
+
+    Attributes:
+        survived: Pipelines that the driver came back from.
+        died: Those that it did not, each with what happened.
+        processes: Forks that were made.
+    """
+
+    survived: frozenset[PipelineJob]
+    died: dict[PipelineJob, str]
+    processes: int
+
+
+async def try_pipelines(
+    archives: Sequence[str],
+    jobs: Sequence[PipelineJob],
+    options: CompileOptions,
+    request: DeviceRequest,
+    *,
+    stop: trio.Event | None = None,
+) -> Trials:
+    """Try pipelines that nothing is known against, with junk in memory.
+
+    Args:
+        archives: Paths of the set, for a process that opens it.
+        jobs: Which of its pipelines.
+        options: Which device, how many processes at a time (`workers`), and what one may take.
+        request: What devices are opened as.
+        stop: Ends it early when set: what was not tried to its end did neither survive nor die.
+
+    Raises:
+        OrchestratorError: The device or the set could not be opened there.
+        trio.Cancelled: The surrounding scope was cancelled; the processes are gone.
+    """
+
+    async def note(job: PipelineJob, verdict: Verdict) -> None:
+        died[job] = verdict.reason
+
+    died: dict[PipelineJob, str] = {}
+    connection = Connection.to(CompileServer.start(archives, options))
+    trials = SuspectTrials(connection, options, msgspec.msgpack.encode(request), {}, note)
     try:
-        yield child
+        with first_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(connection.listen)
+                if stop is not None:
+                    nursery.start_soon(end_when, stop, nursery.cancel_scope)
+                await trials.run(jobs, junk=True)
+                if connection.ended is not None:
+                    raise DeviceError(f"the process that tries pipelines ended: {connection.ended.how}")
+                nursery.cancel_scope.cancel()
     finally:
         with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(child.end, 0.0)
-
-
-async def _ask(child: Child[Answer], request: Request) -> Answer | Ended:
-    """Send a request and wait for its answer. Cancelled, the child is of no use any more."""
-    left = child.packed(request)
-    while left := left[child.write_some(left) :]:
-        await trio.lowlevel.wait_writable(child.request_descriptor)
-    while (answer := child.take()) is None:
-        if child.is_over:
-            return await trio.to_thread.run_sync(child.end)
-        await trio.lowlevel.wait_readable(child.answer_descriptor)
-        child.read_some()
-    return answer
-
-
-def _in_words(answer: Answer | Ended | None) -> str:
-    """Why a child gave no good answer."""
-    if not isinstance(answer, Ended) or answer.killed:
-        return "the process that compiled it stopped answering"
-    if answer.signal:
-        return f"the driver crashed on it: {answer.signal}, in a process of its own"
-    return f"the process that compiled it ended with exit status {answer.status}"
+            await trio.to_thread.run_sync(connection.close)
+    survived = frozenset(each for each in jobs if each.key in trials.took_ns) - died.keys()
+    return Trials(survived, died, trials.processes)

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.children.parent import ChildGroup, ChildrenEndedError
 from orchestrator.devices.image import CreateInfoImage
@@ -115,7 +115,7 @@ class Vetter:
                 )
 
     async def _isolate(self, refused: dict[int, Judgement]) -> None:
-        image, options = self.image, self.options
+        image = self.image
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
         # Without a name, so that a process that is killed leaves nothing behind.
@@ -123,16 +123,10 @@ class Vetter:
         try:
             await trio.to_thread.run_sync(self._write, descriptor)
             trials = await trial.try_pipelines(
+                [f"/proc/{os.getpid()}/fd/{descriptor}"],
                 jobs,
-                trial.Setup(
-                    archive=f"/proc/{os.getpid()}/fd/{descriptor}",
-                    selector=options.selector,
-                    opener=options.trial_limits.opener,
-                    driver_caches=options.driver_caches,
-                    request=self.request,
-                ),
-                limits=options.trial_limits,
-                processes=self.processes,
+                evolve(self.options, workers=self.processes),
+                self.request,
                 stop=self.stop,
             )
         finally:

@@ -13,9 +13,9 @@ from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.errors import DeviceError
-from orchestrator.run.options import TrialLimits
-from orchestrator.run.trial import Setup, Trials, time_limit_s, try_pipelines
+from orchestrator.errors import ArchiveError, DeviceError
+from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.trial import Trials, time_limit_s, try_pipelines
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
@@ -64,14 +64,9 @@ def children() -> set[str]:
 
 async def tried(archive: Path, name: str = "", processes: int = 2, stop: trio.Event | None = None) -> Trials:
     """Try the pipelines of the small set."""
-    opener = f"{__name__}:{name}" if name else ""
-    return await try_pipelines(
-        JOBS,
-        Setup(archive=str(archive), selector="simulated", opener=opener),
-        limits=TrialLimits(),
-        processes=processes,
-        stop=stop,
-    )
+    limits = TrialLimits(opener=f"{__name__}:{name}" if name else "")
+    options = CompileOptions(selector="simulated", workers=processes, trial_limits=limits)
+    return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop=stop)
 
 
 async def test_good_pipelines_survive_in_as_many_processes_as_asked(archive: Path) -> None:
@@ -89,14 +84,15 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
     assert trials.survived == {job for number, job in enumerate(JOBS) if number not in (1, 3)}
     assert "exit status 0" in trials.died[JOBS[1]]
     assert "exit status 7" in trials.died[JOBS[3]]
-    assert trials.processes == 3
+    # Three go on from one to the next, and the two that end a process are then the first in another.
+    assert trials.processes == 5
     assert children() == before
 
 
 async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) -> None:
     with pytest.raises(DeviceError, match="none here"):
         await tried(archive, "open_nothing")
-    with pytest.raises(DeviceError, match="cannot be opened"):
+    with pytest.raises(ArchiveError, match="cannot be opened"):
         await tried(archive.with_name("nothing.foz"))
 
 

@@ -18,7 +18,7 @@ from orchestrator.run import trial
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.run.trial import Setup, Trials
+from orchestrator.run.trial import Trials
 from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -179,10 +179,12 @@ async def test_what_links_a_library_of_a_refused_module_is_skipped(
 async def test_what_links_a_library_that_killed_the_driver_is_failed(
     linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def tried(jobs: list[PipelineJob], setup: Setup, **options: object) -> Trials:
+    async def tried(
+        archives: list[str], jobs: list[PipelineJob], *given: object, **options: object
+    ) -> Trials:
         # The library alone, as where a crash is not one of every time.
         died = {job: "the driver crashed on it: SIGSEGV" for job in jobs if job.key == linked.library}
-        return Trials(set(jobs) - died.keys(), died, 1)
+        return Trials(frozenset(jobs) - died.keys(), died, 1)
 
     monkeypatch.setattr(trial, "try_pipelines", tried)
     monkeypatch.setattr(validation, "find_spirv_val", lambda: None)

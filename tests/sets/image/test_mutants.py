@@ -17,8 +17,8 @@ import pytest
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.run.options import TrialLimits
-from orchestrator.run.trial import Setup, try_pipelines
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.trial import try_pipelines
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.image.builder import build_image
@@ -68,8 +68,10 @@ async def test_the_driver_survives_the_mutants_that_it_is_given(tmp_path: Path) 
         archive = tmp_path / "mutants.foz"
         with ArchiveWriter(archive, compress=False) as writer:
             copy_records(records, writer)
-        setup = Setup(str(archive), DRIVER, request=DeviceRequest(others=OtherFeatures.ALL))
-        trials = await try_pipelines(jobs, setup, limits=TrialLimits(), processes=1)
+        request = DeviceRequest(others=OtherFeatures.ALL)
+        trials = await try_pipelines(
+            [str(archive)], jobs, CompileOptions(selector=DRIVER, workers=1), request
+        )
         given += len(jobs)
         assert trials.survived | set(trials.died) == set(jobs)
         died += [

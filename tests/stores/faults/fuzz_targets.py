@@ -22,7 +22,7 @@ from attrs import frozen
 from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError, RecordError
-from orchestrator.run.trial import Answer, Ready, Request, Setup, Survived, Try, Unready
+from orchestrator.run.compile_server import Answer, Exited, Failed, Open, Request, Survived, Try
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.archive.reader import MAGIC, Archive
 from orchestrator.sets.groups import decode_application, decode_link
@@ -228,11 +228,14 @@ def read_header(data: bytes) -> None:
 
 def frames() -> tuple[bytes, ...]:
     """Good messages in both directions, and bodies that claim much."""
-    setup = Setup(
-        archive="set.foz",
-        request=DeviceRequest(features=frozenset({("VkPhysicalDeviceFeatures", "robustBufferAccess")})),
-    )
-    messages: list[msgspec.Struct] = [setup, Try("graphics", 7), Ready(), Unready("no"), Survived(7)]
+    request = DeviceRequest(features=frozenset({("VkPhysicalDeviceFeatures", "robustBufferAccess")}))
+    messages: list[msgspec.Struct] = [
+        Open(("set.foz",), 3, 4, "", "radv:navi21"),
+        Try(1, b"", msgspec.msgpack.encode(request), (("graphics", 7),)),
+        Failed.of(0, OrchestratorError("no")),
+        Survived(1, 7, 1_000),
+        Exited(1, -11),
+    ]
     each = [pack_frame(message) for message in messages]
     claims = [
         b"\xff\xff\xff\xff",
