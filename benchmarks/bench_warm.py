@@ -12,10 +12,17 @@ Both with one shared cache and with one for each worker, so that each says what 
 costs; the harness must find the ratio that the bare loop finds. Caches hold everything, and every pipeline
 is a hit; pipelines are destroyed after the time was taken. The creation feedback is asked for in both.
 
+With --gaps each call into the driver is noted too, and every row says what a thread does between two of
+them: `gap_us` on the wall's clock and `gap_cpu_us` on its own, a call on average; the GIL is held meanwhile,
+but for the noting thread's waits for a lock. `first_ms` is the time until the last thread has made its first
+call, `ending_ms` from when the first thread came back for the last time, to the end. The noting costs about
+1 us a call, so ratios are for runs without it.
+
 What this cannot show: what a hit costs that leads to code which is not in memory, or a game's mixture of
 hits and misses.
 
 Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
+Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 16 --batches 1024 --gaps
 """
 
 from __future__ import annotations
@@ -24,9 +31,12 @@ import sys
 import tempfile
 import threading
 import time
-from itertools import product
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from statistics import fmean
+from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -35,7 +45,7 @@ import numpy as np
 from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of, where
 from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.bench.contention import ratio_text
-from orchestrator.bench.statistics import by_round, paired_ratio
+from orchestrator.bench.statistics import by_round, estimate, paired_ratio
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import PipelineKind
@@ -57,14 +67,71 @@ def measure(job: Job) -> Figures:
             raise SystemExit("a bare loop needs a Vulkan device")
         mode, workers, batch = CacheMode(job["mode"]), job["workers"], job["batch"]
         count = len(prepared.image)
-        if job["bare"]:
-            seconds = bare_loop(device, prepared, mode, workers, batch, data)
-            figures = {}
-        else:
-            timing = run_warm(device, prepared, mode, workers, batch, data).timing
-            seconds = timing.wall_ns / 1e9
-            figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
+        figures: Figures = {}
+        with noting(device) if job["gaps"] else nullcontext([]) as noted:
+            if job["bare"]:
+                began_ns, ended_ns = bare_loop(device, prepared, mode, workers, batch, data)
+            else:
+                report = run_warm(device, prepared, mode, workers, batch, data)
+                timing, ended_ns = report.timing, report.barrier.end_ns
+                began_ns = ended_ns - timing.wall_ns
+                figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
+        if noted:
+            figures |= gaps(noted, began_ns, ended_ns)
+    seconds = (ended_ns - began_ns) / 1e9
     return {"seconds": seconds, "pipelines_per_s": count / seconds, **figures, **where(device)}
+
+
+class Noted(NamedTuple):
+    """A call into the driver: its thread, and the clocks of the wall and the thread before and after it."""
+
+    thread: int
+    before_ns: int
+    before_cpu_ns: int
+    after_ns: int
+    after_cpu_ns: int
+
+
+@contextmanager
+def noting(device: VulkanDevice) -> Iterator[list[Noted]]:
+    """Note every call that creates compute pipelines."""
+    commands, noted = device.context.commands, list[Noted]()
+    create, cpu_ns, wall_ns, thread = (
+        commands.vkCreateComputePipelines,
+        time.thread_time_ns,
+        time.perf_counter_ns,
+        threading.get_ident,
+    )
+
+    def note(*given: Any) -> int:
+        before_cpu_ns, before_ns = cpu_ns(), wall_ns()
+        result = int(create(*given))
+        after_ns, after_cpu_ns = wall_ns(), cpu_ns()
+        noted.append(Noted(thread(), before_ns, before_cpu_ns, after_ns, after_cpu_ns))
+        return result
+
+    commands.vkCreateComputePipelines = note
+    try:
+        yield noted
+    finally:
+        commands.vkCreateComputePipelines = create
+
+
+def gaps(noted: list[Noted], began_ns: int, ended_ns: int) -> Figures:
+    """What came before, between and after the calls of each thread."""
+    by_thread: dict[int, list[Noted]] = {}
+    for call in noted:
+        by_thread.setdefault(call.thread, []).append(call)
+    pairs = [pair for calls in by_thread.values() for pair in pairwise(calls)]
+    between = [(later.before_ns - call.after_ns) / 1e3 for call, later in pairs]
+    return {
+        "calls": len(noted),
+        "gap_us": fmean(between),
+        "gap_worst_us": max(between),
+        "gap_cpu_us": fmean((later.before_cpu_ns - call.after_cpu_ns) / 1e3 for call, later in pairs),
+        "first_ms": (max(calls[0].before_ns for calls in by_thread.values()) - began_ns) / 1e6,
+        "ending_ms": (ended_ns - min(calls[-1].after_ns for calls in by_thread.values())) / 1e6,
+    }
 
 
 def bare_loop(
@@ -74,8 +141,8 @@ def bare_loop(
     workers: int,
     batch: int,
     data: bytes,
-) -> float:
-    """Threads that only call; seconds from the start of all to the end of the last."""
+) -> tuple[int, int]:
+    """Threads that only call; the start of all and the end of the last, on the clock of perf_counter_ns."""
     count = len(prepared.image)
     infos = prepared.create_infos(
         PipelineKind.COMPUTE,
@@ -116,16 +183,16 @@ def bare_loop(
         for each in threads:
             each.start()
         barrier.wait()
-        began = time.perf_counter()
+        began_ns = time.perf_counter_ns()
         for each in threads:
             each.join()
-        seconds = time.perf_counter() - began
+        ended_ns = time.perf_counter_ns()
     if failed or not handles.all():
         raise SystemExit("a call of the bare loop failed")
     device.destroy_pipelines(handles)
     for cache in caches:
         device.destroy_pipeline_cache(cache)
-    return seconds
+    return began_ns, ended_ns
 
 
 def tell(rows: list[dict[str, Any]]) -> None:
@@ -154,6 +221,17 @@ def tell(rows: list[dict[str, Any]]) -> None:
             file=sys.stderr,
             flush=True,
         )
+    for name in ("gap_us", "gap_cpu_us", "first_ms", "ending_ms"):
+        for bare, mode in product((True, False), MODES):
+            values = [
+                row[name]
+                for row in rows
+                if name in row and row["round"] >= 0 and (row["bare"], row["mode"]) == (bare, mode)
+            ]
+            if values:
+                found = estimate(values)
+                text = f"{found.median:.1f} [{found.low:.1f}, {found.high:.1f}]"
+                print(f"{name}, {'bare' if bare else 'run'}, {mode}: {text}", file=sys.stderr)
 
 
 def main() -> None:
@@ -165,6 +243,7 @@ def main() -> None:
     )
     parser.add_argument("--batches", default="64,1024", help="pipelines in a call, commas between them")
     parser.add_argument("--passes", type=int, default=200, help="how often the set is in a run")
+    parser.add_argument("--gaps", action="store_true", help="note each call, and tell what is between two")
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return
@@ -182,6 +261,7 @@ def main() -> None:
                     "batch": batch,
                     "bare": bare,
                     "passes": options.passes,
+                    "gaps": options.gaps,
                 }
                 for mode in MODES
                 for bare in (True, False)
