@@ -152,8 +152,7 @@ def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> Ar
     """Scan an archive."""
     _check_file_header(data, path)
     damage: list[Damage] = []
-    offsets, headers = _scan(data, path, limits, damage)
-    nibbles = _NIBBLES[headers["name"][:, 8:]]
+    offsets, headers, nibbles = _scan(data, path, limits, damage)
     foreign = nibbles[:, :15].any(axis=1) | (nibbles[:, 15] > max(RecordTag))
     foreign_rows = np.flatnonzero(foreign)
     names = headers["name"][foreign_rows].tobytes()
@@ -200,22 +199,25 @@ def _check_file_header(data: mmap.mmap | bytes, path: str) -> None:
 
 def _scan(
     data: mmap.mmap | bytes, path: str, limits: ArchiveLimits, damage: list[Damage]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
-    """Follow the chain of records, over its breaks; offsets and raw headers of all with a hex name."""
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void], npt.NDArray[np.uint8]]:
+    """Follow the chain of records, over its breaks; offset, header and digits of all with a hex name."""
     size = len(data)
     resume = _Resume(data)
     offset_blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
     header_blocks: list[npt.NDArray[np.void]] = [np.empty(0, RECORD)]
+    nibble_blocks: list[npt.NDArray[np.uint8]] = [np.empty((0, 32), np.uint8)]
     found = 0
     last: int | None = None  # offset of the last good-looking record, while it ends at `position`
     position, block = FILE_HEADER_SIZE, _FIRST_BLOCK
     while position < size:
         chain, end = _follow(data, position, size, block)
         headers = np.frombuffer(b"".join([data[at : at + RECORD_SIZE] for at in chain]), RECORD)
-        bad_names = np.flatnonzero((_NIBBLES[headers["name"][:, 8:]] == 0xFF).any(axis=1))
+        nibbles = _NIBBLES[headers["name"][:, 8:]]
+        bad_names = np.flatnonzero((nibbles == 0xFF).any(axis=1))
         good = int(bad_names[0]) if len(bad_names) else len(chain)
         offset_blocks.append(np.array(chain[:good], np.int64))
         header_blocks.append(headers[:good])
+        nibble_blocks.append(nibbles[:good])
         found += good
         if found > limits.entries:
             raise ArchiveError(path, position, f"more than {limits.entries} records")
@@ -226,7 +228,7 @@ def _scan(
         broken = chain[good] if good < len(chain) else end
         position = resume.after(broken, last, damage)
         last, block = None, _FIRST_BLOCK
-    return np.concatenate(offset_blocks), np.concatenate(header_blocks)
+    return np.concatenate(offset_blocks), np.concatenate(header_blocks), np.concatenate(nibble_blocks)
 
 
 def _follow(data: mmap.mmap | bytes, position: int, size: int, count: int) -> tuple[list[int], int]:
@@ -613,7 +615,8 @@ class Archive(Closing):
             return self.payload(tag, key)
         stored_size, flags, crc, size = _PARAMETERS.unpack_from(header, 40)
         begin = offset + RECORD_SIZE
-        whole = os.fstat(self._require_open()).st_size >= begin + stored_size
+        self._require_open()
+        whole = self._data.size() >= begin + stored_size
         stored = self._data[begin : begin + stored_size] if whole else b""
         if len(stored) == stored_size and not (crc and zlib.crc32(stored) != crc):
             if flags == FLAG_RAW and size == stored_size:
@@ -643,13 +646,12 @@ class Archive(Closing):
 
     def _read(self, index: ArchiveIndex, row: int) -> tuple[bytes, int, int]:
         """Stored bytes of a record, checked against its header and crc; its flags and its size."""
-        refusal = index.refusals.get(row)
-        if refusal is not None:
-            raise self._damaged(row, refusal)
-        descriptor = self._require_open()
+        if row in index.refusals:
+            raise self._damaged(row, index.refusals[row])
+        self._require_open()
         begin = index.offsets.item(row) + RECORD_SIZE  # `item` takes half the time of indexing
         end = begin + index.stored.item(row)
-        if os.fstat(descriptor).st_size < end:
+        if self._data.size() < end:  # of the file, at a third of what `os.fstat` takes
             raise self._damaged(row, "the file was shortened after it was opened")
         stored = self._data[begin:end]
         crc = index.crcs.item(row)

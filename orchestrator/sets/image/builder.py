@@ -701,14 +701,17 @@ class _ImageBuilder:
         alike, handles = document.choose(), document.handles
         value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
         itself, modules, stages = () not in passed, {}, []
+        known = self._modules
         for number, stage in enumerate(alike.stages):
             place = (number, handles[stage.module], layout)
-            modules[stage.module], spirv = self._module(place[1])
+            found = known.get(place[1])
+            modules[stage.module], spirv = found if type(found) is tuple else self._module(place[1])
             # What other code needs is looked at when it comes: needs/supplied.py.
             if spirv is not None and place not in passed:
                 stages.append((place, stage, spirv))
         for _, stage, spirv in stages:
-            self._require(self._checker.stage(stage, spirv))
+            if (missing := self._checker.stage(stage, spirv)) is not None:
+                self._require(missing)
         if itself:
             self._require(self._checker.structure(value), value)
         for (_, module, _), stage, spirv in stages:
@@ -882,14 +885,14 @@ class _ImageBuilder:
         VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use
         may be lacking.
         """
-        if any(type(each).__name__ == _MAPPINGS for each in stage.pNext or ()):
+        if stage.pNext and any(type(each).__name__ == _MAPPINGS for each in stage.pNext):
+            return
+        there = self._bindings[layout]
+        if there.issuperset(spirv.descriptors().values()):
+            self._served.add((module, layout))
             return
         where = (module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
-            there = self._bindings[layout]
-            if there.issuperset(spirv.descriptors().values()):
-                self._served.add((module, layout))
-                return
             self._lacking[where] = self._lacking_descriptor(stage, module, there)
         self._require(self._lacking[where])
 

@@ -158,9 +158,13 @@ class PackedRows:
         self._which.append(which)
         self._keys.append(key)
         self._own.append(own)
-        self._infos.extend(infos)
-        for column, held in zip(self._numbers, numbers, strict=True):
-            column.extend(held)
+        if infos:
+            self._infos.extend(infos)
+        objects, modules, libraries = self._numbers
+        objects.extend(numbers[0])
+        modules.extend(numbers[1])
+        if numbers[2]:
+            libraries.extend(numbers[2])
         return len(self._which) - 1
 
     def columns(self, stride: int) -> tuple[KindColumns, Offsets, Offsets]:
