@@ -302,8 +302,7 @@ def _compile_targets(
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
     from orchestrator.run.packs import GrowingPack
-    from orchestrator.run.target_servers import target_servers
-    from orchestrator.run.targets import compile_targets, selectors_of
+    from orchestrator.run.targets import compile_targets, selectors_of, target_servers
     from orchestrator.sets.opening import open_paths
 
     of_one = {

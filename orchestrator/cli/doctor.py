@@ -152,7 +152,8 @@ def doctor_verb(
     bad, hints = states[_State.BAD], states[_State.HINT]
 
     def document() -> DoctorDocument:
-        from orchestrator.cli.documents import DoctorDocument, DoctorFinding, IdentityRecord
+        from orchestrator.cli.documents import DoctorDocument, DoctorFinding
+        from orchestrator.run.records import IdentityRecord
 
         return DoctorDocument(
             devices=tuple(map(IdentityRecord.of, devices)),

@@ -18,16 +18,16 @@ from msgspec import UNSET, UnsetType
 
 from orchestrator.bench.rows import Start
 from orchestrator.bench.statistics import Difference, Estimate
-from orchestrator.devices.device import CacheMode, DeviceFeatures, DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceFeatures
 from orchestrator.devices.image import PipelineKind
 from orchestrator.run.records import (
     ApiVersion,
     CompileReport,
     DamageRecord,
     Hash,
+    IdentityRecord,
     Record,
     RequestRecord,
-    identity_fields,
 )
 from orchestrator.stores.cache_file import LoadStatus, PipelineCacheHeader, PipelineCachePrefixHeader
 from orchestrator.stores.culprits import Culprit
@@ -42,39 +42,6 @@ class Document(Record, frozen=True, kw_only=True):
     """
 
     version: int = 1
-
-
-class IdentityRecord(Record, frozen=True, kw_only=True):
-    """A device and its driver.
-
-    Attributes:
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
-        driver_version: VkPhysicalDeviceProperties::driverVersion, in the vendor's own encoding.
-        driver_id: VkDriverId, 0 where the driver does not say.
-        driver_abi: Bits of a pointer in the process that uses the driver.
-        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits.
-        api_version: VkPhysicalDeviceProperties::apiVersion.
-        device_name: Name of the device.
-        driver_name: VkPhysicalDeviceDriverProperties::driverName.
-        driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
-    """
-
-    vendor_id: int
-    device_id: int
-    driver_version: int
-    driver_id: int
-    driver_abi: int
-    pipeline_cache_uuid: str
-    api_version: ApiVersion
-    device_name: str
-    driver_name: str
-    driver_info: str
-
-    @classmethod
-    def of(cls, identity: DeviceIdentity, **more: Any) -> Self:
-        """The record of an identity, with what else it holds."""
-        return cls(**identity_fields(identity), **more)
 
 
 # --- devices
@@ -960,39 +927,50 @@ class RatioRecord(Record, frozen=True, kw_only=True):
         return cls(**asdict(difference.ratio), beyond_noise=difference.beyond_noise, pairs=pairs)
 
 
-class FailedCell(Record, frozen=True, kw_only=True):
-    """A sample that could not be taken.
+class CellConditions(Record, frozen=True, kw_only=True):
+    """What modes are compared under.
 
     Attributes:
         device: The selector.
         start: What the caches held.
         duplicates: Share of the pipelines that were in the run a second time.
         workers: Number of workers.
-        mode: The cache topology.
-        control: Whether it was the baseline once more.
-        round: Which one; -1 is the warm-up.
-        reason: What happened.
     """
 
     device: str
     start: Start
     duplicates: float
     workers: int
+
+
+class CellName(CellConditions, frozen=True, kw_only=True):
+    """A cell of a benchmark.
+
+    Attributes:
+        mode: The cache topology.
+    """
+
     mode: CacheMode
+
+
+class FailedCell(CellName, frozen=True, kw_only=True):
+    """A sample that could not be taken.
+
+    Attributes:
+        control: Whether it was the baseline once more.
+        round: Which one; -1 is the warm-up.
+        reason: What happened.
+    """
+
     control: bool
     round: int
     reason: str
 
 
-class BenchCell(Record, frozen=True, kw_only=True):
+class BenchCell(CellName, frozen=True, kw_only=True):
     """Figures of a cell: medians, with intervals where they are objects.
 
     Attributes:
-        device: The selector.
-        start: What the caches held.
-        duplicates: Share of the pipelines that were in the run a second time.
-        workers: Number of workers.
-        mode: The cache topology.
         samples: Samples of it.
         throughput: Pipelines a second, the merge included.
         creation_rate: Pipelines a second up to the barrier.
@@ -1011,11 +989,6 @@ class BenchCell(Record, frozen=True, kw_only=True):
         peak_memory_bytes: Peak memory of the process.
     """
 
-    device: str
-    start: Start
-    duplicates: float
-    workers: int
-    mode: CacheMode
     samples: int
     throughput: Estimate
     creation_rate: Estimate
@@ -1034,14 +1007,10 @@ class BenchCell(Record, frozen=True, kw_only=True):
     peak_memory_bytes: float
 
 
-class BenchGroup(Record, frozen=True, kw_only=True):
+class BenchGroup(CellConditions, frozen=True, kw_only=True):
     """The modes under the same conditions against their baseline.
 
     Attributes:
-        device: The selector.
-        start: What the caches held.
-        duplicates: Share of the pipelines that were in the run a second time.
-        workers: Number of workers.
         baseline: The mode that the others are compared with.
         noise: What the baseline measured twice differs by, as a factor; null without a control.
         throughput_ratios: Each other mode's throughput over the baseline's, the merge included.
@@ -1049,10 +1018,6 @@ class BenchGroup(Record, frozen=True, kw_only=True):
         locking: per-worker-internal over per-worker; null where one was not measured.
     """
 
-    device: str
-    start: Start
-    duplicates: float
-    workers: int
     baseline: CacheMode
     noise: float | None
     throughput_ratios: dict[CacheMode, RatioRecord]
@@ -1088,24 +1053,6 @@ class BenchDocument(Document, frozen=True, kw_only=True):
     verdicts: tuple[str, ...]
     warnings: tuple[str, ...]
     report: str | None
-
-
-class CellName(Record, frozen=True, kw_only=True):
-    """A cell of a benchmark.
-
-    Attributes:
-        device: The selector.
-        start: What the caches held.
-        duplicates: Share of the pipelines that were in the run a second time.
-        workers: Number of workers.
-        mode: The cache topology.
-    """
-
-    device: str
-    start: Start
-    duplicates: float
-    workers: int
-    mode: CacheMode
 
 
 class ChangedCell(CellName, frozen=True, kw_only=True):

@@ -306,8 +306,8 @@ def _inspect_cache(
 ) -> InspectedFile:
     from msgspec import UNSET
 
-    from orchestrator.cli.documents import HeaderRecord, IdentityRecord, InspectedFile, MadeFor
-    from orchestrator.run.records import RequestRecord
+    from orchestrator.cli.documents import HeaderRecord, InspectedFile, MadeFor
+    from orchestrator.run.records import IdentityRecord, RequestRecord
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.inspection import CacheFileKind
     from orchestrator.stores.run_notes import read_feature_groups

@@ -88,7 +88,8 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
     saved_bytes = 0 if saved is None else saved.saved_bytes
 
     def document() -> MergeDocument:
-        from orchestrator.cli.documents import IdentityRecord, MergedFile, MergeDocument
+        from orchestrator.cli.documents import MergedFile, MergeDocument
+        from orchestrator.run.records import IdentityRecord
 
         return MergeDocument(
             device=IdentityRecord.of(identity),

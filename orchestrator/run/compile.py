@@ -748,7 +748,7 @@ class CompileJob:
             }
         )
         return CompileReport.of(
-            device=DeviceRecord.of(self._device.identity, self._device.features),
+            device=DeviceRecord.of(self._device.identity, features=self._device.features),
             set=SetRecord(
                 path=source.name,
                 content_hash=Hash(facts.content_hash),

@@ -1220,16 +1220,8 @@ def _same(what: str, values: Sequence[object]) -> None:
 # --- the report of a compile
 
 
-def identity_fields(identity: DeviceIdentity) -> dict[str, Any]:
-    """The fields of an identity, as records hold them."""
-    return asdict(identity) | {
-        "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
-        "api_version": ApiVersion(identity.api_version),
-    }
-
-
-class DeviceRecord(Record, frozen=True):
-    """A device.
+class IdentityRecord(Record, frozen=True, kw_only=True):
+    """A device and its driver.
 
     Attributes:
         vendor_id: VkPhysicalDeviceProperties::vendorID.
@@ -1242,7 +1234,6 @@ class DeviceRecord(Record, frozen=True):
         device_name: Name of the device.
         driver_name: VkPhysicalDeviceDriverProperties::driverName.
         driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
-        features: What it offers to an orchestrator.
     """
 
     vendor_id: int
@@ -1255,12 +1246,25 @@ class DeviceRecord(Record, frozen=True):
     device_name: str
     driver_name: str
     driver_info: str
-    features: DeviceFeatures
 
     @classmethod
-    def of(cls, identity: DeviceIdentity, features: DeviceFeatures) -> Self:
-        """The record of a device."""
-        return cls(**identity_fields(identity), features=features)
+    def of(cls, identity: DeviceIdentity, **more: Any) -> Self:
+        """The record of an identity, with what else it holds."""
+        fields = asdict(identity) | {
+            "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
+            "api_version": ApiVersion(identity.api_version),
+        }
+        return cls(**fields, **more)
+
+
+class DeviceRecord(IdentityRecord, frozen=True, kw_only=True):
+    """A device.
+
+    Attributes:
+        features: What it offers to an orchestrator.
+    """
+
+    features: DeviceFeatures
 
     @property
     def identity(self) -> DeviceIdentity:

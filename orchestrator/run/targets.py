@@ -1,27 +1,41 @@
 """Compiles one set for several devices, each in a supervised child process, side by side or in turn.
 
-    targets ──> as many at a time as there are processors and memory ──> compile_supervised ──> report or
-    problem
+    target_servers:  open the set, import ──> fork, fork, fork ... ──> threads, an event loop
+    compile_targets: targets ──> as many at a time as there are processors and memory
+                             ──> compile_supervised, each in its fork ──> report or problem
 
 Drivers read their target once, so a process is one target. Most of a compile is the driver's own, and that of
-two families has nothing in common. What has: `target_servers` imports and reads the set once, and a target
-that begins later takes the plan of an earlier one.
+two families has nothing in common. What has, is done once: a process may only be forked while it has one
+thread, so all forks are made first, of one that has imported everything and opened the set, and each waits
+for its turn. A waiting fork costs its page tables; what it reads is this process's own memory. Of those that
+begin together one decodes the set, with all processors; the others wait for its plan, and decode in turn
+where it does not fit. A target that begins later takes the plan of an earlier one.
 
 Guarantees: what happens to one target changes no other one. Each has a cache file of its own, by the identity
-of its device. The total is fixed from the start, and what is done never gets less.
-Assumptions: the set lies in files. Of two selectors that are one device the second finds everything.
+of its device. The total is fixed from the start, and what is done never gets less. No process is left: a fork
+holds no pipe of another one, so each ends with this process.
+Assumptions: the set lies in files. Of two selectors that are one device the second finds everything. Forks as
+`may_fork`; where that does not hold, or files may not be open in such numbers, a target's process is an
+interpreter of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import os
+import resource
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import trio
 from attrs import define, evolve, field, frozen
 
+from orchestrator.devices.opening import preload
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
+from orchestrator.process import may_fork
+from orchestrator.registry import registry
+from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
 from orchestrator.run.execution import available_workers
 from orchestrator.run.memory import memory_sizes
 from orchestrator.run.options import CompileOptions
@@ -29,6 +43,7 @@ from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.run.trial import first_error
+from orchestrator.sets.pipeline_set import PipelineSet
 
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
@@ -282,3 +297,58 @@ def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
     for each in devices or ("",):
         found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))
     return tuple(found)
+
+
+_DESCRIPTORS: Final = 5
+"""Files that this process has open for a fork."""
+_SHARE: Final = 2
+"""Part of the files which may be open that forks do not take."""
+
+
+@frozen(eq=False)
+class TargetServers:
+    """Forks that wait for their target."""
+
+    _waiting: dict[str, CompileServer]
+
+    async def compile(self, archives: Sequence[str], options: CompileOptions, **given: Any) -> CompileReport:
+        """Compile for a target as `compile_supervised` does, in its fork where it has one."""
+        server = self._waiting.pop(options.selector, None)
+        if server is not None:
+            server.open(archives, options)
+        return await compile_supervised(archives, options, server=server, **given)
+
+
+@contextmanager
+def target_servers(
+    source: PipelineSet, archives: Sequence[str], options: Sequence[CompileOptions]
+) -> Iterator[TargetServers]:
+    """Forks for targets, for the block.
+
+    Args:
+        source: The set, open until the block ends.
+        archives: Its paths.
+        options: Of each target.
+    """
+    paths = tuple(archives)
+    waiting: dict[str, CompileServer] = {}
+    with ExitStack() as held:
+        if may_fork():
+            registry()
+            for each in options:
+                preload(each.trial_limits.opener, each.selector)
+            shared_sets[paths] = source
+            held.callback(shared_sets.pop, paths)
+            turn = shared_turns[paths] = os.memfd_create("orchestrator-decoding", os.MFD_CLOEXEC)
+            held.callback(os.close, turn)
+            held.callback(shared_turns.pop, paths)
+            with suppress(OSError):  # no more processes: those without one start it, or say what is wrong
+                for each in options[: _most_forks()]:
+                    server = waiting[each.selector] = CompileServer.fork((turn, *source.descriptors))
+                    held.callback(server.close)
+        yield TargetServers(waiting)
+
+
+def _most_forks() -> int | None:
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if files == resource.RLIM_INFINITY else files // _SHARE // _DESCRIPTORS

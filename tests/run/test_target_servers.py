@@ -15,7 +15,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.target_servers import target_servers
+from orchestrator.run.targets import target_servers
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -28,7 +28,7 @@ import json, os, signal, sys, trio
 from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.target_servers import target_servers
+from orchestrator.run.targets import target_servers
 from orchestrator.sets.opening import open_paths
 
 path, kind = sys.argv[1:]
@@ -87,7 +87,7 @@ from pathlib import Path
 from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.target_servers import target_servers
+from orchestrator.run.targets import target_servers
 from orchestrator.sets.opening import open_paths
 
 path, folder, opener = sys.argv[1:]
