@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import struct as binary
 from array import array
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -616,11 +616,11 @@ class _Alike(msgspec.Struct, eq=False, gc=False):
 class _ImageBuilder:
     def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
         self._source = source
+        self._left_out = source.left_out
         self._checker = RequirementChecker(capabilities)
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
         self._documents = PipelineDocuments(_Alike.of)
-        self._documents_ahead: dict[PipelineJob, PipelineDocument[_Alike]] = {}
         self._modules_ahead: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
         self._modules_to_come: dict[int, None] = {}
         self._layout = ImageLayout(self._heap)
@@ -644,38 +644,42 @@ class _ImageBuilder:
         """Put pipelines into the image or among the problems; once."""
         for start in range(0, len(jobs), _READ_AHEAD):
             some = jobs[start : start + _READ_AHEAD]
+            documents: list[PipelineDocument[_Alike] | None] = []
             for job in some:
+                document = None
                 with suppress(_UnusableError, *_DEFECTS):  # which it raises again in its turn
-                    self._documents_ahead[job] = self._read(job.tag, job.key, self._documents.decode)
+                    document = self._read(job.tag, job.key, self._documents.decode)
+                documents.append(document)
             self._modules_to_come = dict.fromkeys(
                 key
-                for each in self._documents_ahead.values()
+                for each in documents
+                if each is not None
                 for stage in each.made.stages
                 if (key := each.handles[stage.module]) not in self._modules
             )
-            for job in some:
-                self.add(job)
-            self._documents_ahead.clear()
+            for job, document in zip(some, documents, strict=True):
+                self.add(job, document)
             self._modules_ahead.clear()
 
-    def add(self, job: PipelineJob) -> None:
-        """Put a pipeline into the image or among the problems; once."""
-        if job in self._pipelines:
+    def add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
+        """Put a pipeline, by its document where that is there, into the image or among the problems; once."""
+        known = len(self._pipelines)
+        self._pipelines.setdefault(job)  # being decoded: meeting it again below is a cycle
+        if len(self._pipelines) == known:
             return
-        self._pipelines[job] = None  # being decoded: meeting it again below is a cycle
         try:
-            self._pipelines[job] = self._decode(job)
+            self._pipelines[job] = self._decode(job, document)
         except (_UnusableError, *_DEFECTS) as found:
             error = found if isinstance(found, _UnusableError) else _defect(found)
             self._pipelines[job] = error
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
-    def finish(self, asked: Container[PipelineJob]) -> BuiltImage:
+    def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:
         return BuiltImage(
             self._layout.finish(), self._problems_of(asked), self._checker.needs, self._dependencies(asked)
         )
 
-    def part(self, asked: Container[PipelineJob]) -> ImagePart:
+    def part(self, asked: Collection[PipelineJob]) -> ImagePart:
         return ImagePart(
             self._layout.columns(),
             self._code.kept(),
@@ -686,16 +690,17 @@ class _ImageBuilder:
             self._source.damage,
         )
 
-    def _problems_of(self, asked: Container[PipelineJob]) -> tuple[Problem, ...]:
+    def _problems_of(self, asked: Collection[PipelineJob]) -> tuple[Problem, ...]:
         return tuple(each for each in self._problems if each.job in asked)
 
-    def _dependencies(self, asked: Container[PipelineJob]) -> frozenset[PipelineJob]:
+    def _dependencies(self, asked: Collection[PipelineJob]) -> frozenset[PipelineJob]:
+        if len(self._pipelines) == len(asked):  # all that was asked for is there
+            return frozenset()
         return frozenset(
             job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
         )
 
-    def _decode(self, job: PipelineJob) -> int:
-        document = self._documents_ahead.get(job)
+    def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> int:
         if document is None:
             document = self._read(job.tag, job.key, self._documents.decode)
         alike, handles = document.choose(), document.handles
@@ -730,8 +735,11 @@ class _ImageBuilder:
             for (_, module, _), stage, spirv in stages:
                 if (module, layout) not in self._served:
                     self._check_descriptors(stage, module, spirv, layout)
-        libraries = {key: self._library(job.kind, key) for key in [handles[each] for each in alike.libraries]}
-        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
+        libraries: dict[int, int] = {}
+        linked: list[GraphicsParts] = []
+        if alike.libraries:
+            libraries = {handles[at]: self._library(job.kind, handles[at]) for at in alike.libraries}
+            linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
         if itself or libraries:
             self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
@@ -749,7 +757,7 @@ class _ImageBuilder:
             [modules[at] for _, _, at in packed.modules],
             [libraries[handles[at]] for _, _, at in packed.libraries],
         )
-        if (reason := self._source.left_out.get(job.key)) is not None:
+        if self._left_out and (reason := self._left_out.get(job.key)) is not None:
             # After all that it needs: what a device is opened as does not depend on who is left out.
             raise _UnusableError(reason)
         infos = self._infos(alike) if packed.infos else ()

@@ -411,8 +411,9 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
 
     def choose(self) -> Made:
         """What was made, its value with this pipeline's data; until the next is chosen."""
-        for info, data in zip(self.infos, self.data, strict=True):
-            info.pData = data
+        if self.infos:
+            for info, data in zip(self.infos, self.data, strict=True):
+                info.pData = data
         return self.made
 
 
