@@ -3,27 +3,29 @@
 .PHONY: help demo test lint docs setup clean
 MAKEFLAGS += --no-print-directory
 PYTHON := .venv/bin/python
+# By `sudo make` too, what is made here belongs to whoever the checkout belongs to.
+OWNED := bash .ci/owned.sh
 
 help: ## list the targets
 	@sed -nE 's/^([a-z]+):.*## (.*)/make \1|\2/p' $(MAKEFILE_LIST) | while IFS='|' read -r target text; do \
 		printf '%-12s %s\n' "$$target" "$$text"; done
 
 demo: ## compile the sample set on a real driver, twice: cold, then from the saved cache
-	@bash .ci/demo.sh
+	@$(OWNED) bash .ci/demo.sh
 
 test: lint ## set up, check, and run all tests
-	@$(PYTHON) -m pytest
+	@$(OWNED) $(PYTHON) -m pytest
 
 lint: setup ## style, types, and generated files that must regenerate identically
-	@$(PYTHON) -m ruff check
-	@$(PYTHON) -m ruff format --check
-	@$(PYTHON) -m mypy
-	@$(PYTHON) -m orchestrator.registry.codegen --check
-	@$(PYTHON) -m orchestrator.devices.vulkan.codegen --check
-	@$(PYTHON) -m orchestrator.sets.sample --check
+	@$(OWNED) $(PYTHON) -m ruff check
+	@$(OWNED) $(PYTHON) -m ruff format --check
+	@$(OWNED) $(PYTHON) -m mypy
+	@$(OWNED) $(PYTHON) -m orchestrator.registry.codegen --check
+	@$(OWNED) $(PYTHON) -m orchestrator.devices.vulkan.codegen --check
+	@$(OWNED) $(PYTHON) -m orchestrator.sets.sample --check
 
 docs: setup ## the pages and a reference of the library as a site in build/docs, its links checked
-	@$(PYTHON) docs/build.py
+	@$(OWNED) $(PYTHON) docs/build.py
 
 setup: ## system packages (as root) and .venv, for demo and tests
 	@bash .ci/setup.sh test

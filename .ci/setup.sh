@@ -58,14 +58,7 @@ fail() {
     exit 1
 }
 
-give_to_owner() { # What root made in somebody's checkout is theirs: they could neither use nor remove it.
-    local owner
-    owner=$(stat -c %u:%g .)
-    if [ "$(id -u)" = 0 ] && [ "${owner%%:*}" != 0 ]; then
-        find . -xdev -uid 0 -exec chown -h "$owner" {} + 2>>"$log" || true
-    fi
-}
-trap give_to_owner EXIT
+trap 'bash .ci/owned.sh true 2>>"$log"' EXIT
 
 # --- system packages -------------------------------------------------------------------------------------------
 
@@ -226,7 +219,7 @@ find_python() {
     done
 }
 
-venv_has_pip() { quietly .venv/bin/python -m pip --version; }
+venv_has_pip() { [ -x .venv/bin/python ] && quietly .venv/bin/python -m pip --version; }
 
 create_venv() { # .venv with pip in it, by what this Python offers.
     rm -rf .venv
@@ -247,7 +240,7 @@ set_up_venv() {
         reason=$(apt_reason)
         apt_install python3 python3-venv ||
             fail "no Python >= 3.11, and apt cannot install python3 and python3-venv (${reason:-see the log});" \
-                "as root, \`make setup\` installs all that is needed"
+                "\`make setup\` as root, or \`sudo make setup\`, installs all that is needed"
         python=$(find_python)
         [ -n "$python" ] || fail "the system's Python is older than 3.11"
     fi

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def test_what_root_makes_in_a_checkout_belongs_to_its_owner(tmp_path: Path) -> N
         (tools / each).symlink_to(found)
     (checkout / ".ci").mkdir(parents=True)
     (checkout / ".venv" / "bin").mkdir(parents=True)
-    for name in (".ci/setup.sh", "pyproject.toml"):
+    for name in (".ci/setup.sh", ".ci/owned.sh", "pyproject.toml"):
         shutil.copy(REPOSITORY / name, checkout / name)
     # As after a set-up: nothing is left to do.
     (checkout / ".venv" / "bin" / "python").symlink_to(sys.executable)
@@ -60,3 +61,27 @@ def test_what_root_makes_in_a_checkout_belongs_to_its_owner(tmp_path: Path) -> N
     assert done.returncode == 0, done.stdout + done.stderr
     assert {path.lstat().st_uid for path in checkout.rglob("*")} == {owner}
     assert (checkout / "build" / "setup.log").exists()
+
+
+def test_what_root_runs_in_a_checkout_leaves_nothing_of_root_s(tmp_path: Path) -> None:
+    """`sudo make demo`: a folder of mode 0700, which its owner could not enter, and a command that fails."""
+    checkout = tmp_path / "checkout"
+    (checkout / ".ci").mkdir(parents=True)
+    shutil.copy(REPOSITORY / ".ci/owned.sh", checkout / ".ci/owned.sh")
+    owner = SOMEBODY if os.geteuid() == 0 else os.geteuid()
+    if owner == SOMEBODY:
+        os.chown(checkout, owner, owner)
+    command = "mkdir -m 700 closed; touch closed/file; exit 7"
+    done = subprocess.run(
+        ["bash", checkout / ".ci/owned.sh", "bash", "-c", command], cwd="/", timeout=60, check=False
+    )
+    assert done.returncode == 7
+    assert {path.lstat().st_uid for path in checkout.rglob("*")} == {owner}
+    assert (checkout / "closed" / "file").exists()
+
+
+def test_every_target_that_makes_files_gives_them_to_the_owner() -> None:
+    makefile = (REPOSITORY / "Makefile").read_text("utf-8")
+    commands = re.findall(r"^\t@(?!sed|rm|find)(.*)$", makefile, flags=re.MULTILINE)
+    assert len(commands) >= 9
+    assert [each for each in commands if not each.startswith(("$(OWNED) ", "bash .ci/setup.sh "))] == []
