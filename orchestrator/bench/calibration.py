@@ -17,9 +17,9 @@ Guarantees: a difference that the A/A control could show as well is none, and wi
 pairs nothing is, but for what is far behind; what was dropped is named with its figures. Where a difference
 could hide in a wide interval, the answer is "undecided". Every word of an answer has its figure beside it. A
 sample that fails leaves its contender out and is noted. Under a time limit contenders are left out and named,
-those that tell least first, so that the others get their pairs; binaries and batches are measured where they
-fit, and rounds beyond LEAST_PAIRS give way to them. Caches for warm runs are in a temporary directory, never
-the user's.
+those that tell least first, so that the others get their pairs, and at last one start; binaries and batches
+are measured where they fit, and rounds beyond LEAST_PAIRS give way to them. Caches for warm runs are in a
+temporary directory, never the user's.
 """
 
 from __future__ import annotations
@@ -73,7 +73,9 @@ SAME_WITHIN = 1.1
 GROWTH_A_ROUND = 0.002
 """A cache that gains this share of itself in every round grows without bound; bookkeeping does not."""
 
-_WARM_SECONDS, _WARM_SECONDS_MOST = 0.5, 1.0
+_WARM_SECONDS = (
+    0.5  # of one worker and of all: what differs does so from process to process, not from pass to pass
+)
 _WARM_HITS = 0.99
 _FILL_PASSES = 8
 _PROBES = 5
@@ -189,7 +191,7 @@ class _Calibration:
             cannot(f"{self.device} cannot be calibrated", filled)
         self.weighs_binaries = filled.binaries
         self._remember(filled)
-        self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS_MOST)
+        self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS)
         self.expected = ExpectedTime(filled, 0.0, self.passes)
         probed = self._probe(filled)
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
@@ -218,7 +220,7 @@ class _Calibration:
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
             usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
-            if self._has_time_for("batches", self._batches_s):
+            if usual not in self.left_out and self._has_time_for("batches", self._batches_s):
                 by_batch = self._race([[usual, *others]], self.batch_rows, seconds_of)
             else:
                 by_batch = SampleTable([])
@@ -366,6 +368,8 @@ class _Calibration:
         """
         begun = 0
         for number in range(self.rounds):
+            if number == 1:
+                self._choose_start(groups)
             arms = self._arms(groups, number, SampleTable(rows, figure))
             round_s, later_s = self.expected.of(each for each, _ in arms), after_s(LEAST_PAIRS)
             if number >= LEAST_PAIRS and later_s and not self._fits(round_s + later_s):
@@ -389,6 +393,22 @@ class _Calibration:
                     )
         squeezed = dict.fromkeys(self.squeezed, "did not fit the time limit")
         return SampleTable(rows, figure, {**dict.fromkeys(dropped, "fell behind"), **squeezed})
+
+    def _choose_start(self, groups: Sequence[Sequence[Contender]]) -> None:
+        """Leave a start out where the pairs of both do not fit the time limit: one verdict, and not none.
+
+        After the first round, when it is known what samples take.
+        """
+        needed = [
+            (self._pairs - 1)
+            * self.expected.of([group[0], *(each for each in group if not self._rank(each))])
+            for group in groups
+        ]
+        kept = [group for group, seconds in zip(groups, needed, strict=True) if self._fits(seconds)][:1]
+        if kept and not self._fits(sum(needed)):
+            out = [each for group in groups if group is not kept[0] for each in group]
+            self.squeezed += [each for each in out if each not in self.left_out]
+            self.left_out.update(out)
 
     def _fits(self, seconds: float) -> bool:
         return self.deadline is None or time.monotonic() + seconds <= self.deadline

@@ -381,7 +381,7 @@ class Clock:
 
 @pytest.mark.parametrize(
     ("limit_s", "left_out", "batches"),
-    [(90.0, 10, False), (110.0, 8, False), (150.0, 5, False), (250.0, 0, True)],
+    [(90.0, 9, False), (110.0, 7, False), (150.0, 3, False), (250.0, 0, True)],
 )
 def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
     limit_s: float, left_out: int, batches: bool, monkeypatch: pytest.MonkeyPatch
@@ -413,6 +413,27 @@ def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
     assert told[-1].done + 1 == len(machine.jobs)
 
 
+@pytest.mark.parametrize(("limit_s", "kept"), [(55.0, "cold"), (45.0, "warm"), (30.0, "")])
+def test_where_two_verdicts_do_not_fit_one_start_is_left_out_whole(
+    limit_s: float, kept: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Machine(answer=Clock(monkeypatch))
+    found = calibrate(
+        ("set",), "simulated", rounds=5, workers=16, time_limit_s=limit_s, run_job=machine
+    ).profile
+    answers = {each.question: each for each in found.findings}
+    assert (found.cold is not None, found.warm is not None) == (kept == "cold", kept == "warm")
+    if kept:
+        other = "warm" if kept == "cold" else "cold"
+        assert answers[f"shared cache, {kept}"].pairs == 5
+        assert set(samples_of(machine, start=other)) == {0}
+        assert "did not fit the time limit" in answers[f"shared cache, {other}"].words
+        (note,) = [each for each in found.notes if each.startswith("left out, so that")]
+        assert note.count(f"{other}, shared, 16 workers") == 1
+    else:  # not even one: nothing is said
+        assert answers["shared cache, cold"].answer == "not measured"
+
+
 def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not_fit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -422,7 +443,7 @@ def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not
             ("set",), "simulated", rounds=7, workers=16, time_limit_s=limit_s, run_job=machine
         ).profile
 
-    limited = rounds(250.0)
+    limited = rounds(230.0)
     assert (limited.rounds, limited.batch is not None) == (5, True)
     assert any(note.startswith("5 of 7 rounds: time was kept") for note in limited.notes)
     assert rounds(300.0).rounds == 7
