@@ -45,6 +45,10 @@ class RecordError(OrchestratorError):
         self.reason = reason
 
 
+class UnknownPipelineError(OrchestratorError, ValueError):
+    """A key that was asked for names no pipeline of the set."""
+
+
 class ManifestError(OrchestratorError):
     """A manifest cannot be packed: names the file and the entry."""
 

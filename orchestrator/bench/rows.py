@@ -31,7 +31,13 @@ SLOWEST = 10
 
 
 class RowsError(OrchestratorError):
-    """A file of rows cannot be used; the message names the file and the line."""
+    """A file of rows cannot be used; the message names the file and the line.
+
+    Attributes:
+        next_step: What to do.
+    """
+
+    next_step = "name a directory that `orchestrator bench --out` wrote, or the results.jsonl in it"
 
 
 class Start(enum.StrEnum):

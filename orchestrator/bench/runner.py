@@ -50,7 +50,13 @@ WARM_SECONDS_MOST = 3.0
 
 
 class BenchError(OrchestratorError):
-    """A benchmark cannot begin or go on; the message says why and what to do."""
+    """A benchmark cannot begin or go on; the message says why and what to do.
+
+    Attributes:
+        next_step: What to do.
+    """
+
+    next_step = "name another directory with --out"
 
 
 @frozen

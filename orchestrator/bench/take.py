@@ -59,7 +59,7 @@ from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
 from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
 from orchestrator.run.recompiled import describe
-from orchestrator.run.records import OutcomeStatus, RunReport, status_code
+from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
 from orchestrator.schedule import Followers
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.opening import open_paths
@@ -183,7 +183,7 @@ def fill(job: FillJob) -> Filled:
             return pipelines * job.passes / (time_ns / 1e9) if time_ns else 0.0
 
         return Filled(
-            set_name=source.name,
+            set_name=plain_text(source.name),
             set_hash=f"{source.content_hash():016x}",
             identity=identity,
             pipelines=pipelines,
@@ -484,7 +484,7 @@ class _Totals:
             batch=job.batch,
             order=unsteered_schedule(job.mode).order,
             passes=job.passes,
-            set_name=", ".join(Path(each).name for each in job.set_paths),
+            set_name=plain_text(", ".join(Path(each).name for each in job.set_paths)),
             set_hash=f"{source.content_hash():016x}",
             set_pipelines=len(source),
             environment=self._environment(self.identity),

@@ -4,12 +4,16 @@
          0     4  length of the body, little-endian, at most the bound
          4     n  body: one message as MessagePack, decoded against its type
 
+Names of files need not be UTF-8, and MessagePack's text must: Python's text for such a name travels as its
+bytes, as an extension of type 1.
+
 Whatever bytes come, a `FrameReader` gives messages of its type or raises a `FrameError`. A child may run
 hostile SPIR-V in a driver, so its parent trusts nothing that it says beyond its type.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 from typing import Any, Generic, TypeVar
 
@@ -29,6 +33,7 @@ SERVICES = {
 
 _LENGTH = struct.Struct("<I")
 _SHOWN = 48
+_NAME = 1
 _T = TypeVar("_T")
 
 
@@ -61,10 +66,32 @@ def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_byte
     Raises:
         FrameError: Its body is larger than the bound.
     """
-    body = msgspec.msgpack.encode(message)
+    try:
+        body = msgspec.msgpack.encode(message)
+    except UnicodeEncodeError:
+        body = msgspec.msgpack.encode(_named_by_bytes(msgspec.to_builtins(message, builtin_types=(bytes,))))
     if len(body) > bound:
         raise FrameError(f"a {type(message).__name__} of {len(body)} bytes is over the bound of {bound}")
     return _LENGTH.pack(len(body)) + body
+
+
+def _named_by_bytes(value: Any) -> Any:
+    """The same with bytes for text that is not UTF-8."""
+    match value:
+        case dict():
+            return {key: _named_by_bytes(each) for key, each in value.items()}
+        case list() | tuple():
+            return [_named_by_bytes(each) for each in value]
+        case str() if not value.isascii():
+            name = os.fsencode(value)
+            return msgspec.msgpack.Ext(_NAME, name) if os.fsdecode(name) == value else value
+    return value
+
+
+def _name(code: int, content: memoryview) -> str:
+    if code != _NAME:
+        raise ValueError(f"an extension of type {code}")
+    return os.fsdecode(bytes(content))
 
 
 class FrameReader(Generic[_T]):
@@ -75,6 +102,7 @@ class FrameReader(Generic[_T]):
     """
 
     def __init__(self, kind: Any, *, bound: int = ChildLimits().frame_bytes) -> None:
+        self._kind = kind
         self._decoder: msgspec.msgpack.Decoder[_T] = msgspec.msgpack.Decoder(kind)
         self._bound = bound
         self._held = bytearray()
@@ -102,13 +130,21 @@ class FrameReader(Generic[_T]):
             return None
         try:
             with memoryview(self._held) as held, held[_LENGTH.size : end] as body:
-                message = self._decoder.decode(body)
+                message = self._decode(body)
         except (msgspec.DecodeError, ValueError, RecursionError) as error:
             raise FrameError(
                 f"a body of {length} bytes: {error}; it begins with {self._shown(_LENGTH.size)}"
             ) from error
         del self._held[:end]
         return message
+
+    def _decode(self, body: memoryview) -> _T:
+        try:
+            return self._decoder.decode(body)
+        except msgspec.ValidationError:
+            plain = msgspec.msgpack.decode(body, ext_hook=_name)
+            message: _T = msgspec.convert(plain, self._kind, builtin_types=(bytes,))
+            return message
 
     def end(self) -> None:
         """Say that no more bytes come.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from cyclopts import App, CycloptsError, Parameter
@@ -70,6 +71,7 @@ def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
     Raises:
         UsageError: It cannot be understood.
     """
+    _refuse_empty(tokens)
     try:
         if not any(each in VERBS for each in tokens) and "--version" not in tokens:
             for name in VERBS:
@@ -81,3 +83,15 @@ def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
         message = " ".join(str(error).split())
         raise UsageError(message, f"{help_call} shows what there is") from error
     return command, bound
+
+
+def _refuse_empty(tokens: Sequence[str]) -> None:
+    """Refuse what an unset variable of a script leaves: it names neither this directory nor a device."""
+    for before, token in pairwise(["", *tokens]):
+        option, equals, value = token.partition("=") if token.startswith("-") else ("", "=", token)
+        if equals and not value.strip():
+            option = option or (before if before.startswith("-") else "an argument")
+            raise UsageError(
+                f"{option}: the text is empty",
+                "leave it out for what is usual; see whether a variable of a script has no value",
+            )

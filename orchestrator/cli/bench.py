@@ -25,9 +25,9 @@ from orchestrator.cli.output import Output, path_text, plural, seconds_text, sty
 from orchestrator.cli.signals import interrupted_by_signals
 from orchestrator.cli.values import (
     MOST_WORKERS,
+    archive_paths,
     cache_directory,
     damage_to_measure,
-    open_set,
     require_writable,
     set_paths,
     time_limit_seconds,
@@ -92,7 +92,7 @@ class BenchArguments:
         """What is compared.
 
         Raises:
-            UsageError: The set is empty, or an option is not what it should be.
+            UsageError: An option is not what it should be.
         """
         from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
@@ -100,9 +100,6 @@ class BenchArguments:
         from orchestrator.devices.families import require_family
         from orchestrator.run.execution import available_workers
 
-        with open_set(sets) as opened:  # a set that cannot be opened is told before anything is measured
-            if not len(opened):
-                raise UsageError(f"{opened.name}: holds no pipelines")
         for selector in self.device or []:
             require_family(selector)
         workers = self.workers or ",".join(map(str, sorted({1, available_workers()})))
@@ -164,11 +161,11 @@ def bench_verb(
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.stores.files.atomic_file import SaveError
 
-    require_writable(arguments.trace)
-    matrix = arguments.matrix(sets)
+    require_writable(arguments.trace, inputs=archive_paths(sets))
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
-    damage = damage_to_measure(sets)
+    damage = damage_to_measure(sets)  # a set that cannot be opened is told before anything is measured
+    matrix = arguments.matrix(sets)
     if damage:
         output.message(styled(damage, "bad"))
     with interrupted_by_signals(), MeasurementBar(output) as bar:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -57,8 +58,8 @@ def compare_verb(
     from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_samples
 
-    if threshold < 0:
-        raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected")
+    if not 0 <= threshold < math.inf:
+        raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected", "such as 0.05 for 5 %")
     devices = _devices(device or [])
     output = Output(json=json)
     first = read_samples(_results(before))

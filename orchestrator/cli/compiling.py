@@ -164,7 +164,7 @@ def _compile_one(
         paths = archive_paths(sets)
         options = compile_options(arguments, selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
-        require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log)
+        require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
         # A fork has what is imported by now, and this process loads the rest beside it.
         server = None if arguments.in_process else held.enter_context(_started(paths, options))
         from orchestrator.cli.control import LinesBeside

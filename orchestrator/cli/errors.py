@@ -26,6 +26,7 @@ from orchestrator.errors import (
     NoDeviceError,
     OrchestratorError,
     RecordError,
+    UnknownPipelineError,
 )
 
 
@@ -104,7 +105,8 @@ def explain(error: OrchestratorError) -> Failure:
             step = "make room, or send the output elsewhere; what was compiled is saved as usual"
             return Failure("output", message, step, bad_input, {})
         case UsageError():
-            return Failure("usage", message, error.next_step, bad_input, {})
+            step = error.next_step or "`orchestrator VERB --help` says what is expected"
+            return Failure("usage", message, step, bad_input, {})
         case ArchiveError():
             step = (
                 "check the path"
@@ -122,7 +124,15 @@ def explain(error: OrchestratorError) -> Failure:
             where = {"tag": error.tag, "key": f"{error.key:016x}", "offset": error.offset}
             return Failure("record", message, step, bad_input, where)
         case ManifestError():
-            return Failure("manifest", message, "correct the entry that the message names", bad_input, {})
+            step = "correct the entry that the message names"
+            if ": cannot be read: " in message or "no regular file" in message:
+                step = "check the path"
+            elif ": not TOML: " in message:
+                step = "a manifest is TOML text; `orchestrator inspect FILE` says what a file is"
+            return Failure("manifest", message, step, bad_input, {})
+        case UnknownPipelineError():
+            step = "`orchestrator list SET --pipelines` shows the keys of a set"
+            return Failure("usage", message, step, bad_input, {})
         case NoDeviceError():
             step = (
                 "`orchestrator devices` lists what is there, `orchestrator doctor` says what is missing; "
@@ -150,6 +160,10 @@ _SYSTEM_STEPS: Final = {
     errno.EACCES: _ACCESS,
     errno.EPERM: _ACCESS,
     errno.EROFS: "name a place that is not mounted read-only",
+    errno.ENAMETOOLONG: "a name may have 255 bytes, and a path 4095: name another place",
+    errno.ELOOP: "the link leads to itself: check the path",
+    errno.ENOTDIR: "something on the way there is a file: check the path",
+    errno.EIO: "the storage device fails: see the system's log",
     errno.ENOMEM: "the system has no memory left: end other programs, or use fewer workers",
 }
 
@@ -178,17 +192,20 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
         where = {"path": _utf8(str(error.path))}
         return Failure("pack", message, error.next_step, ExitCode.BAD_INPUT, where)
 
-    if isinstance(error, StoreError | PackError):
-        step = (
-            "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
-            if "there is no store" in message
-            else ""
-        )
-        return Failure("store", message, step, ExitCode.BAD_INPUT, {"path": _utf8(str(error.path))})
-    if isinstance(error, SaveError | ReadError | QuarantineError):
-        step = "name a directory of your own with --cache-dir" if isinstance(error, SaveError) else ""
-        return Failure("store", message, step, ExitCode.BAD_INPUT, {"path": _utf8(str(error.path))})
-    return Failure("other", message, "", ExitCode.BAD_INPUT, {})
+    steps: dict[type[OrchestratorError], str] = {
+        StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
+        PackError: "`orchestrator binaries export` makes one; `orchestrator inspect FILE` says what this is",
+        SaveError: "name a place of your own: --cache-dir, --out, -o",
+        ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
+        QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
+    }
+    for kind, step in steps.items():
+        if isinstance(error, kind):
+            if "there is no store" in message:
+                step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
+            where = {"path": _utf8(str(vars(error)["path"]))}
+            return Failure("store", message, step, ExitCode.BAD_INPUT, where)
+    return Failure("other", message, getattr(error, "next_step", ""), ExitCode.BAD_INPUT, {})
 
 
 def report(failure: Failure, *, json: bool) -> ExitCode:

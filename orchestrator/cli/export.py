@@ -6,6 +6,7 @@ where something is wrong; a file that is there is replaced in one step.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -49,8 +50,8 @@ def export_verb(
     from orchestrator.stores.files.atomic_file import write_atomically
 
     out = Output(json=json)
-    require_writable(output)
-    found = read_cache_file(file.resolve(), None if device is None else _identity(device))
+    require_writable(output, inputs=[file])
+    found = read_cache_file(Path(os.path.realpath(file)), None if device is None else _identity(device))
     good = found.status is LoadStatus.LOADED
     written = write_atomically(output.absolute(), (found.data,)) if good else 0
 

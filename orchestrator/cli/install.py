@@ -55,14 +55,15 @@ def install_verb(
     from orchestrator.stores.pack import Pack
 
     out = Output(json=json)
-    if key is None and not unsigned:
+    if key is not None and unsigned:
+        raise UsageError("--key and --unsigned contradict each other", "leave one out")
+    secret = read_key(key)
+    opened = Pack.open(pack, secret)
+    if secret is None and not unsigned:
         raise UsageError(
             f"{path_text(pack)}: nothing proves who made this pack",
             "name the key file that it was signed with (--key), or trust whoever brought it (--unsigned)",
         )
-    if key is not None and unsigned:
-        raise UsageError("--key and --unsigned contradict each other")
-    opened = Pack.open(pack, read_key(key))
     done = install(opened, device, usable_directory(cache_dir), key_file=key)
     out.document(lambda: _document(opened, done))
     _show(out, opened, done)

@@ -5,11 +5,11 @@ Assumptions: loaded for every verb, for its help too, so nothing heavy is import
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any
 
-from cyclopts import Parameter, Token
+from cyclopts import Parameter
 
 Flag = Annotated[bool, Parameter(show_default=False)]
 JsonFlag = Annotated[Flag, Parameter(help="Write one JSON document to stdout, and nothing else there.")]
@@ -28,19 +28,10 @@ DEVICE_HELP = (
 )
 
 
-def _named(kind: Any, tokens: Sequence[Token]) -> Any:
-    """Refuse an empty selector: an unset variable of a script is no wish for the first device."""
-    given = [each.value for each in tokens]
-    if not all(each.strip() for each in given):
-        raise ValueError("A device is expected; leave the option out for the first one.")
-    return given if get_origin(kind) is list else given[-1]
-
-
-DEVICE = Parameter(alias="-d", converter=_named, negative="")
+DEVICE = Parameter(alias="-d", negative="")
 """`--device` of a verb that takes one, with words of its own."""
 FIRST_DEVICE = Parameter(
     alias="-d",
-    converter=_named,
     negative="",
     help=DEVICE_HELP,
     show_default=lambda _: "the first Vulkan device",
@@ -72,4 +63,4 @@ def in_range(least: int, most: int | None = None) -> Callable[[Any, int | None],
     return check
 
 
-POSITIVE = in_range(1)
+POSITIVE = in_range(1, 1_000_000)

@@ -40,7 +40,7 @@ def pack_verb(
     """
     from orchestrator.sets.authoring.manifest import pack_manifest
 
-    require_writable(output)
+    require_writable(output, inputs=[manifest])
     out = Output(json=json)
     report = pack_manifest(manifest, output)
     size = output.stat().st_size

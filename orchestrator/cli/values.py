@@ -6,6 +6,7 @@ heavy is imported at the top.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,10 +23,14 @@ if TYPE_CHECKING:
 
 MOST_WORKERS = 4096
 
+_MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
 _TIME = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|min|h|)")
 
 SAMPLE = "sample"
+
+NO_PIPELINES = "`orchestrator list SET` shows what it holds; `sample` is a set that has some"
+"""What to do about a set that has no pipelines, where there must be some."""
 
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE | re.ASCII)
@@ -40,7 +45,7 @@ def size_bytes(text: str, option: str, least: int = 0) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text!r}: a size is expected", "such as 500M or 2G")
-    size = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "))
+    size = min(int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")), _MOST_BYTES)
     if size < least:
         raise UsageError(f"{option} {text!r}: at least {least >> 20}M are needed")
     return size
@@ -53,7 +58,10 @@ def hash_number(text: str) -> int:
         UsageError: They are not.
     """
     if not re.fullmatch(r"[0-9a-fA-F]{1,16}", text):
-        raise UsageError(f"{text!r} is no key of a pipeline: up to 16 hex digits are expected")
+        raise UsageError(
+            f"{text!r} is no key of a pipeline: up to 16 hex digits are expected",
+            "`orchestrator list SET --pipelines` shows the keys of a set",
+        )
     return int(text, 16)
 
 
@@ -65,7 +73,7 @@ def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
     """
     found = _TIME.fullmatch(text)
     if found is None or not float(found[1]):
-        raise UsageError(f"{option} {text!r}: a time such as 90s, 20m or 2h is expected")
+        raise UsageError(f"{option} {text!r}: a time above 0 is expected", "such as 90s, 20m or 2h")
     return float(found[1]) * _UNITS[found[2]]
 
 
@@ -125,17 +133,26 @@ def unfit_directory(directory: Path) -> str | None:
     return reason or unwritable(directory / f"probe{CACHE_FILE_SUFFIX}")
 
 
-def require_writable(*paths: Path | None) -> None:
+def require_writable(*paths: Path | None, inputs: Sequence[str | Path] = ()) -> None:
     """Refuse files that cannot be written, before there is anything to write. What is there stays.
+
+    Args:
+        paths: The files, each of which is to hold something else.
+        inputs: What is read, and must not be written over.
 
     Raises:
         UsageError: One cannot be; the message says why.
     """
     from orchestrator.stores.files.atomic_file import unwritable
 
+    taken = {os.path.realpath(each): f"it would overwrite the input {each}" for each in inputs}
     for path in paths:
         if path is None:
             continue
+        real = os.path.realpath(path)
+        if real in taken:
+            raise UsageError(f"{path}: cannot be written: {taken[real]}", "name another file")
+        taken[real] = "two options name it"
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
         folder = path.absolute().parent
@@ -149,17 +166,19 @@ def read_key(path: Path | None) -> MacKey | None:
     """The key of `--key`.
 
     Raises:
-        UsageError: It is too short.
-        ReadError: It cannot be read, or others may read it.
+        UsageError: It cannot be read, is too short or too long, or others may read it.
     """
     if path is None:
         return None
+    from orchestrator.stores.files.atomic_file import ReadError
     from orchestrator.stores.files.mac import MacKey
 
     try:
         return MacKey.read(path)
-    except ValueError as error:
-        raise UsageError(f"--key {path}: {error}") from None
+    except (ReadError, ValueError) as error:
+        reason = error.reason if isinstance(error, ReadError) else str(error)
+        step = "make one: head -c 32 /dev/urandom > team.key; chmod 600 team.key"
+        raise UsageError(f"--key {path}: {reason}", step) from None
 
 
 @contextmanager
@@ -205,9 +224,12 @@ def damage_to_measure(names: Sequence[str]) -> str:
     """What to say of a set that is measured, where its archives are damaged: cut off, or overwritten; or "".
 
     Raises:
+        UsageError: There are no pipelines.
         ArchiveError: As `open_set`, and what else it raises.
     """
     with open_set(names) as opened:
+        if not len(opened):
+            raise UsageError(f"{opened.name}: holds no pipelines", NO_PIPELINES)
         places = len(opened.damage)
         if not places:
             return ""

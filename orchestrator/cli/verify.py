@@ -134,7 +134,7 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
         if path.is_dir():
             yield from _check_directory(path, output)
             return
-        if not is_regular(path.resolve(strict=True)):  # a pipe would be waited for
+        if path.stat() and not is_regular(path):  # a pipe would be waited for
             reason = "it is no regular file: a pipe, a socket or a device"
             yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
             return
@@ -244,8 +244,9 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
             "files": len(caches) + len(alone) + len(beside) + len(stores) + len(archives),
             "quarantined": quarantined,
         },
-        summary=f"a directory with {len(caches) + len(alone)} cache files and {len(archives)} archives, "
-        f"{'a store of binaries, ' * len(stores)}{quarantined} in the quarantine",
+        summary=f"a directory with {plural(len(caches) + len(alone), 'cache file')} and "
+        f"{plural(len(archives), 'archive')}, {'a store of binaries, ' * len(stores)}"
+        f"{quarantined} in the quarantine",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved" if reason is not None else "",
     )

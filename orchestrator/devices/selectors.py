@@ -59,7 +59,7 @@ class Selector(msgspec.Struct, frozen=True):
         driver, _, family = text.partition(":")
         if driver.lower() in _LIBRARIES and (not family or driver.lower() == "radv"):
             return cls(text, driver=driver.lower(), family=family.lower())
-        if text.isdigit():
+        if text.isascii() and text.isdigit():
             return cls(text, index=int(text))
         return cls(text, name=text)
 

@@ -156,6 +156,12 @@ class _Bisection:
         self.found = answers[0]
         if not self.found.groups:
             raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
+        if self.only and not (
+            chosen_features(self.found.features, self.only)
+            or chosen([*in_one_process(self.found), *in_own_processes(self.found)], self.only)
+        ):
+            named = " or ".join(self.only)
+            raise KeyDependenceError(f"nothing that is tried has {named} in its name: see `only`")
         judged = self._own_features()
         if self._any_usable:
             self._everything_else(judged)

@@ -7,6 +7,7 @@ Blocking; one thread.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,7 +58,7 @@ def join_files(
     """
 
     def load(path: Path) -> LoadResult:
-        found = read_cache_file(path.resolve(), device.identity)
+        found = read_cache_file(Path(os.path.realpath(path)), device.identity)
         if found.status is LoadStatus.LOADED:
             on_file(path)
         return found

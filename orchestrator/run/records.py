@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import enum
 import operator
+import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -81,6 +82,8 @@ else:
         """A duration; seconds in the encoding. Records make their fields `..._ns` such."""
 
 
+_PATH: Final = 1  # MessagePack has types of one's own, by number
+
 _NO_TIME: Final = Nanoseconds(0)
 """The default of a duration: `omit_defaults` goes by identity."""
 
@@ -120,7 +123,7 @@ def decode_hook(kind: Any, value: Any) -> object:
         major, minor, patch = map(int, value.split("."))
         return ApiVersion(major << 22 | minor << 12 | patch)
     if kind is Path:
-        return Path(value)
+        return Path(os.fsdecode(bytes(value.data)) if isinstance(value, msgspec.msgpack.Ext) else value)
     element = np.dtype(get_args(get_args(kind)[1])[0])
     data = base64.b64decode(value, validate=True) if isinstance(value, str) else value
     return np.frombuffer(data, element.newbyteorder("<")).astype(element, copy=False)
@@ -151,8 +154,14 @@ def decode_json(data: bytes | str, kind: type[_T]) -> _T:
 
 
 def encode_msgpack(record: Record) -> bytes:
-    """A record as MessagePack, whose columns are bytes."""
-    return msgspec.msgpack.encode(record, enc_hook=encode_hook)
+    """A record as MessagePack, whose columns are bytes. Paths that are not UTF-8 stay what they are."""
+
+    def hook(value: object) -> object:
+        if isinstance(value, Path) and plain_text(str(value)) != str(value):
+            return msgspec.msgpack.Ext(_PATH, os.fsencode(value))
+        return encode_hook(value)
+
+    return msgspec.msgpack.encode(record, enc_hook=hook)
 
 
 def decode_msgpack(data: bytes, kind: type[_T]) -> _T:

@@ -32,7 +32,7 @@ from orchestrator.devices.request import (
     Feature,
     OtherFeatures,
 )
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, UnknownPipelineError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.groups import FeatureGroup
@@ -85,7 +85,8 @@ class Subset:
         if not all(each.isascii() and each.isdigit() and len(each) <= 9 for each in (shard, shards)):
             raise ValueError("K/N with two whole numbers is expected, such as 2/4")
         if not 1 <= int(shard) <= int(shards):
-            raise ValueError(f"shards count from 1/{shards} to {shards}/{shards}")
+            most = int(shards) or "N"
+            raise ValueError(f"shards count from 1/{most} to {most}/{most}")
         return cls(int(shard), int(shards))
 
     @property
@@ -111,10 +112,10 @@ class Subset:
         """The groups of a set that hold a pipeline of it; the first group where none does.
 
         Raises:
-            ValueError: A key names no pipeline of the set.
+            UnknownPipelineError: A key names no pipeline of the set.
         """
         if self.keys and (unknown := self.keys.difference(source.pipelines.keys.tolist())):
-            raise ValueError(f"{source.name}: no pipeline has the key {min(unknown):016x} of the subset")
+            raise UnknownPipelineError(f"{source.name}: no pipeline has the key {min(unknown):016x}")
         return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
 
 

@@ -1148,7 +1148,7 @@ class _Opening:
         nonce = read_mark(self.path) or b""
         environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
         try:
-            environment.copy(str(made), compact=True)
+            environment.copy(os.fsencode(made), compact=True)
         finally:
             environment.close()
         made.chmod(0o600)
@@ -1223,7 +1223,7 @@ class _Opening:
         if not read_only:
             self._reserve_lock()
         return lmdb.open(
-            str(self.path),
+            os.fsencode(self.path),
             subdir=False,
             map_size=_map_size(bound_bytes),
             max_dbs=len(_TABLES),

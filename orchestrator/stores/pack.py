@@ -73,6 +73,7 @@ _CAP: Final = 64 << 20
 _MAC_CAP: Final = 256
 _SIGNS_MANIFEST: Final = "pack manifest"
 _SIGNS_FILE: Final = "pack file"
+_NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
@@ -244,10 +245,17 @@ _decoder: Final = msgspec.json.Decoder(Manifest)
 
 def is_pack(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
     """Whether a path is a directory with a manifest, which may be a damaged one."""
+    return _no_pack(path, operations) is None
+
+
+def _no_pack(path: Path, operations: FileOperations) -> str | None:
+    """Why a path is no directory with a manifest; None if it is one."""
     try:
-        return MANIFEST in operations.list_directory(path)
-    except OSError:
-        return False
+        return None if MANIFEST in operations.list_directory(path) else "it has no manifest.json"
+    except NotADirectoryError:
+        return "it is not a directory"
+    except OSError as error:
+        return likely_cause(error)
 
 
 @frozen
@@ -286,14 +294,10 @@ class Pack:
         path = directory / MANIFEST
         try:
             content = read_capped(path, _CAP, operations)
-        except MissingFileError:
-            raise PackError(
-                directory,
-                "no pack: it has no manifest.json",
-                "name a directory that `orchestrator compile --out` wrote to its end",
-            ) from None
         except ReadError as error:
-            raise PackError(path, error.reason) from None
+            if (why := _no_pack(directory, operations)) is not None:
+                raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
+            raise PackError(path, error.reason, "check who owns it, and its mode (`ls -l`)") from None
         signed = _stored_macs(directory, operations)
         if key is not None:
             _prove_manifest(directory, content, signed, key)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,3 +73,17 @@ def test_what_came_before_the_damage_is_good() -> None:
     assert taker.take() == Said("first")
     with pytest.raises(FrameError):
         taker.take()
+
+
+def test_names_of_files_that_are_not_utf8_come_through() -> None:
+    sent = Said(os.fsdecode(b"n\xff\xfe caf\xc3\xa9"), data=b"\xff")
+    taker = reader()
+    taker.feed(pack_frame(sent))
+    assert taker.take() == sent
+    taker.feed(_framed(msgspec.msgpack.encode({"type": "said", "text": msgspec.msgpack.Ext(2, b"x")})))
+    with pytest.raises(FrameError, match="an extension of type 2"):
+        taker.take()
+
+
+def _framed(body: bytes) -> bytes:
+    return len(body).to_bytes(4, "little") + body

@@ -229,7 +229,7 @@ def test_a_reader_that_goes_away_ends_it_quietly() -> None:
 def test_an_empty_device_is_no_wish_for_the_first_one(call: Call, verb: str, selector: str) -> None:
     done = call(*verb.split(), "--device", selector, "--json")
     assert done.code == ExitCode.BAD_INPUT
-    assert "leave the option out for the first one" in done.document["error"]["message"]
+    assert "--device: the text is empty" in done.document["error"]["message"]
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -47,7 +47,7 @@ GOOD = (
     ["a.foz", "--only", "43210c2d62f9536c", "--only", "1", "--trace", "trace.json", "--time-budget", "8h"],
     ["a.foz", "--progress", "jsonl:7", "--control", "8", "--identifiers", "--color", "never", "-v"],
     ["--in-process", "--timeout", "off", "--", "--json"],
-    ["a b.foz", "ä.foz", "--key", "team.key", "--driver-log", "", "--memory", "2G"],
+    ["a b.foz", "ä.foz", "--key", "team.key", "--driver-log", " x", "--memory", "2G"],
 )
 NONE: tuple[list[str], ...] = (
     [],

@@ -1,0 +1,244 @@
+"""Words of a command line that no verb can use: empty, too long, too large, not UTF-8, the input itself.
+
+Each is refused with what, where and the next step, or taken as what it is; none ends in a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.archive.writer import ArchiveWriter
+from tests.cli.conftest import Call, Done
+
+LONG = "a" * 300
+
+
+def refused(done: Done) -> str:
+    """The error of a call that ended as bad input does, with a next step."""
+    assert done.code == ExitCode.BAD_INPUT, done
+    assert "Traceback" not in done.err
+    error, step, *_ = [line for line in done.err.splitlines() if line.startswith(("error: ", "next:  "))]
+    assert error.startswith("error: ")
+    assert step.startswith("next:  ")
+    assert len(step) > len("next:  ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("prune", "--cache-dir", ""), "--cache-dir"),
+        (("prune", "--cache-dir="), "--cache-dir"),
+        (("compile", "", "-d", "simulated"), "an argument"),
+        (("compile", "sample", "-d", " "), "-d"),
+        (("compile", "sample", "--time-limit", ""), "--time-limit"),
+        (("merge", "a", "b", "-o", "", "-d", "simulated"), "-o"),
+        (("install", "", "--unsigned"), "an argument"),
+        (("verify", "--", ""), "--"),
+    ],
+)
+def test_an_empty_word_names_nothing(call: Call, words: tuple[str, ...], named: str) -> None:
+    """An unset variable of a script: not the directory that it runs in, and not the first device."""
+    assert f"{named}: the text is empty" in refused(call(*words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("list", "@"),
+        ("compile", "@", "-d", "simulated"),
+        ("compare", "@", "@"),
+        ("install", "@", "--unsigned"),
+        ("install", "@"),
+        ("pack", "@", "-o", "out"),
+        ("binaries", "import", "@", "--unsigned"),
+        ("binaries", "stat", "--cache-dir", "@"),
+        ("verify", ".", "--key", "@"),
+        ("bench", "sample", "-d", "simulated", "-o", "@"),
+        ("calibrate", "--set", "@", "-d", "simulated"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("path", [LONG, "loop"], ids=["long", "loop"])
+def test_a_path_that_leads_nowhere_is_bad_input(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], path: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    refused(call(*(path if word == "@" else word for word in words)))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("compile", "sample", "-d", "simulated", "--trace", "@"),
+        ("export", "sample", "-o", "@"),
+        ("merge", "@", "@", "-o", "out", "-d", "simulated"),
+        ("quarantine", "list", "--cache-dir", "@"),
+        ("prune", "--cache-dir", "@"),
+    ],
+    ids=" ".join,
+)
+def test_a_name_that_is_too_long_is_bad_input(call: Call, words: tuple[str, ...]) -> None:
+    assert "File name too long" in refused(call(*(LONG if word == "@" else word for word in words)))
+
+
+@pytest.mark.parametrize("words", [("export", "loop"), ("merge", "loop", "-d", "simulated")], ids=" ".join)
+def test_a_link_to_itself_is_no_cache_file(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    done = call(*words, "-o", "out")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "nothing was written" in done.out
+
+
+@pytest.mark.parametrize("verb", ["inspect", "verify"])
+@pytest.mark.parametrize("name", [LONG, "loop"])
+def test_what_looks_at_files_says_so_of_such_a_path(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str, name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "loop").symlink_to("loop")
+    done = call(verb, name)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "Traceback" not in done.err
+    assert ("File name too long" if name == LONG else "Too many levels") in done.out + done.err
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (("--only", "0"), "no pipeline has the key 0000000000000000"),
+        (("--only", "zz"), "up to 16 hex digits"),
+        (("--shard", "1/0"), "shards count from 1/N to N/N"),
+        (("--timeout", "0"), "a time above 0 is expected"),
+        (("--workers", "9" * 30), "a number from 1 to 4096"),
+    ],
+)
+def test_numbers_that_a_compile_cannot_use(
+    call: Call, small_set: Path, tmp_path: Path, words: tuple[str, ...], reason: str
+) -> None:
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", *words)
+    assert reason in refused(done)
+
+
+def test_a_bound_beyond_all_memory_is_none(call: Call, small_set: Path, tmp_path: Path) -> None:
+    done = call(
+        "compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--memory", "9" * 17 + "G"
+    )
+    assert done.code == ExitCode.OK, done.err
+
+
+def test_a_digit_that_is_no_index_is_a_name(call: Call) -> None:
+    done = call("devices", "-d", "²")
+    assert done.code == ExitCode.NO_DEVICE
+    assert "no device answers to '²'" in done.err
+
+
+@pytest.mark.parametrize("option", ["--batch", "--warm-batch", "--warm-passes", "--samples"])
+def test_bench_takes_no_number_that_nothing_can_count_to(call: Call, tmp_path: Path, option: str) -> None:
+    done = call("bench", "sample", "-d", "simulated", "-o", tmp_path / "out", option, "9" * 30)
+    assert "1 to 1000000" in refused(done)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("threshold", ["-1", "nan", "inf"])
+def test_a_threshold_is_a_share(call: Call, tmp_path: Path, threshold: str) -> None:
+    assert "a share of 0 or more" in refused(call("compare", tmp_path, tmp_path, "--threshold", threshold))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "@", "-d", "simulated", "-o", "out"),
+        ("calibrate", "--set", "@", "-d", "simulated", "--cache-dir", "cache"),
+    ],
+    ids=lambda words: words[0],
+)
+def test_nothing_is_measured_of_an_empty_set(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with ArchiveWriter(tmp_path / "empty.foz"):
+        pass
+    assert "holds no pipelines" in refused(call(*("empty.foz" if word == "@" else word for word in words)))
+
+
+@pytest.mark.parametrize("option", ["--trace", "--driver-log", "--pipeline-stats"])
+def test_no_output_is_written_over_the_set(call: Call, small_set: Path, tmp_path: Path, option: str) -> None:
+    before = small_set.read_bytes()
+    link = tmp_path / "link"
+    link.symlink_to(small_set)
+    for path in (small_set, link):
+        done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", option, path)
+        assert "would overwrite the input" in refused(done)
+    assert small_set.read_bytes() == before
+
+
+def test_two_outputs_are_two_files(call: Call, small_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    words = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--trace", out, "--driver-log", out)
+    assert "two options name it" in refused(call("compile", small_set, *words))
+
+
+def test_names_need_not_be_utf8(call: Call, small_set: Path, tmp_path: Path) -> None:
+    """Of sets, of directories and of what is written; where a process tells another of them, too."""
+    odd = tmp_path / os.fsdecode(b"caf\xe9")
+    odd.mkdir()
+    archive = small_set.rename(odd / os.fsdecode(b"n\xff\xfe.foz"))
+    cache, pack, store = odd / "cache", odd / "pack", odd / "store"
+    device = ("-d", "simulated")
+    done = call("compile", archive, *device, "--cache-dir", cache, "--trace", odd / "trace", "--json")
+    assert done.code == ExitCode.OK, done.err
+    assert done.document["cache_file"]["saved_bytes"]
+    assert (odd / "trace").stat().st_size
+    assert call("compile", archive, *device, "--out", pack).code == ExitCode.OK
+    assert list(pack.glob("*.pipeline-cache"))
+    assert call("install", pack, *device, "--unsigned", "--cache-dir", odd / "player").code == ExitCode.OK
+    assert call("compile", archive, *device, "--mode", "binaries", "--cache-dir", store).code == ExitCode.OK
+    assert call("binaries", "prune", "--max-size", "4M", "--cache-dir", store).code == ExitCode.OK
+    measured = call(
+        "bench",
+        archive,
+        *device,
+        "-o",
+        odd / "bench",
+        "-n",
+        "1",
+        "-j",
+        "1",
+        "--modes",
+        "shared",
+        "--start",
+        "cold",
+    )
+    assert measured.code == ExitCode.OK, measured.err
+    good = call("verify", cache, pack, store, odd / "player", archive)
+    assert good.code == ExitCode.OK, good.out
+
+
+@pytest.mark.parametrize("key", [(), ("--unsigned",)], ids=["no key", "unsigned"])
+@pytest.mark.parametrize("kind", ["pipe", "file", "device", "empty directory", "nothing"])
+def test_install_says_first_what_is_no_pack(
+    call: Call, tmp_path: Path, kind: str, key: tuple[str, ...]
+) -> None:
+    """Before it asks who vouches for it."""
+    path = tmp_path / "pack"
+    match kind:
+        case "pipe":
+            os.mkfifo(path)
+        case "file":
+            path.write_bytes(b"x")
+        case "device":
+            path.symlink_to("/dev/zero")
+        case "empty directory":
+            path.mkdir()
+    said = refused(call("install", path, *key, "-d", "simulated", "--cache-dir", tmp_path / "cache"))
+    expected = {"empty directory": "it has no manifest.json", "nothing": "No such file or directory"}
+    assert expected.get(kind, "it is not a directory") in said
