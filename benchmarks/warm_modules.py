@@ -6,7 +6,7 @@ function.
 
 Guarantees: two counts, over all processes together: modules *imported*, and those *run through*, in which the
 body of a function runs, methods that attrs writes among them. What is imported for the names of types or
-values alone is in the first only, and so is a package without code. Neither is affected by load.
+values alone is in the first only. Neither is affected by load.
 
 Command: python benchmarks/warm_modules.py --device radv:navi21
 """
@@ -14,6 +14,7 @@ Command: python benchmarks/warm_modules.py --device radv:navi21
 from __future__ import annotations
 
 import argparse
+import ast
 import inspect
 import os
 import runpy
@@ -100,6 +101,13 @@ def modules_of_warm_compile(pipelines: str, device: str) -> tuple[set[str], set[
     return imported, run
 
 
+def _is_empty(name: str) -> bool:
+    path = ROOT.joinpath(*name.split("."), "__init__.py")
+    return path.is_file() and all(
+        isinstance(each, ast.Expr) for each in ast.parse(path.read_text("utf-8")).body
+    )
+
+
 def main() -> None:
     """Count, and list."""
     if sys.argv[1:2] == ["--traced"]:
@@ -111,7 +119,8 @@ def main() -> None:
     imported, run = modules_of_warm_compile(options.set, options.device)
     for name in sorted(imported):
         print("run through" if name in run else "imported   ", name)
-    print(f"{len(imported)} imported, {len(run)} run through")
+    empty = sum(_is_empty(name) for name in imported)
+    print(f"{len(imported)} imported, of which {empty} packages have no code; {len(run)} run through")
 
 
 if __name__ == "__main__":

@@ -125,11 +125,6 @@ class Noise:
         return max(1.0, self.control.high, 1 / self.control.low)
 
 
-def noise_of(first: Sequence[float], second: Sequence[float]) -> Noise:
-    """Noise from an A/A control: both arms of each pair."""
-    return Noise(paired_ratio(second, first))
-
-
 @frozen
 class Difference:
     """A contender against a baseline.

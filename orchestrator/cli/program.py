@@ -60,7 +60,9 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
             return report(explain(error), json=False)
         except KeyboardInterrupt:
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
-            return _last_words(_INTERRUPTED, results, json=json)
+            interrupted = "interrupted before it was done"
+            failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
+            return _last_words(failure, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
             if isinstance(error, OSError) and (refused := explain_system(error)) is not None:
                 return _last_words(refused, results, json=json)
@@ -69,9 +71,6 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
             failure = Failure("bug", message, "please report it with the lines above", ExitCode.BUG, {})
             return _last_words(failure, results, json=json)
     return code
-
-
-_INTERRUPTED = Failure("interrupted", "interrupted before it was done", "", ExitCode.INTERRUPTED, {})
 
 
 def _last_words(failure: Failure, results: Results, *, json: bool) -> int:

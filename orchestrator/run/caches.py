@@ -50,7 +50,6 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.options import MergePolicy
 from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
@@ -686,6 +685,8 @@ class RunCaches:
     def _create_primary(self, data: bytes) -> PipelineSource:
         device = self.device
         if self.mode is CacheMode.BINARIES:
+            from orchestrator.run.binaries import HeldPipelines  # the other modes do without
+
             return HeldPipelines.of(device)
         if self.looks_up and device.features.internally_synchronized_merge:
             try:
@@ -801,6 +802,10 @@ class RunCaches:
 
     def binaries(self) -> BinariesRecord | None:
         """What was done with binaries; None in other modes. Also tells its notes."""
+        if self.mode is not CacheMode.BINARIES:
+            return None
+        from orchestrator.run.binaries import HeldPipelines
+
         if not isinstance(self.primary, HeldPipelines):
             return None
         self.notes += [each for each in self.primary.notes if each not in self.notes]

@@ -32,7 +32,6 @@ from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.execution import available_workers
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
@@ -617,6 +616,7 @@ class CompileCache:
 
     def _open_binaries(self, device: Device) -> BinarySource:
         """The binaries of a device; they are looked up when its run begins."""
+        from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
         from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
 
         if device.capabilities.api_version < _VULKAN_1_1 and not device.features.pipeline_binaries:

@@ -19,7 +19,7 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.kinds import CULPRITS, cache_file_of
-from orchestrator.stores.profile_file import Profile, ProfileFile, ProfileIdentity, ProfileLoad
+from orchestrator.stores.profile_file import Profile, ProfileFile, ProfileIdentity
 from orchestrator.version import VERSION
 
 MOST_CULPRITS: Final = 8_000
@@ -70,8 +70,7 @@ class Quarantine(Profile, frozen=True, kw_only=True):
 
 
 _FILE: Final = ProfileFile(CULPRITS, Quarantine)
-quarantine_path, load_quarantine = _FILE.path, _FILE.load
-QuarantineLoad = ProfileLoad[Quarantine]
+load_quarantine = _FILE.load
 
 
 def add_culprits(

@@ -6,6 +6,7 @@ Medians, intervals, ratios, and that noise is not called a difference while a di
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,15 +15,20 @@ from hypothesis import strategies as st
 
 from orchestrator.bench.statistics import (
     Difference,
+    Noise,
     by_round,
     estimate,
-    noise_of,
     paired_ratio,
     unpaired_ratio,
 )
 from tests.bench.recorded_noise import WALLS_US
 
 times = st.lists(st.floats(1e-6, 1e6), min_size=1, max_size=15)
+
+
+def noise_of(first: Sequence[float], second: Sequence[float]) -> Noise:
+    """Noise from an A/A control: both arms of each pair."""
+    return Noise(paired_ratio(second, first))
 
 
 @given(times)

@@ -45,7 +45,6 @@ from orchestrator.devices.vulkan.binaries import Binaries
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
-from orchestrator.devices.vulkan.executables import inspect_executables
 from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
 from orchestrator.errors import DeviceError
@@ -490,6 +489,8 @@ class VulkanDevice:
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
         self._require_open()
+        from orchestrator.devices.vulkan.executables import inspect_executables  # asked for seldom
+
         feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
         if not self.capabilities.has_feature(*feature):
             raise DeviceError(
