@@ -1,4 +1,4 @@
-"""Takes samples in this process: one job of a benchmark each.
+"""Takes samples in this process, which is a child: one job of a benchmark each.
 
     set ─> each group of features: open device ─> image ─> copies ─> run ─> row
 
@@ -10,7 +10,7 @@ after the run. Python's garbage collector rests meanwhile.
 Guarantees: the driver's own caches are off, and the row says how. Devices are opened as `compile` opens them.
 A warm run starts from a cache file that was proven to be this device's; one that is not fails instead of
 being measured as cold. Every pipeline that the device takes is in a run `passes` times, and the share of
-duplicates once more.
+duplicates once more. A job that cannot be done is an answer; a crash is a crash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,18 @@ import trio
 from attrs import define, field
 
 from orchestrator.bench.cache_sizes import SIZED_MODES, SizeWatch, joined
-from orchestrator.bench.jobs import CacheJob, Filled, FillJob, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import (
+    Answer,
+    CacheJob,
+    Filled,
+    FillJob,
+    Job,
+    Probed,
+    ProbeJob,
+    ProbeStep,
+    Refused,
+    SampleJob,
+)
 from orchestrator.bench.rows import (
     SLOWEST,
     CacheSize,
@@ -45,12 +56,13 @@ from orchestrator.bench.rows import (
     turn_of,
 )
 from orchestrator.bench.trace import Span, encode_trace, run_spans
+from orchestrator.children.child import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import CompileSchedule, with_features
@@ -522,3 +534,18 @@ def processor_name() -> str:
             if name.strip() == "model name":
                 return value.strip()
     return platform.processor() or platform.machine()
+
+
+Request = Job
+
+
+def serve(channel: Channel[Job, Answer]) -> None:
+    """Do the job that is asked for."""
+    job = channel.receive()
+    try:
+        if isinstance(job, SampleJob):
+            channel.send(take_sample(job))
+        else:
+            channel.send(probe(job) if isinstance(job, ProbeJob) else fill(job))
+    except OrchestratorError as error:
+        channel.send(Refused(kind=type(error).__name__, reason=str(error)))

@@ -22,7 +22,7 @@ import msgspec
 from orchestrator.errors import OrchestratorError
 
 SERVICES = {
-    "bench": "orchestrator.bench.sample_service",
+    "bench": "orchestrator.bench.take",
     "compile": "orchestrator.run.compile_service",
     "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",

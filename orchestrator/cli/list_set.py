@@ -24,7 +24,7 @@ from orchestrator.cli.output import (
     tag_name,
     version_text,
 )
-from orchestrator.cli.slow_work import SlowWork
+from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import open_set
 
 if TYPE_CHECKING:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Protocol, Self
 
 from orchestrator.cli.output import Output
 
 if TYPE_CHECKING:
+    from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.run import records
 
 _LINE_EVERY_S = 5.0
@@ -96,3 +97,38 @@ class PlainView:
     def say(self, text: str) -> None:
         """Write a message."""
         self._output.message(text)
+
+
+_SILENT_S = 2.0
+_EVERY_S = 0.1
+
+
+class SlowWork(ExitStack):
+    """How far something is that is usually over at once: nothing is shown for the first two seconds.
+
+    A context manager that is called with steps that are done, and all steps. One thread.
+    """
+
+    def __init__(self, output: Output, what: str) -> None:
+        """Say it of `what`, such as "reading the records"."""
+        super().__init__()
+        self._output = output
+        self._what = what
+        self._next = time.monotonic() + _SILENT_S
+        self._bar: MeasurementBar | None = None
+
+    def __enter__(self) -> Self:
+        """Begin; nothing is shown yet."""
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """So much is done; costs nothing to speak of where nothing is to be shown."""
+        now = time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + _EVERY_S
+        if self._bar is None:
+            from orchestrator.cli.progress_bar import MeasurementBar
+
+            self._bar = self.enter_context(MeasurementBar(self._output))
+        self._bar.step(self._what, done, total)

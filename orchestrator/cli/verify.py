@@ -14,7 +14,7 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.options import JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
 from orchestrator.cli.packs import held_text, target_fields
-from orchestrator.cli.slow_work import SlowWork
+from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import read_key
 from orchestrator.errors import ArchiveError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli import slow_work
+from orchestrator.cli import progress
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.records import RecordTag
@@ -127,7 +127,7 @@ def test_a_set_that_takes_long_says_how_far_it_is(
     verb: str, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert call(verb, sample_path()).err == ""
-    monkeypatch.setattr(slow_work, "_SILENT_S", 0.0)
+    monkeypatch.setattr(progress, "_SILENT_S", 0.0)
     total = sum(each["count"] for each in call("list", "sample", "--json").document["records"].values())
     assert f"1 of {total}: reading" in call(verb, sample_path()).err
     assert call(verb, sample_path(), "--json").err == ""
