@@ -24,6 +24,7 @@ import numpy.typing as npt
 from orchestrator.bench.rows import CacheSize
 from orchestrator.devices.device import (
     CacheMode,
+    CallSplit,
     CreationBatch,
     Device,
     PipelineCache,
@@ -78,10 +79,16 @@ class SizeWatch:
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
         batch = self._device.create_pipelines(
-            prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+            prepared,
+            indices,
+            source,
+            keep=keep,
+            fail_on_compile_required=fail_on_compile_required,
+            split=split,
         )
         if isinstance(source, PipelineCache) and self._is_due(source.name, len(indices)):
             with suppress(DriverError):  # the pipelines are there: the picture lacks a point

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -26,11 +27,13 @@ from orchestrator.devices.device import (
     FEEDBACK_VALID,
     NO_SOURCE,
     SUCCESS,
+    CallSplit,
     CreationBatch,
     Device,
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
+    in_calls,
 )
 from orchestrator.devices.request import Feature
 from orchestrator.errors import DeviceError
@@ -282,11 +285,22 @@ def create_with_binaries(
     *,
     keep: bool,
     fail_on_compile_required: bool,
+    split: CallSplit | None = None,
 ) -> CreationBatch:
     """`Device.create_pipelines` for a source of binaries: from binaries what is there, compiled what is not.
 
     With `fail_on_compile_required` nothing is compiled.
     """
+    if split is not None and len(indices) > split.limit:
+        one = partial(
+            create_with_binaries,
+            device,
+            prepared,
+            source=source,
+            keep=keep,
+            fail_on_compile_required=fail_on_compile_required,
+        )
+        return in_calls(device, indices, split, one)
     batch = CreationBatch.of_zeros(len(indices))
     for places in prepared.image.levels(indices):
         missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)

@@ -17,7 +17,7 @@ name or what a handle means. Every implementation guarantees:
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
 import msgspec
@@ -36,6 +36,7 @@ from orchestrator.errors import DeviceError, DriverError
 from orchestrator.registry.tables import registry
 
 SUCCESS = 0
+NOT_READY = 1
 INCOMPLETE = 5
 PIPELINE_COMPILE_REQUIRED = 1000297000
 ERROR_OUT_OF_HOST_MEMORY = -1
@@ -183,7 +184,8 @@ class CreationBatch(msgspec.Struct, eq=False):
     until the thread's next call.
 
     Attributes:
-        results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed.
+        results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed; 1
+            (VK_NOT_READY) not handed to the driver, since `CallSplit.go_on` said so.
         feedback_flags: VkPipelineCreationFeedbackFlags of each, uint32; 0 where there is no feedback.
         durations_ns: VkPipelineCreationFeedback::duration of each, uint64; 0 where there is no feedback.
         handles: Pipeline handles, uint64; 0 where not kept or not created. The caller owns those it asked to
@@ -220,6 +222,61 @@ class CreationBatch(msgspec.Struct, eq=False):
         self.feedback_flags[places] = part.feedback_flags
         self.durations_ns[places] = part.durations_ns
         self.handles[places] = part.handles
+
+
+def joined(
+    device: Device, count: int, parts: Iterable[tuple[npt.NDArray[np.intp] | slice, CreationBatch]]
+) -> CreationBatch:
+    """One batch of several, as they are made; what is in none of them has the result VK_NOT_READY.
+
+    Where the next one cannot be made, those before are destroyed: nobody will learn of them.
+    """
+    batch = CreationBatch.of_zeros(count)
+    batch.results[:] = NOT_READY
+    try:
+        for places, part in parts:
+            batch.put(places, part)
+    except BaseException:
+        device.destroy_pipelines(batch.handles)
+        raise
+    return batch
+
+
+class CallSplit(msgspec.Struct, frozen=True, eq=False):
+    """How a batch becomes calls into the driver, one after the other.
+
+    Between two calls of a batch nothing is looked up, kept or reported, so a thread that makes many small
+    ones hardly holds the GIL.
+
+    Attributes:
+        limit: Most pipelines in a call.
+        go_on: Asked before every call but the first, in the thread that makes it: where it is False, the rest
+            is not handed to the driver. It must not wait.
+    """
+
+    limit: int
+    go_on: Callable[[], bool]
+
+    def parts(self, count: int) -> Iterator[slice]:
+        """The places of each call of a batch, for as long as they are made."""
+        for first in range(0, count, self.limit):
+            if first and not self.go_on():
+                return
+            yield slice(first, min(first + self.limit, count))
+
+
+def in_calls(
+    device: Device,
+    indices: npt.NDArray[np.int32],
+    split: CallSplit | None,
+    create: Callable[[npt.NDArray[np.int32]], CreationBatch],
+) -> CreationBatch:
+    """Create a batch by another way that makes one call of whatever it is given."""
+    if split is None or len(indices) <= split.limit:
+        return create(indices)
+    return joined(
+        device, len(indices), ((places, create(indices[places])) for places in split.parts(len(indices)))
+    )
 
 
 class PipelineExecutable(msgspec.Struct, frozen=True):
@@ -342,8 +399,9 @@ class Device(PipelineCaches, Protocol):
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
-        """Create a batch of pipelines, one driver call a kind.
+        """Create a batch of pipelines, one driver call a kind, or as many as `split` says.
 
         A pipeline that fails does not take the others with it. A pipeline that links libraries needs them
         created before, in this device, by an earlier call or earlier in the same batch; else its result is
@@ -357,6 +415,7 @@ class Device(PipelineCaches, Protocol):
                 (libraries are kept until then).
             fail_on_compile_required: Set VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT. The device
                 has `DeviceFeatures.compile_required`.
+            split: How many are in one call, and whether the next one is made; None: all are, of a kind.
 
         Raises:
             ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed.

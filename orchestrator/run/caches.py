@@ -44,6 +44,7 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     CacheMode,
+    CallSplit,
     CreationBatch,
     Device,
     PipelineSource,
@@ -544,9 +545,9 @@ class Creator:
     source: PipelineSource
     keep: bool
 
-    def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
+    def create(self, indices: npt.NDArray[np.int32], split: CallSplit | None = None) -> CreationBatch:
         """Create a batch; see `Device.create_pipelines`."""
-        return self.prepared.create(self.device, indices, self.source, keep=self.keep)
+        return self.prepared.create(self.device, indices, self.source, keep=self.keep, split=split)
 
     def missed(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
         """Which of a batch were not found without their code, shape (k,); None for none."""
@@ -564,14 +565,16 @@ class RotatingSource(Creator):
     slot: Slot
     _compiled: int = field(default=0, init=False)
 
-    def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
+    def create(self, indices: npt.NDArray[np.int32], split: CallSplit | None = None) -> CreationBatch:
         """Create a batch."""
-        batch = super().create(indices)
+        batch = super().create(indices, split)
         self._compiled += self._news_in(batch)
         return batch
 
     def _news_in(self, batch: CreationBatch) -> int:
         """Pipelines that a batch may have added to the source: created, and no hit."""
+        if batch.all_hits:
+            return 0
         if not self.device.features.creation_feedback:
             return int(np.count_nonzero(batch.results == SUCCESS))
         # No feedback where the driver gives some: it linked libraries and compiled nothing.
@@ -594,22 +597,27 @@ class TwoLevels(RotatingSource):
 
     primary: PipelineSource
 
-    def create(self, indices: npt.NDArray[np.int32]) -> CreationBatch:
+    def create(self, indices: npt.NDArray[np.int32], split: CallSplit | None = None) -> CreationBatch:
         """Look a batch up, and compile what is missing."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
         if not self.rotation.primary_is_filled:
-            return super().create(indices)
+            return super().create(indices, split)
         began = time.perf_counter_ns()
         with self.rotation.guard.look_up():
             self.slot.paused(began)
             batch = self.prepared.create(
-                self.device, indices, self.primary, keep=self.keep, fail_on_compile_required=True
+                self.device,
+                indices,
+                self.primary,
+                keep=self.keep,
+                fail_on_compile_required=True,
+                split=split,
             )
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if not missing.size:
             return batch
         try:
-            made = super().create(indices[missing])
+            made = super().create(indices[missing], split)
         except BaseException:
             # The call is made again pipeline by pipeline, or the run ends: nobody will learn of these.
             self.device.destroy_pipelines(batch.handles)

@@ -44,6 +44,7 @@ from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     SUCCESS,
     BeforeObject,
+    CallSplit,
     CreationBatch,
     Device,
     DeviceCapabilities,
@@ -56,6 +57,7 @@ from orchestrator.devices.device import (
     PipelineExecutables,
     PipelineSource,
     PreparedPipelines,
+    in_calls,
     no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules, image_of
@@ -377,8 +379,26 @@ class AnnouncingDevice:
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
+
+        def create(part: npt.NDArray[np.int32]) -> CreationBatch:
+            return self._create(
+                prepared, part, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+            )
+
+        return in_calls(self, indices, split, create)  # each is announced, and has its own time limit
+
+    def _create(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        *,
+        keep: bool,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
         if self.gate.is_short:
             self.gate.wait(self.table.flights)
         slot = self.table.begin(Doing.CREATE, indices)

@@ -7,11 +7,19 @@ pipeline of an image before that was added.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.device import CreationBatch, Device, PipelineSource, PreparedPipelines
+from orchestrator.devices.device import (
+    CallSplit,
+    CreationBatch,
+    Device,
+    PipelineSource,
+    PreparedPipelines,
+    joined,
+)
 from orchestrator.devices.identifiers import missed
 
 _Int32s = npt.NDArray[np.int32]
@@ -86,21 +94,20 @@ class PreparedParts:
         *,
         keep: bool,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """Create pipelines of any of the images; see `Device.create_pipelines`."""
+        create = partial(
+            device.create_pipelines,
+            source=source,
+            keep=keep,
+            fail_on_compile_required=fail_on_compile_required,
+            split=split,
+        )
         if len(self._parts) == 1:
-            return device.create_pipelines(
-                self.first, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
-            )
-        batch = CreationBatch.of_zeros(len(indices))
-        try:
-            for chosen, part, own in self._split(indices):
-                made = device.create_pipelines(
-                    part, own, source, keep=keep, fail_on_compile_required=fail_on_compile_required
-                )
-                batch.put(chosen, made)
-        except BaseException:
-            # Nobody will learn of those that are there.
-            device.destroy_pipelines(batch.handles)
-            raise
-        return batch
+            return create(self.first, indices)
+        return joined(
+            device,
+            len(indices),
+            ((chosen, create(part, own)) for chosen, part, own in self._split(indices)),
+        )

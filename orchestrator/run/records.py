@@ -668,6 +668,8 @@ def _refusal(result: int) -> str:
 class CreationCall(msgspec.Struct, frozen=True, eq=False):
     """What one call of `Device.create_pipelines` cost: a row of `Calls`, made when it is asked for.
 
+    It may be several calls into the driver, see `Calls`.
+
     Attributes:
         worker: Who made it.
         start_ns: When it began, on the clock of time.perf_counter_ns.
@@ -697,6 +699,9 @@ _CALL_COLUMNS: Final = ("worker", "start_ns", "wall_ns", "cpu_ns", "driver_ns", 
 
 class Calls(Columns, frozen=True, eq=False, rename=None):
     """Every call of a run, worker by worker, in the order made.
+
+    A batch of expected hits that was handed out for several calls is one: nothing is between those calls, and
+    clocks are read before the first and after the last.
 
     Attributes:
         worker: Who made each call, shape (c,), int32.

@@ -4,7 +4,7 @@ The loop is in the thread because a hop from trio into a thread and back costs a
 batch of 64; asking the scheduler under a lock costs a few microseconds. trio is only entered again to wait,
 or at the end.
 
-Guarantees: a driver call is never abandoned: cancellation is looked at between batches only. A call that
+Guarantees: a driver call is never abandoned: cancellation is looked at between two of them only. A batch that
 fails as a whole becomes the outcome of its pipelines, one by one where several were in it, so that a good
 pipeline is not lost to a bad neighbour. The cache of a worker is touched by its own thread only, until the
 barrier or until the worker rotates it between two batches.
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST
+from orchestrator.devices.device import ERROR_DEVICE_LOST, NOT_READY, CallSplit
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.accounting import CallLog, ThreadMeter, Usage, driver_time_ns
 from orchestrator.run.caches import Creator
@@ -86,6 +86,7 @@ class Worker:
         self._creator = creator
         self._exchange = exchange
         self._recorder = recorder
+        self._split = CallSplit(exchange.call_limit, self._goes_on)
         self.log = CallLog(number)
         self.arrived_ns = 0
         self.waiting_ns = 0
@@ -128,7 +129,7 @@ class Worker:
                 )
                 if not isinstance(answer, Assignment):
                     break
-                done = self._work_off(answer.indices, meter)
+                done = self._create(answer.indices, meter)
                 ended = answer
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
@@ -138,27 +139,19 @@ class Worker:
         self.arrived_ns = time.perf_counter_ns()
         return None
 
-    def _work_off(self, indices: _Int32s, meter: ThreadMeter) -> _Ended:
-        """Create what was assigned, as `_create`, in as many calls as it takes; none begins after a stop."""
-        limit = self._exchange.call_limit
-        if len(indices) <= limit:
-            return self._create(indices, meter)
-        done = _Ended()
-        for begin in range(0, len(indices), limit):
-            try:
-                trio.from_thread.check_cancelled()
-            except trio.Cancelled:  # it is raised again where the batch ends
-                self._exchange.cancel()
-            if self._exchange.cancelled:
-                break
-            done = done.plus(self._create(indices[begin : begin + limit], meter))
-        return done
+    def _goes_on(self) -> bool:
+        """Whether the next call of a batch may be made."""
+        try:
+            trio.from_thread.check_cancelled()
+        except trio.Cancelled:  # it is raised again where the batch ends
+            self._exchange.cancel()
+        return not self._exchange.cancelled
 
     def _create(self, indices: _Int32s, meter: ThreadMeter) -> _Ended:
-        """Create a batch."""
+        """Create a batch, in as many calls as it takes; none begins after a stop."""
         before = meter.begin()
         try:
-            batch = self._creator.create(indices)
+            batch = self._creator.create(indices, self._split)
         except ExternalSynchronizationError:
             raise  # a bug of whoever uses the cache beside the run, not a property of the pipelines
         except OrchestratorError as error:
@@ -168,6 +161,9 @@ class Worker:
                 self._isolate(indices, error, meter)
             )
         after = meter.end()
+        if self._exchange.cancelled and (batch.results == NOT_READY).any():
+            there = np.flatnonzero(batch.results != NOT_READY)
+            indices, batch = indices[there], batch.only(there)
         self.log.note(before, after, batch, indices)
         elapsed_ns = after.wall_ns - before.wall_ns
         if not batch.all_hits:  # without what this thread waited for the GIL: no job is longer for that

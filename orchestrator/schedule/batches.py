@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.devices.image import row, span_of
 from orchestrator.schedule.jobs import ASSIGNED, Int32s, JobGraph, JobTable, Links
 
 PRIORITIES = 3
@@ -55,20 +56,23 @@ class Bucket:
         at: The same memory, for single elements.
         head: First entry.
         tail: One behind the last entry.
+        is_row: Whether the entries are known to follow one another in the set.
     """
 
-    __slots__ = ("at", "head", "jobs", "tail")
+    __slots__ = ("at", "head", "is_row", "jobs", "tail")
 
     def __init__(self) -> None:
         self.jobs: Int32s = np.empty(0, np.int32)
         self.at: memoryview[int] = self.jobs.data
         self.head = 0
         self.tail = 0
+        self.is_row = True
 
     def push(self, job: int) -> None:
         """Enter a job."""
         if self.tail == len(self.at):
             self._make_room(1)
+        self.is_row = self.is_row and self._continues(job)
         self.at[self.tail] = job
         self.tail += 1
 
@@ -78,19 +82,25 @@ class Bucket:
         if tail > len(self.at):
             self._make_room(len(jobs))
             tail = self.tail + len(jobs)
+        self.is_row = self.is_row and self._continues(int(jobs[0])) and span_of(jobs) is not None
         self.at[self.tail : tail] = jobs.data  # bytes: numpy would release the GIL
         self.tail = tail
+
+    def _continues(self, job: int) -> bool:
+        return self.head == self.tail or self.at[self.tail - 1] == job - 1
 
     def remove(self, position: int) -> None:
         """Take an entry out; those before it move up by one place."""
         head = self.head
         if position != head:
+            self.is_row = False
             self.jobs[head + 1 : position + 1] = self.jobs[head:position]
         self.head = head + 1
 
     def replace_front(self, number: int, rest: Int32s) -> None:
         """Put `rest` in the place of the first `number` entries; it is not longer."""
         self.head += number - len(rest)
+        self.is_row = False
         self.jobs[self.head : self.head + len(rest)] = rest
 
     def _make_room(self, number: int) -> None:
@@ -566,6 +576,7 @@ class Selector:
     def __init__(self, table: JobTable, affinity: Affinity) -> None:
         self._table = table
         self._affinity = affinity
+        self._named: dict[int, memoryview[int]] = {}
 
     def take(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
         """Take a batch; empty where nothing fits, or suits.
@@ -674,16 +685,20 @@ class Selector:
         size = min(limits.size, bucket.tail - begin, int(limits.time_ns / each_ns))
         if size < _FEW or queue.repeats:
             return _NONE
-        jobs = bucket.jobs[begin : begin + size]
-        row = table.row_of(jobs)
-        if row is None or table.state_at[row].tobytes() != bytes((queue.state,)) * size:
+        first = bucket.at[begin]
+        jobs = row(first, first + size) if bucket.is_row else bucket.jobs[begin : begin + size]
+        span = span_of(jobs)
+        if span is None or table.state_at[span].tobytes() != bytes((queue.state,)) * size:
             return _NONE
         bucket.head += size
         if bucket.head == bucket.tail:
             queue.empty(line, number)
-        table.move_row(row, queue.state, ASSIGNED)
+        table.move_row(span, queue.state, ASSIGNED)
         table.open_cost -= queue.each_ns * size
-        table.worker_at[row] = array("i", (worker,)) * size
+        named = self._named.get(worker)
+        if named is None or len(named) < size:
+            named = self._named[worker] = memoryview(array("i", (worker,)) * size)
+        table.worker_at[span] = named[:size]
         return jobs
 
     def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:

@@ -35,7 +35,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, row
 from orchestrator.schedule.costs import estimated_costs, proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
@@ -316,9 +316,7 @@ class JobTable:
                 column[:first] = getattr(self, name)
             setattr(self, name, column)
             setattr(self, f"{name}_at", column.data)
-        ramp = np.arange(self.count, dtype=np.int32)
-        self.leader[first:] = self.last_follower[first:] = ramp[first:]
-        self._ramp = ramp.data
+        self.leader[first:] = self.last_follower[first:] = row(first, self.count)
         self.states[ABSENT] += number
 
     @property
@@ -352,20 +350,12 @@ class JobTable:
         elif state <= PINNED < old:
             self.open_cost += int(self.cost[jobs].sum())
 
-    def move_row(self, row: slice, old: int, state: int) -> None:
+    def move_row(self, span: slice, old: int, state: int) -> None:
         """Change the state of jobs that follow one another and are all in one state; not their cost."""
-        number = row.stop - row.start
+        number = span.stop - span.start
         self.states[old] -= number
         self.states[state] += number
-        self.state_at[row] = bytes((state,)) * number
-
-    def row_of(self, jobs: Int32s) -> slice | None:
-        """Jobs as a slice, where they follow one another in the set."""
-        first, number = int(jobs[0]), len(jobs)
-        if int(jobs[-1]) - first != number - 1:
-            return None
-        row = slice(first, first + number)
-        return row if self._ramp[row].tobytes() == jobs.tobytes() else None
+        self.state_at[span] = bytes((state,)) * number
 
     def find(self, job: int) -> int:
         """The leader of a job. Shortens the way for the next time."""
@@ -386,7 +376,7 @@ class JobTable:
     @property
     def nbytes(self) -> int:
         """Bytes of all columns."""
-        return int(self._ramp.nbytes + sum(getattr(self, name).nbytes for name in _COLUMNS))
+        return sum(int(getattr(self, name).nbytes) for name in _COLUMNS)
 
 
 class Links:

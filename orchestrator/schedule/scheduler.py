@@ -38,6 +38,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen, validators
 
+from orchestrator.devices.image import span_of
 from orchestrator.schedule.batches import (
     FLOORS,
     MOST_HIT,
@@ -862,11 +863,11 @@ class Lifecycle:
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
         table = self.table
-        row = table.row_of(jobs) if len(jobs) > KEEPS_GIL else None
-        if row is None:
+        span = span_of(jobs) if len(jobs) > KEEPS_GIL else None
+        if span is None:
             table.move_all(jobs, ASSIGNED, CREATED)
         else:
-            table.move_row(row, ASSIGNED, CREATED)
+            table.move_row(span, ASSIGNED, CREATED)
         self._settled.append(jobs)  # copying them would take memory, page by page, while others wait
         if self._joined_any:
             followers: list[int] = []

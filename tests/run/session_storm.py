@@ -30,6 +30,7 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import (
     CacheMode,
+    CallSplit,
     CreationBatch,
     PipelineCache,
     PipelineSource,
@@ -105,6 +106,7 @@ class WatchedDevice(SimulatedDevice):
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """Note, create, note."""
         mine = indices.tolist()
@@ -113,7 +115,12 @@ class WatchedDevice(SimulatedDevice):
             assert all(self.inside[each] == 1 for each in mine), "a pipeline is in two calls"
         try:
             batch = super().create_pipelines(
-                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+                prepared,
+                indices,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+                split=split,
             )
         finally:
             with self._noting:

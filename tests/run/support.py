@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode, CreationBatch, PipelineSource, PreparedPipelines
+from orchestrator.devices.device import CacheMode, CallSplit, CreationBatch, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     SimulatedDevice,
@@ -46,13 +46,19 @@ class RefusingDevice(SimulatedDevice):
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """Fail, or create."""
         for index in indices.tolist():
             if index in self.refused:
                 raise DriverError("vkCreateGraphicsPipelines", self.refused[index], "VK_ERROR")
         return super().create_pipelines(
-            prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+            prepared,
+            indices,
+            source,
+            keep=keep,
+            fail_on_compile_required=fail_on_compile_required,
+            split=split,
         )
 
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
-from orchestrator.devices.device import CacheMode, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, CacheMode, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.errors import DriverError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import Assignment, JobGraph, ScheduleOptions, Scheduler
 from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set, without
+
+WHAT = "create_pipelines"
 
 
 @pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
@@ -145,37 +150,102 @@ async def test_what_is_handed_out_for_several_calls_is_created_in_calls_of_the_l
     device = SimulatedDevice()
     prepared = prepared_set(device)
     data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
+    before = len(device.calls())
     options = RunOptions(workers=1, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
     report = await run_pipelines(device, prepared, options, primary=data)
     check_sums(report)
     assert report.cache_hits == 300
-    assert report.calls.sizes.max() == 8
-    assert len(report.calls.sizes) <= 300 // 8 + 3 * 8, "calls of one to seven only where a piece ends"
+    made = [each for each in device.calls()[before:] if each.operation == WHAT]
+    sizes = [len(each.pipeline_lock_wait_ns) for each in made]
+    assert max(sizes) == 8
+    assert sum(sizes) == 300
+    assert len(sizes) <= 300 // 8 + 3 * 8, "calls of one to seven only where a piece ends"
+    assert report.calls.sizes.max() == 64, "the record is of batches"
+    device.close()
+
+
+class FailingOnce(SimulatedDevice):
+    """A call with a certain pipeline fails as a whole, the first time."""
+
+    refused = -1
+
+    def _create(self, what: str, prepared: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
+        """Fail, or create."""
+        if self.refused in indices:
+            self.refused = -1
+            raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
+        return super()._create(what, prepared, indices, *given, **more)
+
+
+async def test_a_call_that_fails_loses_nothing_of_those_before_it_in_its_batch() -> None:
+    device = FailingOnce()
+    prepared = prepared_set(device)
+    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
+    device.refused = 140
+    options = RunOptions(workers=1, keep=True, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
+    report = await run_pipelines(device, prepared, options, primary=data)
+    assert device.refused == -1
+    check_sums(report)
+    assert report.cache_hits == 300
+    handles = report.pipelines.handles
+    assert handles is not None
+    assert handles.all()
+    assert device.live_pipelines == 300, "what the calls before it made was destroyed, and made again"
+    device.destroy_pipelines(handles)
     device.close()
 
 
 class StoppedDevice(SimulatedDevice):
-    """The scope of the run is cancelled while a call is made."""
+    """Something is called in the middle of a call, counted from 1."""
 
-    def __init__(self, at_call: int) -> None:
-        """Cancel in that call, counted from 1."""
+    def __init__(self, at_call: int, stop: Callable[[], object]) -> None:
         super().__init__()
-        self.at_call, self.made, self.scope = at_call, 0, trio.CancelScope()
+        self.at_call, self.stop, self.made = at_call, stop, 0
 
-    def create_pipelines(self, *given: Any, **more: Any) -> CreationBatch:
-        """Create, and cancel."""
+    def _create(self, *given: Any, **more: Any) -> CreationBatch:
+        """Create, and stop."""
         self.made += 1
         if self.made == self.at_call:
-            trio.from_thread.run_sync(self.scope.cancel)
-        return super().create_pipelines(*given, **more)
+            self.stop()
+        return super()._create(*given, **more)
 
 
 async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
     first = SimulatedDevice()
     data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
-    device = StoppedDevice(at_call=5)
+    scope = trio.CancelScope()
+    device = StoppedDevice(5, lambda: trio.from_thread.run_sync(scope.cancel))
     options = RunOptions(workers=1, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
-    with device.scope:
+    with scope:
         await run_pipelines(device, prepared_set(device), options, primary=data)
-    assert device.scope.cancelled_caught
+    assert scope.cancelled_caught
     assert device.made == 5
+
+
+@pytest.mark.parametrize("mode", MODES_WITH_CACHE)
+async def test_what_a_stopped_batch_did_not_hand_over_was_not_run(mode: CacheMode) -> None:
+    first = SimulatedDevice()
+    data = (await run_pipelines(first, prepared_set(first), RunOptions(workers=2))).cache_data
+    stop = trio.Event()
+
+    async def stop_now() -> None:
+        stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+
+    device = StoppedDevice(20, lambda: trio.from_thread.run(stop_now))
+    options = RunOptions(
+        workers=1, mode=mode, keep=True, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9)
+    )
+    report = await run_pipelines(device, prepared_set(device), options, primary=data, stop=stop)
+    assert device.made == 20
+    check_sums(report)
+    made = report.counts()[OutcomeStatus.CACHE_HIT]
+    assert made == sum(len(each.pipeline_lock_wait_ns) for each in device.calls() if each.operation == WHAT)
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 300 - made
+    assert report.calls.sizes.sum() == made
+    assert device.live_pipelines == made
+    handles = report.pipelines.handles
+    assert handles is not None
+    assert np.count_nonzero(handles) == made
+    device.destroy_pipelines(handles)
+    device.close()

@@ -37,6 +37,7 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     BeforeObject,
+    CallSplit,
     CreationBatch,
     DeviceCapabilities,
     DeviceFeatures,
@@ -45,6 +46,7 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
     check,
+    in_calls,
     no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules, image_of
@@ -310,6 +312,7 @@ class SimulatedDevice:
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`.
 
@@ -329,6 +332,7 @@ class SimulatedDevice:
                 source,
                 keep=keep,
                 fail_on_compile_required=fail_on_compile_required,
+                split=split,
             )
         identified = prepared.identified
         if identified is not None and identified.lacking[indices].any():
@@ -339,15 +343,20 @@ class SimulatedDevice:
                 source,
                 keep=keep,
                 fail_on_compile_required=fail_on_compile_required,
+                split=split,
             )
-        return self._create(
-            "create_pipelines",
-            prepared,
-            indices,
-            source,
-            keep=keep,
-            fail_on_compile_required=fail_on_compile_required,
-        )
+
+        def create(part: npt.NDArray[np.int32]) -> CreationBatch:
+            return self._create(
+                "create_pipelines",
+                prepared,
+                part,
+                source,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
+
+        return in_calls(self, indices, split, create)
 
     def _create(
         self,

@@ -29,6 +29,7 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     BeforeObject,
+    CallSplit,
     CreationBatch,
     PipelineCache,
     PipelineCacheData,
@@ -206,6 +207,7 @@ class VulkanDevice:
         *,
         keep: bool = False,
         fail_on_compile_required: bool = False,
+        split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
         self._require_open()
@@ -217,6 +219,7 @@ class VulkanDevice:
                 source,
                 keep=keep,
                 fail_on_compile_required=fail_on_compile_required,
+                split=split,
             )
         bound = _own(prepared)
         identified = bound.identified
@@ -228,8 +231,9 @@ class VulkanDevice:
                 source,
                 keep=keep,
                 fail_on_compile_required=fail_on_compile_required,
+                split=split,
             )
-        return self._create_alone(bound, indices, source, fail_on_compile_required, keep=keep)
+        return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
 
     def _create_alone(
         self,
@@ -237,6 +241,7 @@ class VulkanDevice:
         indices: npt.NDArray[np.int32],
         source: PipelineSource,
         fail_on_compile_required: bool,
+        split: CallSplit | None = None,
         *,
         keep: bool,
         identified: bool = False,
@@ -249,7 +254,7 @@ class VulkanDevice:
         )
         if not alone:
             return self._create(
-                bound, indices, source, fail_on_compile_required, keep=keep, identified=identified
+                bound, indices, source, fail_on_compile_required, split, keep=keep, identified=identified
             )
         batch = CreationBatch.of_zeros(len(indices))
         for place in range(len(indices)):
@@ -267,6 +272,7 @@ class VulkanDevice:
         indices: npt.NDArray[np.int32],
         source: PipelineSource,
         fail_on_compile_required: bool,
+        split: CallSplit | None = None,
         *,
         keep: bool,
         identified: bool,
@@ -279,7 +285,7 @@ class VulkanDevice:
                 self._remake_libraries(bound, indices, source)
             acquired = bound.acquire_modules(indices)
             try:
-                batch = self._creation.create(bound, indices, source, fail_on_compile_required)
+                batch = self._creation.create(bound, indices, source, fail_on_compile_required, split)
             finally:
                 bound.release_modules(acquired)
         if not keep:

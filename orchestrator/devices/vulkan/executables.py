@@ -68,11 +68,11 @@ def inspect_executables(
     info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
     handles = np.zeros(1, np.uint64)
-    result = creation.call(kind, infos, handles, NO_SOURCE)
+    results, _ = creation.submit(kind, infos, handles, NO_SOURCE)
     wall_ns = time.perf_counter_ns() - started
     handle = int(handles[0])
     if not handle:
-        return PipelineExecutables(result, wall_ns, 0, ())
+        return PipelineExecutables(int(results[0]), wall_ns, 0, ())
     try:
         times = [(flag, _duration(of_stages[place])) for place, flag in enumerate(flags)]
         return PipelineExecutables(

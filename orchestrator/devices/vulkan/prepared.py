@@ -9,10 +9,10 @@ least recently used first, when the bound is passed. A module lives from `acquir
 bound, and two workers that need it share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
-batches at a time (the seam's rule). Where a batch is a span, its feedback is cleared and read as bytes: numpy
-releases the GIL for more than 500 elements, and where 16 workers want it, getting it back costs more than all
-else between two calls. Nor is memory allocated there: while 15 other threads grow the heap in the driver, a
-page fault waits for them.
+batches at a time (the seam's rule). Where a batch is a span, its feedback is looked at in place, as bytes:
+numpy releases the GIL for more than 500 elements, and where 16 workers want it, getting it back costs more
+than all else between two batches. Nor is memory allocated there: while 15 other threads grow the heap in the
+driver, a page fault waits for them.
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_K
 _CAPTURE_DATA: Final = 0x8000_0000  # VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
 _FEEDBACK_BYTES: Final = 16
-_LOOKED_AT: Final = 448  # so many bytes come from memory that Python has at hand
 _ZEROS: Final = memoryview(bytes(65_536))
 _HIT: Final = bytes([FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT])  # first byte of the flags
 
@@ -214,15 +213,21 @@ class VulkanPreparedPipelines:
         start = image.feedback_offset // 8
         stop = start + _FEEDBACK_WORDS * len(image)
         self._feedback = self._words[start:stop].reshape(-1, _FEEDBACK_WORDS)
+        self._feedback[:] = 0
         self._feedback_bytes = self._feedback.data.cast("B") if len(image) else memoryview(b"")
         seen = self._feedback.view()
         seen.flags.writeable = False
         self._feedback_flags, self._feedback_durations = seen.view(np.uint32)[:, 0], seen[:, 1]
+        # The first byte of the flags of each pipeline, and what it is where all are hits.
+        self._flag_bytes = self._feedback_bytes[::_FEEDBACK_BYTES]
+        self._hits = memoryview(_HIT * len(image))
+        # Pipelines that the driver may have had before, so that their feedback has to be cleared.
+        self._asked = bytearray(len(image))
+        self._asked_flags = np.frombuffer(self._asked, np.uint8)
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
         self.has_libraries = bool(image.library_slots.size)
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
-        self._ramp = np.arange(len(image), dtype=np.int32).data
         self.library_handles = np.zeros(len(image), np.uint64)
         self._replaced: list[npt.NDArray[np.uint64]] = []
         self._discarded: list[npt.NDArray[np.uint64]] = []
@@ -255,18 +260,6 @@ class VulkanPreparedPipelines:
                 destroy(self._context.handle, handle, self._context.allocator)
         self._on_closed(self)
 
-    def span_of(self, indices: npt.NDArray[np.int32]) -> slice | None:
-        """The pipelines as a slice, where they follow one another in the image; reading it copies nothing.
-
-        Batches of a set that is taken in its order are such slices; finding out costs half a microsecond.
-        """
-        first, count = int(indices[0]), len(indices)
-        if int(indices[-1]) - first != count - 1:
-            return None
-        # Comparing memory: no array of booleans, and the GIL is not released, as it is in larger operations.
-        same = self._ramp[first : first + count].tobytes() == indices.tobytes()
-        return slice(first, first + count) if same else None
-
     def create_infos(
         self,
         kind: PipelineKind,
@@ -283,7 +276,7 @@ class VulkanPreparedPipelines:
             indices: The pipelines.
             fail_on_compile_required: Set that flag.
             capture_statistics: Set that flag.
-            span: What `span_of` gave. With it, and without flags, nothing is copied.
+            span: The same as a slice, or None. With it, and without flags, nothing is copied.
         """
         image = self.image
         if self.has_libraries:
@@ -302,12 +295,19 @@ class VulkanPreparedPipelines:
                 infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
             self._set_flags_2(indices, flags)
+        self._clear_feedback(indices, span)
+        return infos
+
+    def _clear_feedback(self, indices: npt.NDArray[np.int32], span: slice | None) -> None:
+        """Drivers may give none for links, or for what they make of binaries: none of before may stay."""
         if span is None:
             self._feedback[indices] = 0
-        else:
-            start, stop = span.start * _FEEDBACK_BYTES, span.stop * _FEEDBACK_BYTES
-            clear(self._feedback_bytes[start:stop])
-        return infos
+            self._asked_flags[indices] = 1
+            return
+        start, stop = span.start, span.stop
+        if self._asked.find(1, start, stop) >= 0:
+            clear(self._feedback_bytes[start * _FEEDBACK_BYTES : stop * _FEEDBACK_BYTES])
+        self._asked[span] = b"\1" * (stop - start)
 
     @contextmanager
     def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
@@ -345,19 +345,10 @@ class VulkanPreparedPipelines:
         Where all are, the arrays are read-only views of where the driver wrote: a warm run touches no new
         memory for them, and page faults are dear while others wait for the GIL.
         """
-        if span is not None and self._are_hits(span):
+        if span is not None and self._flag_bytes[span] == self._hits[: span.stop - span.start]:
             return self._feedback_flags[span], self._feedback_durations[span], True
         entries = self._feedback[indices]
         return entries.view(np.uint32)[:, 0], entries[:, 1], False
-
-    def _are_hits(self, span: slice) -> bool:
-        """Whether the feedback of each says that it was found."""
-        for first in range(span.start, span.stop, _LOOKED_AT):
-            last = min(first + _LOOKED_AT, span.stop)
-            every = slice(first * _FEEDBACK_BYTES, last * _FEEDBACK_BYTES, _FEEDBACK_BYTES)
-            if bytes(self._feedback_bytes[every]).count(_HIT) != last - first:
-                return False
-        return True
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
@@ -641,8 +632,9 @@ def _module_info(module: ImageModule) -> tuple[Any, Any]:
 
 def clear(memory: memoryview) -> None:
     """Fill bytes with zeros, without releasing the GIL."""
-    size = len(memory)
-    memory[:] = _ZEROS[:size] if size <= len(_ZEROS) else bytes(size)
+    for first in range(0, len(memory), len(_ZEROS)):
+        part = memory[first : first + len(_ZEROS)]
+        part[:] = _ZEROS[: len(part)]
 
 
 def pointer_to(array: npt.NDArray[Any], ctype: Any) -> Any:

@@ -20,7 +20,9 @@ from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
     NO_SOURCE,
+    NOT_READY,
     PIPELINE_COMPILE_REQUIRED,
+    CallSplit,
 )
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -231,7 +233,7 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
     }
     in_a_row, picked = compute[:4], compute[[6, 1, 4]]
 
-    def handed(indices: Indices, **options: bool) -> list[int]:
+    def handed(indices: Indices, **options: Any) -> list[int]:
         calls.clear()
         device.create_pipelines(prepared, indices, NO_SOURCE, **options)
         return calls[0][1]
@@ -309,6 +311,61 @@ def test_a_row_of_hits_is_known_as_such(opened: Open, sample: PipelineSet) -> No
     assert warm.all_hits
     assert warm.feedback_flags.tolist() == [HIT] * 4
     assert not device.create_pipelines(prepared, one_more, cache).all_hits
+
+
+@each_driver
+def test_a_batch_is_as_many_calls_as_it_is_split_into(driver: str, opened: Open, sample: PipelineSet) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    calls = watch(device).calls
+    asked = 0
+
+    def go_on() -> bool:
+        nonlocal asked
+        asked += 1
+        return asked != 4
+
+    split = CallSplit(4, go_on)
+    for indices in (compute[:10], compute[:10][::-1].copy()):
+        calls.clear()
+        asked = 0
+        whole = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True, split=split)
+        assert [len(flags) for _, flags in calls] == [4, 4, 2]
+        assert asked == 2, "between two calls"
+        assert not whole.results.any()
+        assert len(set(whole.handles.tolist()) - {0}) == 10
+        assert (whole.feedback_flags & FEEDBACK_VALID).all()
+        device.destroy_pipelines(whole.handles)
+
+        calls.clear()
+        asked = 3
+        stopped = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True, split=split)
+        assert [len(flags) for _, flags in calls] == [4], "what was not handed over is not asked for again"
+        assert stopped.results.tolist() == [0] * 4 + [NOT_READY] * 6
+        assert (stopped.handles != 0).tolist() == [True] * 4 + [False] * 6
+        assert (stopped.durations_ns > 0).tolist() == [True] * 4 + [False] * 6
+        assert not stopped.all_created
+        device.destroy_pipelines(stopped.handles)
+
+
+@each_driver
+def test_what_one_call_of_a_batch_did_not_create_is_asked_for_again_by_itself(
+    driver: str, opened: Open, sample: PipelineSet
+) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    watched = watch(device)
+    watched.refusals.extend([0, ERROR_OUT_OF_HOST_MEMORY])  # the first wrote nothing, and told nobody
+    split = CallSplit(3, lambda: True)
+    batch = device.create_pipelines(prepared, compute[:7], NO_SOURCE, keep=True, split=split)
+    assert [len(flags) for _, flags in watched.calls] == [3, 3, 1, 1, 1, 1]
+    assert not batch.results.any()
+    assert (batch.handles != 0).tolist() == [False] * 3 + [True] * 4
+    device.destroy_pipelines(batch.handles)
 
 
 @each_driver
