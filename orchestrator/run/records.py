@@ -1073,7 +1073,7 @@ class Timing(Sums, frozen=True):
             or for a pipeline of the same key. In a session also for the caller.
         ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
         blocked_without_faults_ns: Of `blocked_ns`: in calls in which the thread met no page fault, so hardly
-            at the kernel's lock of the process's memory.
+            at the kernel's lock of the process's memory. What is one call here is told at `Calls`.
         minor_faults: Page faults of the workers' threads that needed no disk.
         major_faults: Page faults that did.
         sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
