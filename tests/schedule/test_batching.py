@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.schedule import ScheduleOptions, Scheduler
-from orchestrator.schedule.batches import Experience
+from orchestrator.schedule.batches import Bucket, Experience
 from tests.schedule.machine import job_graph, jobs_of, requested
 
 
@@ -26,6 +28,48 @@ def sizes(scheduler: Scheduler, *, hit: bool, hit_ns: int = 1_000, compile_ns: i
             elapsed_ns=size * (hit_ns if hit else compile_ns),
         )
     return found
+
+
+def entries_of(bucket: Bucket) -> list[int]:
+    return [int(each) for each in bucket.jobs[bucket.head : bucket.tail]]
+
+
+def are_row(jobs: list[int]) -> bool:
+    return all(later == job + 1 for job, later in pairwise(jobs))
+
+
+_JOB = st.integers(0, 12)
+
+
+@given(
+    steps=st.lists(
+        st.tuples(st.just("push"), _JOB.map(lambda each: [each]))
+        | st.tuples(st.just("push_all"), st.lists(_JOB, min_size=1, max_size=5))
+        | st.tuples(st.just("push_all"), _JOB.map(lambda each: [each, each + 1, each + 2]))
+        | st.tuples(st.just("remove"), st.integers(0, 3).map(lambda each: [each])),
+        max_size=8,
+    )
+)
+def test_a_bucket_that_calls_itself_a_row_is_one(steps: list[tuple[str, list[int]]]) -> None:
+    bucket = Bucket()
+    for step, numbers in steps:
+        held, known = entries_of(bucket), bucket.is_row
+        if step == "remove":
+            place = numbers[0]
+            if place >= len(held):
+                continue
+            bucket.remove(bucket.head + place)
+            expected = held[:place] + held[place + 1 :]
+            assert bucket.is_row is (known and place == 0)
+        else:
+            if step == "push":
+                bucket.push(numbers[0])
+            else:
+                bucket.push_all(np.array(numbers, np.int32))
+            expected = held + numbers
+            assert bucket.is_row is (known and are_row(expected))
+        assert entries_of(bucket) == expected
+        assert not bucket.is_row or are_row(expected)
 
 
 def test_batches_grow_where_pipelines_hit() -> None:
