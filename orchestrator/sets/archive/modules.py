@@ -34,9 +34,11 @@ import numpy.typing as npt
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash, module_hashes
 from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag
-from orchestrator.sets.spirv.walk import spirv_words
+from orchestrator.sets.spirv.walk import HEADER_WORDS, MAGIC, spirv_words
 
 CODE_SIZE_MAX = 64 << 20
+
+_MAGIC, _HEADER_SIZE = MAGIC.to_bytes(4, "little"), 4 * HEADER_WORDS
 
 _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFFFFFFFFFF)]
@@ -92,20 +94,19 @@ def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
     found: dict[int, ShaderModule] = {}
     encoded: list[_Encoded] = []
     for key, payload in payloads.items():
-        with contextlib.suppress(ValueError, RecursionError):
+        try:
             module, code = _parse(key, payload)
             if isinstance(code, bytes):
                 found[key] = _checked(key, module, code)
             else:
                 encoded.append((key, module, code))
+        except (ValueError, RecursionError):  # whoever reads it by itself learns what is wrong
+            continue
     for group in _groups(encoded):
         runs = [(code, module.code_size // 4) for _, module, code in group]
         try:
-            several = _decode_runs(runs)
-            found |= {
-                key: _checked(key, module, code)
-                for (key, module, _), code in zip(group, several, strict=True)
-            }
+            for (key, module, _), code in zip(group, _decode_runs(runs), strict=True):
+                found[key] = _checked(key, module, code)
         except ValueError:
             for key, module, data in group:
                 with contextlib.suppress(ValueError):
@@ -176,7 +177,8 @@ def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
 
 
 def _checked(key: int, module: _Module, code: bytes) -> ShaderModule:
-    spirv_words(code)
+    if not (code.startswith(_MAGIC) and len(code) >= _HEADER_SIZE and len(code) % 4 == 0):
+        spirv_words(code)  # which says what is wrong
     return ShaderModule(key, code, module.flags)
 
 

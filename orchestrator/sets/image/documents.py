@@ -356,19 +356,24 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
         RecordError: It is not such a document, or a member is unknown or out of its range.
     """
     text = payload.split(b"\0", 1)[0]
-    return _decode(tag, key, text, states or SharedStates(), _decode_handle)
+    return _decode(tag, key, text, states, _decoder_of(tag, _may_have_chains(text)))
+
+
+@functools.cache
+def _decoder_of(tag: RecordTag, chains: bool) -> msgspec.json.Decoder[Any]:
+    with _making:
+        return msgspec.json.Decoder(_document_type(tag, chains), dec_hook=_decode_handle)
 
 
 def _decode(
-    tag: RecordTag, key: int, text: bytes, states: SharedStates, decode_handle: Callable[[type, Any], Any]
+    tag: RecordTag, key: int, text: bytes, states: SharedStates | None, decoder: msgspec.json.Decoder[Any]
 ) -> Any:
-    with _making:
-        decoder = msgspec.json.Decoder(_document_type(tag, _may_have_chains(text)), dec_hook=decode_handle)
     try:
         document: Any = decoder.decode(text)
         if tag is RecordTag.GRAPHICS_PIPELINE:
+            shared = states or SharedStates()
             for each in document.graphicsPipelines.values():
-                states.resolve(each)
+                shared.resolve(each)
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise _explain(tag, key, text, error) from None
     if document.version not in FORMAT_VERSIONS:
@@ -508,7 +513,10 @@ class PipelineDocuments(Generic[Made]):
     def _decode(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made]:
         """What a document holds; known from now on, where its like can be told by its places."""
         self._met = []
-        value = _decode(tag, key, text, self._states, self._number)
+        with _making:
+            kind = _document_type(tag, _may_have_chains(text))
+            decoder = msgspec.json.Decoder(kind, dec_hook=self._number)
+        value = _decode(tag, key, text, self._states, decoder)
         infos = tuple(
             info
             for each in stages_of(value)

@@ -366,12 +366,14 @@ def _checked_words(code: bytes) -> memoryview[int]:
 def _read_module(
     code: bytes, words: memoryview[int], preambles: _Preambles, number: int
 ) -> SpirvModule | SpirvError:
-    end = preambles.ends[number]
     capabilities = tuple(preambles.capabilities.of(number))
-    walk = _Walk(code, words)
+    walk = _Walk()
+    end = preambles.ends[number]
     atomics: tuple[Atomic, ...] = ()
     try:
-        walk.read(preambles.places.of(number), end)
+        walk.read(code, words, preambles.places.of(number))
+        if end < len(words) and words[end] & 0xFFFF != OP_FUNCTION:
+            _raise_length(words, end, len(words))
         if not _ATOMIC_CAPABILITIES.isdisjoint(capabilities) or (
             walk.shared_memory and _may_hold_plain_atomics(code)
         ):
@@ -380,12 +382,12 @@ def _read_module(
         return error
     version = words[1]
     return SpirvModule(
-        version=(version >> 16 & 0xFF, version >> 8 & 0xFF),
-        id_bound=words[3],
-        capabilities=capabilities,
-        extensions=tuple(walk.extensions),
-        entry_points=tuple(walk.entry_points),
-        execution_modes=tuple(walk.execution_modes),
+        (version >> 16 & 0xFF, version >> 8 & 0xFF),
+        words[3],
+        capabilities,
+        tuple(walk.extensions),
+        tuple(walk.entry_points),
+        tuple(walk.execution_modes),
         constants=preambles.constants.of(number),
         spec_ids=preambles.spec_ids.of(number),
         workgroup_memory=walk.workgroup_memory,
@@ -470,11 +472,13 @@ class _Pairs:
 
     def __init__(self, ids: _Words, values: _Words, split: Sequence[int]) -> None:
         self._ids, self._values = _Column(ids, split), _Column(values, split)
+        self._split = split
 
     def of(self, number: int) -> dict[int, int]:
         """Those of a module."""
-        ids = self._ids.of(number)
-        return dict(zip(ids, self._values.of(number), strict=True)) if ids else {}
+        if self._split[number] == self._split[number + 1]:
+            return {}
+        return dict(zip(self._ids.of(number), self._values.of(number), strict=True))
 
 
 class _Preambles:
@@ -487,7 +491,8 @@ class _Preambles:
         spec_ids: Likewise.
         descriptor_sets: All.
         bindings: All.
-        places: Where the other instructions are that say anything here, or hold an id that is none.
+        places: Where the other instructions are that say anything here; constants and constant_ids with an id
+            that is none are among them, and whoever reads them finds that.
     """
 
     def __init__(self, several: Sequence[memoryview[int]]) -> None:
@@ -542,9 +547,7 @@ class _Preambles:
 class _Walk:
     """Reads those instructions of a module's preamble that are not in columns."""
 
-    def __init__(self, code: bytes, words: memoryview[int]) -> None:
-        self.code = code
-        self.words = words
+    def __init__(self) -> None:
         self.extensions: list[str] = []
         self.entry_points: list[EntryPoint] = []
         self.execution_modes: list[ExecutionMode] = []
@@ -553,39 +556,31 @@ class _Walk:
         self.shared_memory = False
         self.workgroup_memory = False
 
-    def read(self, places: Sequence[int], end: int) -> None:
-        """Read the instructions at these words, and prove that the walk has ended where it may."""
-        words = self.words
+    def read(self, code: bytes, words: memoryview[int], places: Sequence[int]) -> None:
+        """Read the instructions at these words."""
         for at in places:
             word = words[at]
-            self._read(word & 0xFFFF, at, at + (word >> 16))
-        if end < len(words) and words[end] & 0xFFFF != OP_FUNCTION:
-            _raise_length(words, end, len(words))
-
-    def _read(self, opcode: int, at: int, end: int) -> None:
-        words = self.words
-        if opcode == OP_ENTRY_POINT:
-            name = spirv_string(self.code, at + 3, end)
-            self.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
-        elif opcode in (OP_EXECUTION_MODE, OP_EXECUTION_MODE_ID):
-            mode, operands = words[at + 2], tuple(words[at + 3 : end])
-            if mode in (MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID) and len(operands) != 3:
-                raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
-            by_id = opcode == OP_EXECUTION_MODE_ID
-            self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
-        elif opcode == OP_EXTENSION:
-            self.extensions.append(spirv_string(self.code, at + 1, end))
-        elif opcode == OP_TYPE_POINTER:
-            self.shared_memory = True
-            self.workgroup_memory |= words[at + 2] == _WORKGROUP
-        elif opcode == OP_DECORATE:
-            if words[at + 2] == DECORATION_BUFFER_BLOCK:
+            opcode, end = word & 0xFFFF, at + (word >> 16)
+            if opcode == OP_ENTRY_POINT:
+                name = spirv_string(code, at + 3, end)
+                self.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
+            elif opcode in (OP_EXECUTION_MODE, OP_EXECUTION_MODE_ID):
+                mode, operands = words[at + 2], tuple(words[at + 3 : end])
+                if mode in (MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID) and len(operands) != 3:
+                    raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
+                by_id = opcode == OP_EXECUTION_MODE_ID
+                self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
+            elif opcode == OP_EXTENSION:
+                self.extensions.append(spirv_string(code, at + 1, end))
+            elif opcode == OP_TYPE_POINTER:
+                self.shared_memory = True
+                self.workgroup_memory |= words[at + 2] == _WORKGROUP
+            elif opcode != OP_DECORATE:
+                self.composites[_id(words, at + 2)] = tuple(words[at + 3 : end])
+            elif words[at + 2] == DECORATION_BUFFER_BLOCK:
                 self.shared_memory = True
             else:
-                result = _id(words, at + 1)  # of a constant_id it is none, which is why that is here
-                self.workgroup_size = result
-        else:
-            self.composites[_id(words, at + 2)] = tuple(words[at + 3 : end])  # or a constant, likewise
+                self.workgroup_size = _id(words, at + 1)
 
 
 def _id(words: memoryview[int], at: int) -> int:
