@@ -16,7 +16,6 @@ from __future__ import annotations
 import struct as binary
 from array import array
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -372,7 +371,10 @@ class ImageLayout:
                     heap_targets + heap_offset,
                 ]
             ),
-            objects=tuple(evolve(each, offset=heap_offset + each.offset) for each in self._objects),
+            objects=tuple(
+                ImageObject(each.kind, each.key, heap_offset + each.offset, each.dependencies)
+                for each in self._objects
+            ),
             object_slots=np.concatenate([held, objects])[by_object],
             object_slot_object=holding[by_object],
             modules=tuple(self._modules),
@@ -646,10 +648,10 @@ class _ImageBuilder:
             some = jobs[start : start + _READ_AHEAD]
             documents: list[PipelineDocument[_Alike] | None] = []
             for job in some:
-                document = None
-                with suppress(_UnusableError, *_DEFECTS):  # which it raises again in its turn
-                    document = self._read(job.tag, job.key, self._documents.decode)
-                documents.append(document)
+                try:
+                    documents.append(self._read(job.tag, job.key, self._documents.decode))
+                except (_UnusableError, *_DEFECTS):  # which it raises again in its turn
+                    documents.append(None)
             self._modules_to_come = dict.fromkeys(
                 key
                 for each in documents

@@ -354,9 +354,8 @@ class RequirementChecker:
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
         """What a stage lacks together with its module: its entry point, its stage's feature, its limits."""
-        for _, text in self._scalars(self._plan(value), value):
-            return text
-        return self._shaders.stage(value, spirv)
+        missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
+        return missing[0][1] if missing else self._shaders.stage(value, spirv)
 
     def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
         """The limit on shared memory that a stage exceeds with variables of so many bytes."""

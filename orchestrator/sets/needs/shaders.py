@@ -198,6 +198,7 @@ class ShaderRequirements:
         self._answers = answers
         # What stages without a chain lack, where specialization changes nothing about it.
         self._stages: dict[tuple[int, int, str | None, int], tuple[SpirvModule, str | None]] = {}
+        self._modules: dict[tuple[Any, ...], str | None] = {}
         self._capabilities: dict[int, str | None] = {}
         self._extensions: dict[str, str | None] = {}
         self._versions: dict[tuple[int, int], str | None] = {}
@@ -205,6 +206,12 @@ class ShaderRequirements:
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What the module's version, capabilities, extensions and atomic operations lack."""
+        needs = spirv.version, spirv.capabilities, spirv.extensions, spirv.atomics
+        if needs not in self._modules:  # few are different
+            self._modules[needs] = self._module(spirv)
+        return self._modules[needs]
+
+    def _module(self, spirv: SpirvModule) -> str | None:
         if spirv.version not in self._versions:
             self._versions[spirv.version] = self._version(*spirv.version)
         missing = self._versions[spirv.version]
@@ -282,8 +289,10 @@ class ShaderRequirements:
 
     def _modes(self, entry: EntryPoint, spirv: SpirvModule) -> str | None:
         for mode in spirv.execution_modes:
+            if not mode.operands or mode.by_id or mode.entry_point != entry.id:
+                continue
             bound = _MODE_LIMITS.get((entry.execution_model, mode.mode))
-            if bound is not None and mode.entry_point == entry.id and mode.operands and not mode.by_id:
+            if bound is not None:
                 missing = limit(self._answers, *bound, mode.operands[0])
                 if missing is not None:
                     return missing
