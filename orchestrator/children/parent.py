@@ -209,6 +209,11 @@ class Child(Generic[_A]):
             self._ended = Ended(status, words, self._fault, not exited)
         return self._ended
 
+    def leave(self, grace_s: float = _GRACE_S) -> None:
+        """Let it end by itself, as if this process were gone; waits so long for that. `end` follows."""
+        self._requests.close()
+        self._exits_within(grace_s)
+
     def kill(self) -> None:
         """Kill it and everything that it started. Does not block; the thread that uses it sees it end."""
         # Who holds the lock is killing it.

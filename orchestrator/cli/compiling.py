@@ -166,7 +166,10 @@ def _compile_one(
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
         # A fork has what is imported by now, and this process loads the rest beside it.
-        server = None if arguments.in_process else held.enter_context(_started(paths, options))
+        server = None
+        if not arguments.in_process:
+            server = held.enter_context(_started(paths, options, directory, control))
+            clock.enter("supervise")
         from orchestrator.cli.control import LinesBeside
         from orchestrator.cli.output import write_json
         from orchestrator.cli.progress import progress_view
@@ -183,7 +186,6 @@ def _compile_one(
             else:
                 log = arguments.driver_log
                 file = None if log is None else held.enter_context(log.open("wb"))
-                clock.enter("supervise")
                 report = _compile_supervised(server, paths, options, directory, view, control, file)
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
@@ -205,12 +207,15 @@ def _compile_one(
 
 
 @contextmanager
-def _started(paths: Sequence[str], options: CompileOptions) -> Iterator[CompileServer]:
-    """A child that compiles the set, for the block."""
+def _started(
+    paths: Sequence[str], options: CompileOptions, directory: Path | None, control: ControlLines
+) -> Iterator[CompileServer]:
+    """A child that compiles the set, for the block; it begins at once where nobody may say more before."""
     from orchestrator.process import may_fork
-    from orchestrator.run.compile_server import CompileServer
+    from orchestrator.run.compile_server import CompileServer, first_request
 
-    server = CompileServer.start(paths, options, fork=may_fork())
+    first = None if control.wanted else first_request(options, directory)
+    server = CompileServer.start(paths, options, fork=may_fork(), first=first)
     try:
         yield server
     finally:

@@ -35,11 +35,13 @@ _NEEDED: Final = (
     "msgspec",
     "numpy",
     "orchestrator.run.options",
-    "trio",
     "orchestrator.run.compile_service",
     "orchestrator.cli.compiling",
 )
-"""What a compile imports, in parts between which somebody looks whether there will be one."""
+"""What a compile imports before it starts a process, in parts between which somebody looks whether there will
+be one."""
+_NEEDED_LATER: Final = ("trio", "orchestrator.run.supervisor")
+"""What it imports beside that process, unless it has to wait anyway."""
 _READ_SIZE: Final = 1 << 16
 _PATH: Final = 1  # MessagePack has types of one's own, by number
 
@@ -84,6 +86,10 @@ class EarlyParse:
         os.set_blocking(self._answer, False)
         for name in _NEEDED:
             if self._has_ended() and not self._held:
+                break
+            importlib.import_module(name)
+        for name in _NEEDED_LATER:
+            if self._has_ended():
                 break
             importlib.import_module(name)
         os.set_blocking(self._answer, True)

@@ -22,15 +22,16 @@ from typing import Any, Final, Self
 
 import msgspec
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator import errors
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.in_flight import InFlightTable
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _SHOWN: Final = 1500
 
@@ -335,6 +336,10 @@ SERVICE: Final = "compile"
 
 LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 
+_CHECKPOINTS: Final = SavePolicy(overdue_ns=10 * SECOND_NS)
+"""A crash costs what was compiled since the last save."""
+_FIRST: Final = 1
+
 shared_sets: Final[dict[tuple[str, ...], PipelineSet]] = {}
 """Sets that are open here, by their paths, for the forks of this process."""
 
@@ -355,15 +360,24 @@ class CompileServer:
     child: Child[Answer]
     table: int
     papers: int
+    _asked: bool = False
 
     @classmethod
-    def start(cls, archives: Sequence[str], options: CompileOptions, *, fork: bool = False) -> Self:
+    def start(
+        cls,
+        archives: Sequence[str],
+        options: CompileOptions,
+        *,
+        fork: bool = False,
+        first: Compile | None = None,
+    ) -> Self:
         """Start one, and let it open a set.
 
         Args:
             archives: Paths of the set.
             options: Of all that it will be asked to compile, workers and the like aside.
             fork: Fork this process; see `Child`.
+            first: What it is asked for at once, a `first_request`; whoever supervises it takes that over.
 
         Raises:
             OSError: It cannot be started.
@@ -371,6 +385,9 @@ class CompileServer:
         server = cls._started(program=None if fork else sys.executable)
         try:
             server.open(archives, options)
+            if first is not None:
+                server.child.send(first)
+                server._asked = True
         except BaseException:
             server.close()
             raise
@@ -409,18 +426,39 @@ class CompileServer:
 
     def open(self, archives: Sequence[str], options: CompileOptions) -> None:
         """Let it open a set, once; the arguments are those of `start`."""
-        self.child.listen()
         limits = options.trial_limits
         self.child.send(Open(tuple(archives), self.table, self.papers, limits.opener, options.selector))
 
+    def take_over(self) -> bool:
+        """Whether it was asked for a `first_request`, and nobody took that over before."""
+        asked, self._asked = self._asked, False
+        return asked
+
     def close(self) -> None:
         """End the process and all its forks, and give the memory back. Blocking; idempotent."""
+        if self.take_over():
+            self.child.leave()  # nobody else would say that what its fork is loading is not to blame
         self.child.end(0.0)
         for name in ("table", "papers"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 setattr(self, name, -1)
                 os.close(descriptor)
+
+
+def first_request(options: CompileOptions, cache_directory: Path | None) -> Compile:
+    """What a server is asked for first in a compile of which nothing was said beside."""
+    directory = "" if cache_directory is None else str(cache_directory)
+    return Compile(_FIRST, msgspec.msgpack.encode(with_checkpoints(options)), directory)
+
+
+def with_checkpoints(options: CompileOptions) -> CompileOptions:
+    """Options of a run that may end at any time: what it has made is merged and saved on the way."""
+    if options.merge is None and options.mode not in NO_WORKER_CACHES:
+        options = evolve(options, merge=ROLLING)
+    if options.save_policy == SavePolicy():
+        options = evolve(options, save_policy=_CHECKPOINTS)
+    return options
 
 
 @define(eq=False)
@@ -468,8 +506,9 @@ class Connection:
                 await trio.lowlevel.wait_writable(child.request_descriptor)
 
     async def listen(self) -> None:
-        """Sort answers until the server ends."""
+        """Sort answers, and hear what is printed, until the server ends."""
         child = self.server.child
+        child.listen()
         while True:
             while (answer := child.take()) is not None:
                 # Without a number it is about the set, which all forks need.

@@ -7,6 +7,7 @@ out-of-memory killer. Where one of them is missing, memory is taken to be there.
 from __future__ import annotations
 
 import re
+import resource
 import threading
 import time
 from collections.abc import Callable
@@ -60,6 +61,16 @@ def kills_for_memory(
         except (OSError, ValueError):
             continue
     return total
+
+
+def limit_memory(size: int) -> None:
+    """Bound this process's memory for data: a driver reserves much more of the address space than it uses.
+
+    Args:
+        size: Bytes; 0 for no bound.
+    """
+    if size:
+        resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 
 @define(eq=False)

@@ -52,9 +52,10 @@ from orchestrator.run.compile_server import (
     Staged,
     Steer,
     Stop,
+    with_checkpoints,
 )
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
-from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, TrialLimits
+from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits
 from orchestrator.run.records import (
     CompileReport,
     Death,
@@ -84,7 +85,6 @@ from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quar
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.stores.files.recovery import settle_death
 from orchestrator.stores.run_notes import add_durations
-from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _LOOK_S: Final = 0.1
 _MOST_LOOK_S: Final = 1.0
@@ -102,8 +102,6 @@ _NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
 """What there is no compiling without."""
 _AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
 """In what a driver may die of what came back from it before."""
-_CHECKPOINTS: Final = SavePolicy(overdue_ns=10 * SECOND_NS)
-"""A crash costs what was compiled since the last save."""
 
 
 async def compile_supervised(
@@ -327,10 +325,7 @@ class _Supervisor:
             options = evolve(options, workers=1, batch_limit=1)
         if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
-        elif options.merge is None and options.mode not in NO_WORKER_CACHES:
-            options = evolve(options, merge=ROLLING)
-        if options.save_policy == SavePolicy():
-            options = evolve(options, save_policy=_CHECKPOINTS)
+        options = with_checkpoints(options)
         if options.time_limit_s is not None and self._since_ns:
             spent_s = (time.perf_counter_ns() - self._since_ns) / 1e9
             options = evolve(options, time_limit_s=max(0.0, options.time_limit_s - spent_s))
@@ -351,8 +346,9 @@ class _Supervisor:
         )
         self._settled_before = frozenset(self._settled)
         orders = _Orders(connection, number)
-        connection.table.clear()  # what the process before had in the driver is no news of this one
-        await connection.send(request)
+        if not connection.server.take_over():
+            connection.table.clear()  # what the process before had in the driver is no news of this one
+            await connection.send(request)
         self._count(Supervision(processes=1))
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
         self.words.in_driver = watch.keys_in_driver

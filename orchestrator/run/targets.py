@@ -21,6 +21,7 @@ interpreter of its own.
 
 from __future__ import annotations
 
+import importlib
 import os
 import resource
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -334,6 +335,7 @@ def target_servers(
     waiting: dict[str, CompileServer] = {}
     with ExitStack() as held:
         if may_fork():
+            importlib.import_module("orchestrator.run.compile_worker")  # which its forks have then
             registry()
             for each in options:
                 preload(each.trial_limits.opener, each.selector)

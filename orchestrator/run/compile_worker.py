@@ -1,0 +1,241 @@
+"""The work of a fork of the server of a supervised compile: one compile, or trials of suspects.
+
+It needs most of the package and trio, and the server nothing of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+import trio
+from attrs import define
+
+from orchestrator.children.child import Channel
+from orchestrator.children.protocol import FrameReader
+from orchestrator.devices.device import NO_SOURCE, Device
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.opening import open_for_child
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.errors import OrchestratorError
+from orchestrator.process import StageClock
+from orchestrator.run.compile import compile_set
+from orchestrator.run.compile_server import (
+    LIMITS,
+    Answer,
+    Compile,
+    Done,
+    Entering,
+    Failed,
+    ImageTables,
+    Obeyed,
+    Opened,
+    Prepared,
+    Progressed,
+    Request,
+    Saved,
+    Settled,
+    Staged,
+    Steer,
+    Stop,
+    Survived,
+    Try,
+    Trying,
+    append,
+)
+from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
+from orchestrator.run.keeping import RecordedCosts
+from orchestrator.run.memory import MemoryGate, limit_memory
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Progress, encode_msgpack
+from orchestrator.run.steering import Settlement, Steering, Told
+from orchestrator.run.trial import first_error
+from orchestrator.schedule.costs import estimated_costs
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJob
+
+_READ_SIZE: Final = 1 << 16
+_M_PERTURB: Final = -6  # mallopt(3)
+_JUNK: Final = 165
+
+
+@define(eq=False)
+class Worker:
+    """A fork. It does one thing, once.
+
+    Attributes:
+        channel: Where its answers go.
+        source: The set.
+        table: Gets what is in the driver.
+        papers: Descriptor of the memory for what is long.
+    """
+
+    channel: Channel[Request, Answer]
+    source: PipelineSet
+    table: InFlightTable
+    papers: int
+
+    def compile(
+        self,
+        request: Compile,
+        options: CompileOptions,
+        source: PipelineSet,
+        control: int,
+        clock: StageClock,
+    ) -> None:
+        """Compile a set, and give its report.
+
+        Args:
+            request: What was asked for.
+            options: As decoded from it.
+            source: The set, with what decodes it.
+            control: Descriptor by which the server says more.
+            clock: Of this process.
+        """
+        directory = Path(request.cache_directory) if request.cache_directory else None
+        opened_as, costs = b"", RecordedCosts(None)
+
+        def opener(device_request: DeviceRequest) -> Device:
+            nonlocal opened_as, costs
+            opened_as = msgspec.msgpack.encode(device_request)
+            slot = self.table.begin(Doing.OPEN, np.zeros(0, np.int32))
+            try:
+                device = _open(options, device_request)
+            finally:
+                self.table.end(slot)
+            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
+            costs = RecordedCosts.open(directory, device.identity)
+            if request.measured_ns:
+                keys = np.array(list(request.measured_ns), np.uint64)
+                costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
+            return announcing(device, self.table, on_image, gate, map(Doing, request.given_up))
+
+        def on_image(image: CreateInfoImage) -> None:
+            recorded_ns = costs.of(image)
+            tables = ImageTables(
+                request=opened_as,
+                keys=image.keys.tobytes(),
+                kinds=image.kinds.tobytes(),
+                recorded_ns=recorded_ns.tobytes(),
+                estimated_ns=estimated_costs(image, recorded_ns).tobytes(),
+                object_start=image.object_start.tobytes(),
+                object_index=image.object_index.tobytes(),
+                dependencies=tuple(each.dependencies for each in image.objects),
+                module_start=image.module_slot_start.tobytes(),
+                module_index=image.module_slot_module.tobytes(),
+            )
+            self.channel.send(Prepared(request.number, *append(self.papers, msgspec.msgpack.encode(tables))))
+
+        def on_progress(progress: Progress) -> None:
+            self.channel.send(Progressed(request.number, encode_msgpack(progress)))
+
+        def on_settled(settlement: Settlement) -> None:
+            self.channel.send(
+                Settled(request.number, *append(self.papers, msgspec.msgpack.encode(settlement)))
+            )
+
+        def on_saved(path: Path, size: int) -> None:
+            self.channel.send(Saved(request.number, str(path), size))
+
+        async def main() -> CompileReport:
+            hears = on_settled if request.steered else None
+            steering = Steering(on_settled=hears, on_saved=on_saved, steered=request.steered)
+            steering.say(*request.said)
+            token = trio.lowlevel.current_trio_token()
+            with first_error():
+                async with trio.open_nursery() as nursery:
+
+                    async def answer(count: int, told: Told) -> None:
+                        await told.wait()
+                        self.channel.send(Obeyed(request.number, count))
+
+                    def hear(order: Stop | Steer) -> None:
+                        if isinstance(order, Stop):
+                            steering.stop.set()
+                        else:
+                            nursery.start_soon(answer, order.count, steering.say(*order.said))
+
+                    def pass_on(order: Stop | Steer) -> None:
+                        with suppress(trio.RunFinishedError):  # the compile is over
+                            token.run_sync_soon(hear, order)
+
+                    _obey(control, pass_on)
+                    report = await compile_set(
+                        source,
+                        options,
+                        cache_directory=directory,
+                        opener=opener,
+                        stop=steering,
+                        on_stage=lambda name: self.channel.send(Staged(request.number, name)),
+                        on_progress=on_progress,
+                        clock=clock,
+                    )
+                    nursery.cancel_scope.cancel()
+            return report
+
+        gate = MemoryGate()
+        gate.watch()
+        try:
+            report = trio.run(main)
+        except (OrchestratorError, ValueError) as error:
+            self.channel.send(Failed.of(request.number, error))
+        else:
+            self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
+
+    def attempt(self, request: Try, control: int) -> None:
+        """Give pipelines to the driver, one after the other, and say before which one it is."""
+        from orchestrator.sets.image.builder import build_image
+
+        _obey(control, lambda _: os._exit(0))
+        options = msgspec.msgpack.decode(request.options, type=CompileOptions)
+        if request.junk:
+            with suppress(AttributeError):  # another C library
+                ctypes.CDLL(None).mallopt(_M_PERTURB, _JUNK)
+        limit_memory(request.memory_bytes)
+        try:
+            device = _open(options, msgspec.msgpack.decode(request.request, type=DeviceRequest))
+        except OrchestratorError as error:
+            self.channel.send(Failed.of(request.number, error))
+            return
+
+        def enter(what: str, _: int) -> None:
+            self.channel.send(Entering(request.number, OBJECTS[what]))
+
+        for kind, key in request.jobs:
+            built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
+            self.channel.send(Trying(request.number, key))
+            began = time.perf_counter_ns()
+            with suppress(OrchestratorError), closing(device.prepare(built.image, enter)) as prepared:
+                self.channel.send(Entering(request.number, Doing.CREATE))
+                device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
+            self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
+        device.close()
+
+
+def _open(options: CompileOptions, request: DeviceRequest) -> Device:
+    return open_for_child(
+        options.trial_limits.opener, options.selector, request, driver_caches=options.driver_caches
+    )
+
+
+def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:
+    """Hear what the server says, and end with it, also amid a driver call."""
+
+    def listen() -> None:
+        reader: FrameReader[Stop | Steer] = FrameReader(Stop | Steer, bound=LIMITS.frame_bytes)
+        while data := os.read(control, _READ_SIZE):
+            reader.feed(data)
+            while (order := reader.take()) is not None:
+                obey(order)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=listen, daemon=True).start()
