@@ -1,9 +1,10 @@
-"""A set as it was decoded for a device, in bytes: images, what was left out and why, and where the code is.
+"""A set as it was decoded for a device, in bytes: images, what was left out and why, and the modules' code.
 
     8 bytes, size of the description | description, JSON | the arrays of each group, each padded to 64 bytes
 
 Arrays are little-endian and in the order of `_ARRAYS`; the description says how long each is. They are used
-where they lie: nothing is made for a pipeline.
+where they lie: nothing is made for a pipeline. Code is kept up to a bound; of the other modules a plan says
+where it is in the archives.
 
 Guarantees: `decode_plan` gives what `encode_plan` was given, or raises ValueError with what is wrong. Counts
 agree; every offset that is written to, or pointed to, is in the buffer; every index is in its table.
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import struct as binary
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -29,10 +31,12 @@ from orchestrator.devices.image import (
     CreateInfoImage,
     ImageModule,
     ImageObject,
+    ModuleSource,
     ObjectKind,
     PipelineKind,
 )
 from orchestrator.devices.request import DeviceRequest, Feature
+from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.groups import FeatureGroup
@@ -50,9 +54,12 @@ from orchestrator.sets.needs.asking import DeviceAnswer
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 
-PLAN_FORMAT: Final = 3
+PLAN_FORMAT: Final = 4
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
+_MOST_CODE: Final = 16 << 20
+"""Bytes of SPIR-V in a plan: to decode it again takes 10 ns a byte."""
+_NO_CODE: Final = -1
 _NOWHERE: Final = (-1, 0)
 _ALIGNMENT: Final = 64
 _SIZE: Final = binary.Struct("<Q")
@@ -75,6 +82,8 @@ _ARRAYS: Final[dict[str, str]] = {
     "module_flags": "<u4",
     "module_archives": "<i4",
     "module_offsets": "<i8",
+    "module_code_offsets": "<i8",
+    "code": "u1",
     "module_slots": "<i8",
     "module_slot_module": "<i4",
     "module_slot_start": "<i8",
@@ -219,8 +228,10 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[
     """
     descriptions: list[_Group] = []
     parts: list[bytes | memoryview] = []
+    left = _MOST_CODE
     for each in plan.groups:
-        arrays = _arrays_of(each, place_of)
+        arrays = _arrays_of(each, place_of, left)
+        left -= len(arrays["code"])
         group, built = each.group, each.built
         descriptions.append(
             _Group(
@@ -256,7 +267,7 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[
     return [_SIZE.pack(len(head)), head, padding, *parts]
 
 
-def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -> _Arrays:
+def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None], code_bytes: int) -> _Arrays:
     image = planned.built.image
     places = [place_of(each.key) for each in image.modules]
     # Of a module whose code a provider gives there is no place.
@@ -268,6 +279,7 @@ def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -
         raise ValueError("a shader module is in no archive")
     dependencies = PipelineJobs.of(sorted(planned.built.dependencies))
     starts, flat = _grouped([each.dependencies for each in image.objects])
+    code_offsets, code = _code_of(image.modules, code_bytes)
     return {
         **{name: getattr(image, name) for name in _OF_IMAGE},
         "object_kinds": np.array([_OBJECT_KINDS.index(each.kind) for each in image.objects], np.uint8),
@@ -280,12 +292,28 @@ def _arrays_of(planned: PlannedGroup, place_of: Callable[[int], Place | None]) -
         "module_flags": np.array([each.flags for each in image.modules], np.uint32),
         "module_archives": np.array([each[0] for each in found if each is not None], np.int32),
         "module_offsets": np.array([each[1] for each in found if each is not None], np.int64),
+        "module_code_offsets": np.array(code_offsets, np.int64),
+        "code": np.frombuffer(code, np.uint8),
         "is_library": image.is_library.view(np.uint8),
         "group_keys": planned.group.pipelines.keys,
         "group_kinds": planned.group.pipelines.kinds,
         "dependency_keys": dependencies.keys,
         "dependency_kinds": dependencies.kinds,
     }
+
+
+def _code_of(modules: Sequence[ImageModule], most: int) -> tuple[list[int], bytes]:
+    """Where in the bytes the code of each module is, and the bytes."""
+    offsets, codes, size = [], [], 0
+    for each in modules:
+        code = b""
+        if size + each.code_size <= most:
+            with suppress(OrchestratorError):  # damaged, or a provider has it: whoever needs it says so
+                code = each.load()
+        offsets.append(size if code else _NO_CODE)
+        codes.append(code)
+        size += len(code)
+    return offsets, b"".join(codes)
 
 
 def _grouped(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -471,12 +499,23 @@ def _objects(arrays: _Arrays, size: int) -> tuple[ImageObject, ...]:
 
 def _modules(arrays: _Arrays, code: ModuleCode) -> tuple[ImageModule, ...]:
     names = ("module_keys", "module_sizes", "module_flags", "module_archives", "module_offsets")
-    columns = [arrays[name] for name in names]
+    columns = [arrays[name] for name in (*names, "module_code_offsets")]
     _require(len({len(each) for each in columns}) == 1, "the arrays of modules differ in length")
+    kept = arrays["code"].data
+    sizes, offsets = arrays["module_sizes"], arrays["module_code_offsets"]
+    here = offsets != _NO_CODE
+    _within(offsets[here], len(kept), "module_code_offsets")
+    _within(sizes[here], len(kept) + 1, "module_sizes")
+    _require(
+        not (sizes[here] & 3).any() and bool((offsets[here] + sizes[here] <= len(kept)).all()),
+        "the code of a module is not in the bytes of code",
+    )
     modules = []
-    for key, size, flags, archive, offset in _rows(*columns):
-        load = partial(not_supplied, key)
-        if (archive, offset) != _NOWHERE:
+    for key, size, flags, archive, offset, at in _rows(*columns):
+        load: ModuleSource = partial(not_supplied, key)
+        if at != _NO_CODE:
+            load = kept[at : at + size].tobytes
+        elif (archive, offset) != _NOWHERE:
             code.places[key] = (archive, offset)
             load = partial(code.load, key)
         modules.append(ImageModule(key=key, code_size=size, flags=flags, load=load))
