@@ -18,11 +18,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import NoReturn
 
 from orchestrator.generated_code import keep_generated_code
 
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
+_DOCSTRINGS = "numpy._core._add_newdocs"  # gives them to others, and has nothing of its own
 _START_FIELD = 19  # of /proc/self/stat, counted from behind the name, which may hold anything (proc(5): 22)
 
 
@@ -104,7 +106,8 @@ def own_interpreter() -> None:
 
     What the caller closed of stdin, stdout and stderr leads nowhere: nothing else gets their numbers.
 
-    Classes take the byte code that earlier processes kept.
+    Classes take the byte code that earlier processes kept. What numpy has of C gets no docstrings, which are
+    for people.
 
     A caller that ignores SIGCHLD leaves that to its children. Then the system forgets processes that end, and
     nobody learns how: here it is as usual.
@@ -118,6 +121,7 @@ def own_interpreter() -> None:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
         atexit.register(keep_generated_code().save)
+        sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")

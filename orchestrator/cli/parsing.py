@@ -34,13 +34,14 @@ _ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
 _NEEDED: Final = (
     "msgspec",
     "numpy",
+    "trio",
     "orchestrator.run.options",
     "orchestrator.run.compile_service",
     "orchestrator.cli.compiling",
 )
 """What a compile imports before it starts a process, in parts between which somebody looks whether there will
 be one."""
-_NEEDED_LATER: Final = ("trio", "orchestrator.run.supervisor")
+_NEEDED_LATER: Final = "orchestrator.run.supervisor"
 """What it imports beside that process, unless it has to wait anyway."""
 _READ_SIZE: Final = 1 << 16
 _PATH: Final = 1  # MessagePack has types of one's own, by number
@@ -88,10 +89,8 @@ class EarlyParse:
             if self._has_ended() and not self._held:
                 break
             importlib.import_module(name)
-        for name in _NEEDED_LATER:
-            if self._has_ended():
-                break
-            importlib.import_module(name)
+        if not self._has_ended():
+            importlib.import_module(_NEEDED_LATER)
         os.set_blocking(self._answer, True)
         self._has_ended()  # it waits in the read
         os.close(self._answer)

@@ -1641,7 +1641,8 @@ class Clock(Sums, frozen=True):
 
     Attributes:
         start_ns: The interpreter's own start.
-        imports_ns: Loading the program, and understanding its command line.
+        imports_ns: Loading the program, and understanding its command line; for the process that compiles
+            also what is loaded there.
         read_ns: Opening the set, and finding out what it holds.
         open_ns: Opening devices.
         prepare_ns: Making create infos, layouts, render passes and modules.
@@ -1649,7 +1650,8 @@ class Clock(Sums, frozen=True):
         cache_load_ns: Reading cache files and creating primaries.
         keys_ns: Reading recorded times, and asking the driver for pipeline keys.
         run_ns: Making worker caches, and creating pipelines.
-        supervise_ns: Waiting for the process that compiles: its start, and what died; 0 without one.
+        supervise_ns: Waiting for the process that compiles, beside what it says that it did: its start, and
+            what died; 0 without one.
         merge_ns: Merging after the barrier, and reading back.
         save_ns: Writing cache files, recorded times and notes.
         inspect_ns: Asking the driver about the code of pipelines.

@@ -142,7 +142,9 @@ def _marked(mark: bytes) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("where", ["numpy", "trio", "orchestrator.cli.compiling"])
+@pytest.mark.parametrize(
+    "where", ["numpy", "trio", "orchestrator.cli.compiling", "orchestrator.cli.progress"]
+)
 def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, tmp_path: Path) -> None:
     source = KILLED.replace("os.kill(PROGRAM, signal.SIGKILL)", "os.killpg(0, signal.SIGINT)")
     arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path)]

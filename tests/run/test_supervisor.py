@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -32,7 +33,7 @@ from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import Connection, ImageTables
+from orchestrator.run.compile_server import CompileServer, Connection, ImageTables, first_request
 from orchestrator.run.compile_service import _shared
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
@@ -50,6 +51,7 @@ from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from orchestrator.stores.save_policy import SavePolicy
+from tests.children.test_children import until
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children
 
@@ -507,6 +509,42 @@ async def test_kills_from_outside_cost_no_cache_file(
     assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     assert not list(cache.glob(".*.loading"))
+
+
+def is_loading(table: InFlightTable) -> bool:
+    return any(each.doing is Doing.LOAD for each in table.flights())
+
+
+async def test_a_compile_that_was_begun_at_once_is_taken_over(archive: Path, tmp_path: Path) -> None:
+    before = children()
+    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    cache = tmp_path / "cache"
+    server = CompileServer.start([str(archive)], options, first=first_request(options, cache))
+    report = await compile_supervised([str(archive)], options, cache_directory=cache, server=server)
+    assert children() == before
+    assert report.supervision is not None
+    assert report.supervision.deaths
+    assert {each.key for each in report.failed} == {KEYS[1], KEYS[4], KEYS[7], KEYS[9]}
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 4
+
+
+async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
+    archive: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_good", cache)
+    before = children()
+    options = CompileOptions(
+        workers=2, mode=CacheMode.SHARED, trial_limits=TrialLimits(opener=f"{__name__}:open_stuck_in_load")
+    )
+    for _ in range(3):
+        server = CompileServer.start([str(archive)], options, first=first_request(options, cache))
+        until(partial(is_loading, InFlightTable(server.table)))
+        server.close()
+    assert children() == before
+    assert not list(cache.glob(".*.loading"))
+    report = await supervised(archive, "open_good", cache)
+    assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
 async def test_a_verdict_is_kept_as_soon_as_it_is_known(

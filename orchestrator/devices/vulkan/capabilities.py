@@ -65,6 +65,7 @@ class StructChain:
         sizes = [_aligned(each.size) for each in self.structs]
         self._memory = ffi.new("uint64_t[]", sum(sizes) // 8 or 1)
         self._bytes = ffi.buffer(self._memory)
+        self._words = memoryview(self._bytes).cast("I")
         self._address = int(ffi.cast("uintptr_t", self._memory))
         self._offsets: dict[str, int] = {}
         at = 0
@@ -82,8 +83,9 @@ class StructChain:
     def members(self) -> Iterator[tuple[Feature, Member, int]]:
         """Names of the members, nested ones opened up, with their offsets in the buffer."""
         for struct in self.structs:
-            for member, at in _leaves(struct, self._offsets[struct.name]):
-                yield (_core_name(struct.name), member.name), member, at
+            base = self._offsets[struct.name]
+            for feature, member, offset in _layout(struct.name):
+                yield feature, member, base + offset
 
     def value(self, member: Member, at: int) -> _Value:
         """Value of a scalar member or a fixed array of them, at an offset in the buffer."""
@@ -91,13 +93,24 @@ class StructChain:
         values: tuple[Any, ...] = binary.unpack_from(f"<{count}{member.format}", self._bytes, at)
         return values if member.array else values[0]
 
+    def is_true(self, at: int) -> bool:
+        """Whether the VkBool32 at an offset in the buffer is not VK_FALSE."""
+        return self._words[at >> 2] != 0
+
     def set_true(self, at: int) -> None:
         """Write VK_TRUE at an offset in the buffer."""
-        binary.pack_into("<I", self._bytes, at, 1)
+        self._words[at >> 2] = 1
 
 
 def _aligned(size: int) -> int:
     return (size + 7) // 8 * 8
+
+
+@functools.cache
+def _layout(struct: str) -> tuple[tuple[Feature, Member, int], ...]:
+    """Names of the members of a structure, nested ones opened up, with their offsets."""
+    name = _core_name(struct)
+    return tuple(((name, member.name), member, at) for member, at in _leaves(registry().struct(struct), 0))
 
 
 def _leaves(struct: Struct, base: int) -> Iterator[tuple[Member, int]]:
@@ -272,7 +285,7 @@ class Capabilities:
         self._commands.vkGetPhysicalDeviceFeatures2(
             self._device.handle, queried.pointer(f"{FEATURES_ROOT} *")
         )
-        return {feature for feature, member, at in queried.members() if queried.value(member, at)}
+        return {feature for feature, _, at in queried.members() if queried.is_true(at)}
 
     def _structs_with(self, extensions: frozenset[str]) -> tuple[Struct, ...]:
         return _available(FEATURES_ROOT, self.api_version, extensions | self._instance.extensions)
@@ -304,19 +317,37 @@ class ChosenCapabilities(Capabilities):
         features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
     """
 
-    def __init__(self, instance: VulkanInstance, device: PhysicalDevice, request: DeviceRequest) -> None:
-        """Ask a physical device of an instance, which must outlive this, what it has, and choose of it."""
+    def __init__(
+        self,
+        instance: VulkanInstance,
+        device: PhysicalDevice,
+        request: DeviceRequest,
+        *,
+        available: frozenset[str] | None = None,
+        supported: set[Feature] | None = None,
+    ) -> None:
+        """Choose of what a physical device of an instance has; the instance must outlive this.
+
+        Args:
+            instance: The instance.
+            device: The physical device.
+            request: What is wanted.
+            available: Extensions to choose from; the device is asked where this is None.
+            supported: Features that it has with them; likewise.
+        """
         super().__init__(instance, device)
         self._request = request
-        available = self._with_dependencies(
-            {
-                each
-                for each in device.extensions
-                if each in registry().extensions
-                and (each in request.extensions or not _UNWANTED_EXTENSIONS.fullmatch(each))
-            }
-        )
-        supported = self._features_of_device(available)
+        if available is None:
+            available = self._with_dependencies(
+                {
+                    each
+                    for each in device.extensions.intersection(registry().extensions)
+                    if each in request.extensions or not _UNWANTED_EXTENSIONS.fullmatch(each)
+                }
+            )
+        if supported is None:
+            supported = self._features_of_device(available)
+        self._available, self._supported = available, supported
         enabled = self._choose(supported, available)
         self.extensions, enabled = self._settle(available, supported, enabled)
         self.features = self._write(enabled)
@@ -329,6 +360,8 @@ class ChosenCapabilities(Capabilities):
             self._instance,
             self._device,
             evolve(self._request, others=OtherFeatures.ALL, orchestrator_features=True),
+            available=self._available,
+            supported=self._supported,
         )
 
     def _choose(self, supported: set[Feature], available: frozenset[str]) -> set[Feature]:
@@ -439,16 +472,10 @@ class ChosenCapabilities(Capabilities):
 
     def _with_dependencies(self, chosen: set[str]) -> frozenset[str]:
         """Those extensions whose dependencies are met by the rest."""
-        known = registry().extensions
-        while True:
-            present = frozenset(chosen) | self._instance.extensions
-            lacking = {each for each in chosen if not self._holds(known[each].depends, present)}
-            if not lacking:
-                return frozenset(chosen)
-            chosen = chosen - lacking
+        return _with_dependencies(frozenset(chosen), self.api_version, self._instance.extensions)
 
     def _holds(self, expression: str, present: frozenset[str]) -> bool:
-        return evaluate(expression, lambda name: provides(name, self.api_version, present))
+        return _holds(expression, self.api_version, present)
 
     def _provides(self, name: str) -> bool:
         """Whether a name of the registry's is there with the version alone."""
@@ -511,6 +538,24 @@ class HostCapabilities(Capabilities):
                 "that are said to be enabled, so its host cannot have enabled it"
             )
         self._answer_for(present, enabled)
+
+
+@functools.lru_cache(maxsize=64)
+def _with_dependencies(
+    chosen: frozenset[str], api_version: int, of_instance: frozenset[str]
+) -> frozenset[str]:
+    """Those device extensions whose dependencies are met by the rest, the instance and the version."""
+    known = registry().extensions
+    while True:
+        present = chosen | of_instance
+        lacking = {each for each in chosen if not _holds(known[each].depends, api_version, present)}
+        if not lacking:
+            return chosen
+        chosen = chosen - lacking
+
+
+def _holds(expression: str, api_version: int, present: frozenset[str]) -> bool:
+    return evaluate(expression, lambda name: provides(name, api_version, present))
 
 
 def features_of_chain(address: int) -> frozenset[Feature]:
