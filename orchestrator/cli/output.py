@@ -15,7 +15,9 @@ imports rich when something is shown.
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
@@ -195,6 +197,8 @@ def write_json(value: dict[str, Any] | bytes) -> None:
 
     encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
     text = msgspec.json.format(encoded, indent=2).decode()
+    if not str(sys.stdout.encoding).lower().startswith("utf"):
+        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 

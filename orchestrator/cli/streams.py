@@ -4,7 +4,8 @@ How it looks (colours, progress, how much of a list) is said once a call, before
 
 Guarantees: a stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that
 cannot be written raises OutputError, once; a reader that went away stays a BrokenPipeError. What a stream
-could not write is dropped, so that nothing tries again at the end of the process.
+could not write is dropped, so that nothing tries again at the end of the process. No text is too much for
+the encoding of a stream.
 Assumptions: one call of the program at a time in a process; loaded with every verb, so it imports nothing
 that is not there.
 """
@@ -98,6 +99,14 @@ class _Stream:
     def __iter__(self) -> Iterator[str]:
         return iter(self._inner)
 
+    def _put(self, text: str) -> int:
+        """Write text; what the stream's encoding lacks is escaped, such as the letter of a unit in ASCII."""
+        try:
+            return self._inner.write(text)
+        except UnicodeEncodeError as error:
+            known = error.encoding
+            return self._inner.write(text.encode(known, "backslashreplace").decode(known))
+
 
 class Results(_Stream):
     """stdout.
@@ -116,7 +125,7 @@ class Results(_Stream):
             BrokenPipeError: Its reader went away.
         """
         self.written = self.written or bool(text)
-        self._do(lambda: self._inner.write(text))
+        self._do(lambda: self._put(text))
         return len(text)
 
     def flush(self) -> None:
@@ -139,7 +148,7 @@ class Messages(_Stream):
     def write(self, text: str) -> int:
         """Write text, or drop it."""
         try:
-            return self._inner.write(text)
+            return self._put(text)
         except (OSError, ValueError):
             discard(self._inner)
             return len(text)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,18 +11,20 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
 
 FULL = Path("/dev/full")
 VERB = ("list", "sample", "--no-verify")
 
 
-def run(*arguments: str, shell: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, shell: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the program with its streams as a shell's redirections say."""
     command = f'exec "$0" -m orchestrator "$@" {shell}'
     return subprocess.run(
         ["sh", "-c", command, sys.executable, *arguments],
         cwd=REPOSITORY,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         check=False,
@@ -61,3 +65,16 @@ def test_an_error_on_a_full_stdout_keeps_its_message() -> None:
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_lead_nowhere(closed: str) -> None:
     assert run(*VERB, shell=closed).returncode == ExitCode.OK
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_escaped(encoding: str, tmp_path: Path) -> None:
+    """As in the locale C without Python's own remedies: units, lines of tables, names of files."""
+    archive = tmp_path / "Spiel \u03bb.foz"
+    archive.write_bytes(sample_path().read_bytes())
+    command = ["list", str(archive), "--no-verify"]
+    shown = run(*command, shell="", PYTHONIOENCODING=encoding)
+    assert (shown.returncode, shown.stderr) == (ExitCode.OK, "")
+    assert "Spiel \\u03bb.foz" in shown.stdout
+    document = json.loads(run(*command, "--json", shell="", PYTHONIOENCODING=encoding).stdout)
+    assert archive.name in str(document)
