@@ -495,6 +495,10 @@ class _UnusableError(Exception):
         self.reason = str(reason)  # a plain one: reports encode it
         self.unsupported = unsupported
 
+    def alone(self) -> _UnusableError:
+        """The same without the frames that it came through: they hold what was decoded."""
+        return _UnusableError(self.reason, unsupported=self.unsupported)
+
 
 # What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and
 # the reason says so.
@@ -673,7 +677,7 @@ class _ImageBuilder:
             self._pipelines[job] = self._decode(job, document)
         except (_UnusableError, *_DEFECTS) as found:
             error = found if isinstance(found, _UnusableError) else _defect(found)
-            self._pipelines[job] = error
+            self._pipelines[job] = error.alone()
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
     def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:
@@ -844,10 +848,10 @@ class _ImageBuilder:
             try:
                 known = self._load_module(key)
             except _UnusableError as error:
-                known = error
+                known = error.alone()
             self._modules[key] = known
         if isinstance(known, _UnusableError):
-            raise known
+            raise known.alone()
         return known
 
     def _spirv(self, key: int) -> SpirvModule:
@@ -969,10 +973,10 @@ class _ImageBuilder:
             try:
                 known = self._load_object(handle_type, key)
             except _UnusableError as error:
-                known = error
+                known = error.alone()
             self._objects[handle_type, key] = known
         if isinstance(known, _UnusableError):
-            raise known
+            raise known.alone()
         return known
 
     def _load_object(self, handle_type: str, key: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+import traceback
 from collections import Counter
 from typing import Any
 
@@ -289,6 +290,32 @@ def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: C
         assert len(built.image) + len(built.problems) == corpus.pipelines
         assert all(each.reason for each in built.problems)
         assert_consistent(built.image)
+
+
+def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was raised for one is not raised again for the next: its frames would stay, and add up."""
+    raised: list[BaseException] = []
+
+    class Kept(builder._UnusableError):
+        def __init__(self, reason: str, *, unsupported: bool = False) -> None:
+            super().__init__(reason, unsupported=unsupported)
+            raised.append(self)
+
+    monkeypatch.setattr(builder, "_UnusableError", Kept)
+    records = Records()
+    other = compute_module(local_size=4)
+    damaged = module_hash(other, 0)
+    records.add(RecordTag.SHADER_MODULE, damaged, encode_module(other, 0)[:-4])
+    for key in range(1, 41):
+        records.compute(key, module=damaged)
+    built = records.built()
+    assert len(built.problems) == 40
+    assert len({each.reason for each in built.problems}) == 1
+
+    def depth(error: BaseException) -> int:
+        return sum(1 for _ in traceback.walk_tb(error.__traceback__))
+
+    assert 0 < max(map(depth, raised)) < 20
 
 
 @pytest.mark.parametrize("limit", [1, 1 << 30])
