@@ -576,7 +576,8 @@ class CompileJob:
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
         clock.enter("save")
-        if cache.was_there and device.features.creation_feedback:
+        held = report.binaries is not None and report.binaries.created
+        if (cache.was_there or held) and device.features.creation_feedback:
             status = report.pipelines.status
             compiled, found = (
                 status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
@@ -584,7 +585,9 @@ class CompileJob:
             if compiled.any():
                 from orchestrator.run.recompiled import recompiled_note
 
-                self._notes.append(recompiled_note(prepared.image, compiled, found, recorded_ns))
+                place = "store of binaries" if held else "cache"
+                note = recompiled_note(prepared.image, compiled, found, recorded_ns, place=place)
+                self._notes.append(note)
         await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
         self._savings += schedule.savings(report)
         self._notes += [*costs.notes, *schedule.notes]

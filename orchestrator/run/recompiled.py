@@ -55,7 +55,12 @@ def _traits(image: CreateInfoImage) -> list[tuple[str, _Mask]]:
 
 
 def recompiled_note(
-    image: CreateInfoImage, compiled: _Mask, found: _Mask, known_ns: npt.NDArray[np.int64]
+    image: CreateInfoImage,
+    compiled: _Mask,
+    found: _Mask,
+    known_ns: npt.NDArray[np.int64],
+    *,
+    place: str = "cache",
 ) -> str:
     """What a report says of pipelines that a run compiled although a cache was loaded.
 
@@ -64,18 +69,19 @@ def recompiled_note(
         compiled: Whether each was compiled, shape (n,); some were.
         found: Whether each was found in the cache, shape (n,).
         known_ns: Time of an earlier compile on this device, shape (n,); 0 where none is known.
+        place: Where they were looked for, in words.
     """
     before, new = compiled & (known_ns > 0), compiled & (known_ns <= 0)
     told = []
     if before.any():
         told.append(
-            f"{before.sum():,} were compiled on this device before, and the driver did not find them in the "
-            f"cache: {describe(image, before, found)}. Where a run adds nothing to the cache and the next "
-            "one compiles them again, this driver does not keep them"
+            f"{before.sum():,} were compiled on this device before, and were not found in the {place}: "
+            f"{describe(image, before, found)}. Where a run adds nothing to the {place} and the next one "
+            "compiles them again, this driver does not keep them"
         )
     if new.any():
         told.append(f"{new.sum():,} are new to this device: {describe(image, new, found)}")
     return (
-        f"{compiled.sum():,} of {len(image):,} pipelines were compiled although the cache was loaded; "
+        f"{compiled.sum():,} of {len(image):,} pipelines were compiled although the {place} was loaded; "
         + "; ".join(told)
     )

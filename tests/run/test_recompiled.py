@@ -15,6 +15,7 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.cli.conftest import run_program
+from tests.drivers import driver_manifest
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +48,30 @@ def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImag
         f"3 of {len(image):,} pipelines were compiled although the cache was loaded; 2 were compiled" in words
     )
     assert "; 1 are new to this device" in words
+    words = recompiled_note(image, compiled, ~compiled, known, place="store of binaries")
+    assert "were compiled although the store of binaries was loaded" in words
+
+
+@pytest.mark.driver
+def test_what_has_no_binaries_is_named(tmp_path: Path) -> None:
+    """RADV gives none of libraries without code, so that each run creates them anew."""
+    driver_manifest("radv:navi21")
+    command = (
+        "compile",
+        "sample",
+        "-d",
+        "radv:navi21",
+        "--mode",
+        "binaries",
+        "--cache-dir",
+        tmp_path,
+        "--json",
+    )
+    assert not any("although the store" in each for each in notes(run_program(*command).document))
+    again = run_program(*command).document
+    assert again["outcomes"]["compiled"] == 4
+    (note,) = [each for each in notes(again) if "although the store" in each]
+    assert note.startswith("4 of 235 pipelines were compiled although the store of binaries was loaded")
 
 
 def test_a_run_says_so(tmp_path: Path) -> None:
@@ -74,7 +99,7 @@ def test_a_run_says_so(tmp_path: Path) -> None:
     assert not any("although the cache" in each for each in notes(compiled("part")))
     again = compiled("whole")
     (note,) = [each for each in notes(again) if "although the cache" in each]
-    assert "were compiled on this device before, and the driver did not find them" in note
+    assert "were compiled on this device before, and were not found in the cache" in note
     assert "new to this device" not in note
 
 
