@@ -78,6 +78,14 @@ def test_commands_in_pages_exist(page: Path) -> None:
     assert called <= set(verbs())
 
 
+def test_every_kind_of_error_is_described() -> None:
+    sources = "".join(each.read_text("utf-8") for each in (REPOSITORY / "orchestrator" / "cli").glob("*.py"))
+    kinds = set(re.findall(r'Failure\(\s*"([a-z_]+)"', sources))
+    assert len(kinds) > 10
+    (listed,) = re.findall(r"^`kind` is one of (.*?)\.$", CLI_PAGE, flags=re.MULTILINE | re.DOTALL)
+    assert kinds == set(re.findall(r"`([a-z_]+)`", listed))
+
+
 def test_the_commands_of_the_page_on_precompiling_do_what_it_says(tmp_path: Path) -> None:
     """All of them, in their order, in one directory; with a smaller set and pattern, and a shorter night."""
     driver_manifest("radv:navi21")
