@@ -1,0 +1,209 @@
+"""Question: do time and memory of a compile stay linear in the number of pipelines, up to a million?
+
+Sets of permuted compute shaders (benchmarks/permuted.py) are made, compiled with an empty cache, and compiled
+again with the one that was kept. A row is printed as soon as its process has ended, so what is cut off is
+told up to there.
+
+    wall_s, cpu_s     of the whole process and all that it started, from fork to reaping
+    peak_mib          of the largest of these processes; peaks_mib are all of them, the largest first
+    ..._per_pipeline  the same for each pipeline, microseconds and bytes; what does not grow is in it, which
+                      tells in small sets
+    cache_mib         the cache file
+
+The simulated device takes no time here and its entries are small, so what is left is this program's own
+work, and the simulation, which is written in Python too: --traced counts bytes by module.
+
+Linear is what the last column says: what one pipeline more takes since the size before.
+
+Command: python benchmarks/bench_large.py --device radv:navi21 --workers 16 65280 250000 1000000
+         --sources sascha.foz wgpu.foz placebo.foz sample.foz
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+import time
+import tracemalloc
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import trio
+
+import orchestrator
+from benchmarks.bench_replayer import measured
+from benchmarks.fresh import Figures, Job, answer_if_asked, machine, parser_of
+from benchmarks.permuted import write_permuted
+from orchestrator.devices import environment_of
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.selectors import SIMULATED
+from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions
+from orchestrator.devices.simulated.options import constant_cost
+from orchestrator.run.compile import compile_set
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
+
+_SHADERS = 102
+_COLUMNS = (
+    "   pipelines  start      wall s      CPU s  peak MiB  us wall  us CPU  bytes each"
+    "   since the size before"
+)
+
+
+def make_set(folder: Path, sources: Sequence[str], size: int) -> tuple[Path, Figures]:
+    """Write a set of about so many pipelines, unless an earlier call did."""
+    shaders = write_permuted(folder / "one.foz", sources, 1, _SHADERS)
+    each = -(-size // shaders)
+    path = folder / f"permuted-{each * shaders}.foz"
+    began = time.perf_counter()
+    if not path.exists():
+        write_permuted(path, sources, each, _SHADERS)
+    return path, {
+        "pipelines": each * shaders,
+        "generating_s": time.perf_counter() - began,
+        "set_mib": path.stat().st_size / 2**20,
+    }
+
+
+def compiled(path: Path, cache: Path, options: Any) -> Figures:
+    """One process; what it took, and what became of the pipelines."""
+    environment = {**os.environ, **environment_of(options.device)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    output = cache / "output.json"
+    if options.device == SIMULATED:
+        job = {"set": str(path), "cache": str(cache), "workers": options.workers, "traced": options.traced}
+        command = [sys.executable, __file__, "0", "--measure", json.dumps(job)]
+        return _result(cache, measured(command, environment, output), output)
+    arguments = [str(path), "--device", options.device, "--workers", str(options.workers)]
+    arguments += ["--cache-dir", str(cache), "--json", *(["--in-process"] if options.in_process else [])]
+    command = [sys.executable, "-m", "orchestrator", "compile", *arguments]
+    return _result(cache, measured(command, environment, output), output)
+
+
+def _result(cache: Path, figures: Figures, output: Path) -> Figures:
+    """What a process took, and what it says of itself."""
+    report = json.loads(output.read_bytes())
+    output.unlink()
+    if "error" in report:
+        raise SystemExit(str(report["error"]["message"]))
+    files = list(cache.glob("*.pipeline-cache"))
+    return {
+        **figures,
+        "mode": report["mode"],
+        "outcomes": report["outcomes"],
+        "clock": {name: round(seconds, 6) for name, seconds in report["clock"].items() if seconds},
+        "cache_mib": sum(each.stat().st_size for each in files) / 2**20,
+        **({"traced": report["traced"]} if "traced" in report else {}),
+    }
+
+
+def simulate(job: Job) -> Figures:
+    """Compile a set on a simulated device without time, in this process; what a report says of it."""
+    cost = CostModel(entry_bytes=constant_cost(16))
+
+    def opener(request: DeviceRequest) -> SimulatedDevice:
+        return SimulatedDevice(SimulatedOptions(cost=cost, request=request))
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(Path(job["set"])) as source:
+            options = CompileOptions(mode=None, workers=job["workers"])
+            return await compile_set(source, options, cache_directory=Path(job["cache"]), opener=opener)
+
+    if job["traced"]:
+        tracemalloc.start()
+    clock = time.perf_counter()
+    report = trio.run(main)
+    counts = {status.value: count for status, count in report.counts().items()}
+    figures: Figures = {
+        "mode": report.mode,
+        "outcomes": counts,
+        "clock": {"compile_set": time.perf_counter() - clock},
+    }
+    if job["traced"]:
+        package = Path(orchestrator.__file__).parent
+        held: dict[str, int] = {}
+        for each in tracemalloc.take_snapshot().statistics("filename"):
+            file = Path(each.traceback[0].filename)
+            name = str(file.relative_to(package)) if file.is_relative_to(package) else file.name
+            held[name] = held.get(name, 0) + each.size
+        most = sorted(held.items(), key=lambda item: -item[1])[:12]
+        figures["traced"] = {"peak": tracemalloc.get_traced_memory()[1], "held": dict(most)}
+    return figures
+
+
+def rows_of(folder: Path, options: Any) -> Iterator[dict[str, Any]]:
+    """Each size cold, then warm."""
+    for size in options.sizes:
+        path, made = make_set(folder, options.sources, size)
+        with tempfile.TemporaryDirectory(dir=folder) as cache:
+            for start in ("cold", "warm"):
+                figures = compiled(path, Path(cache), options)
+                count = made["pipelines"]
+                yield {
+                    "start": start,
+                    **made,
+                    **figures,
+                    "wall_us_per_pipeline": figures["wall_s"] / count * 1e6,
+                    "cpu_us_per_pipeline": figures["cpu_s"] / count * 1e6,
+                    "bytes_per_pipeline": figures["peak_mib"] * 2**20 / count,
+                }
+
+
+def line(row: Figures, before: Figures | None) -> str:
+    """A row for people, with what a pipeline more took since the one before of the same start."""
+    text = (
+        f"{row['pipelines']:12,}  {row['start']:5} {row['wall_s']:11.2f} {row['cpu_s']:10.2f} "
+        f"{row['peak_mib']:9.0f} {row['wall_us_per_pipeline']:8.1f} {row['cpu_us_per_pipeline']:7.1f} "
+        f"{row['bytes_per_pipeline']:11.0f}"
+    )
+    if before is None or before["pipelines"] == row["pipelines"]:
+        return text
+    more = row["pipelines"] - before["pipelines"]
+    wall, cpu, peak = (row[each] - before[each] for each in ("wall_s", "cpu_s", "peak_mib"))
+    return (
+        f"{text}   {wall / more * 1e6:.1f} us wall, {cpu / more * 1e6:.1f} us CPU, "
+        f"{peak * 2**20 / more:.0f} bytes"
+    )
+
+
+def main() -> None:
+    """Measure the sizes, the smallest first as they are named."""
+    parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
+    parser.add_argument("sizes", nargs="+", type=int, help="pipelines; rounded up to whole permutations")
+    parser.add_argument(
+        "--sources", nargs="+", default=[str(sample_path())], help="archives with compute shaders"
+    )
+    parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of workers")
+    parser.add_argument("--in-process", action="store_true", help="compile without supervision")
+    parser.add_argument("--folder", type=Path, help="keep the sets here; default: nowhere")
+    parser.add_argument("--traced", action="store_true", help="of the simulated device: bytes by module")
+    options = parser.parse_args()
+    if answer_if_asked(options, simulate):
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        before: dict[str, Figures] = {}
+        print(_COLUMNS, file=sys.stderr)
+        for row in rows_of(folder, options):
+            print(line(row, before.get(row["start"])), file=sys.stderr, flush=True)
+            before[row["start"]] = row
+            named = {"device": options.device, "workers": options.workers, "in_process": options.in_process}
+            text = json.dumps({"benchmark": "bench_large", **row, **named, **machine()})
+            if options.output is None:
+                print(text, flush=True)
+            else:
+                with options.output.open("a", encoding="utf-8") as stream:
+                    stream.write(text + "\n")
+
+
+if __name__ == "__main__":
+    main()
