@@ -1,14 +1,21 @@
 """Makespan and throughput of schedulers; JSON lines and a small table.
 
-Two questions about the schedule, neither of which needs a driver.
+Questions about the schedule, none of which needs a driver:
 
-makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A
-discrete- event simulation: workers take batches, time passes by the jobs' true costs, nothing else costs
-anything. Contenders: the scheduler with exact costs, with costs that are wrong by a factor (lognormal,
-sigma 0.5) and with no costs at all; jobs in the order of the set; static slices. The bound is max(longest
-job, total / workers); no schedule can be below it. throughput  what does the state machine itself cost:
-jobs a second through request and finished, on one core, with batches as in a warm run (all hit), and one
-job a batch; bytes a job.
+    makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A
+                discrete-event simulation: workers take batches, time passes by the jobs' true costs, nothing
+                else costs anything. Contenders: the scheduler with exact costs, with costs that are wrong by
+                a factor (lognormal, sigma 0.5) and with no costs at all; jobs in the order of the set; static
+                slices. The bound is max(longest job, total / workers); no schedule can be below it.
+    answers     the same of the pipelines of real sets (--set), where each answer of the scheduler takes a
+                while in which no other worker is answered: what is done between two calls holds the
+                interpreter. Costs are drawn by shader (lognormal, sigma 0.8), or are those that a cold run
+                recorded (--costs, its report by --json, one for each set); nobody knows them before, or an
+                earlier run recorded them.
+    blind       20 to 40 ms each, and nobody knows which: the schedule against a list in any order, which is
+                what can be done without knowing, and against the longest first, as if it were known.
+    throughput  what does the state machine itself cost: jobs a second through request and finished, on one
+                core, with batches as in a warm run (all hit), and one job a batch; bytes a job.
 
 What this cannot show: contention, the cost of a driver call, or of the lock around the scheduler.
 
@@ -32,13 +39,19 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from orchestrator.devices.device import CacheMode
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.registry.tables import AnyDevice
+from orchestrator.run.execution import scheduler_of
+from orchestrator.run.options import unsteered_schedule
+from orchestrator.run.records import CompileReport, decode_json
 from orchestrator.schedule import (
     Assignment,
     JobGraph,
@@ -47,6 +60,9 @@ from orchestrator.schedule import (
     Scheduler,
     Wait,
 )
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
 
 Row = dict[str, Any]
 Costs = npt.NDArray[np.int64]
@@ -58,6 +74,10 @@ WORKERS = (2, 8, 64)
 SIZES = (10_000, 100_000, 1_000_000)
 HIT_NS = 1_300
 AS_GIVEN = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0)
+ONE_BY_ONE = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0, batch_limit=1)
+ANSWER_WORKERS = 16
+ANSWERS_NS = (0, 250_000, 450_000)
+BLIND_JOBS = (114, 238, 682)
 
 
 def costs_of(jobs: int, seed: int) -> Costs:
@@ -106,6 +126,110 @@ def simulated_makespan(scheduler: Scheduler, costs: Costs, workers: int) -> int:
         free = [(now, worker), *((now, each) for each in waiting)]
         waiting = []
     return end
+
+
+def answered_makespan(scheduler: Scheduler, costs: Costs, workers: int, answer_ns: int) -> Row:
+    """Let workers run a schedule in simulated time, in which one is answered at a time; what came of it."""
+    events = [(0, worker) for worker in range(workers)]
+    running: dict[int, tuple[Assignment, int]] = {}
+    waiting: list[int] = []
+    free = end = calls = waited = 0
+    while events:
+        now, worker = heapq.heappop(events)
+        if worker in running:
+            ended, took = running.pop(worker)
+            scheduler.finished(worker, ended, compiles=len(ended.indices), elapsed_ns=took)
+            events += [(now, each) for each in waiting]
+            heapq.heapify(events)
+            waiting = []
+        answer = scheduler.request(worker)
+        if isinstance(answer, Assignment):
+            free = max(now, free) + answer_ns
+            took = max(1, int(costs[answer.indices].sum()))
+            running[worker] = answer, took
+            heapq.heappush(events, (free + took, worker))
+            end, calls, waited = max(end, free + took), calls + 1, waited + free - now
+        elif isinstance(answer, Wait):
+            waiting.append(worker)
+    return {"makespan_ns": end, "calls_a_worker": calls / workers, "waited_ns_a_worker": waited / workers}
+
+
+def drawn_costs(image: CreateInfoImage, total_ns: int, seed: int) -> Costs:
+    """True costs by first shader."""
+    modules = image.module_slot_module
+    first = modules[np.minimum(image.module_slot_start[:-1], len(modules) - 1)]
+    drawn = np.random.default_rng(seed).lognormal(0.0, 0.8, int(first.max()) + 1)[first]
+    return np.maximum(drawn * (total_ns / drawn.sum()), 1).astype(np.int64)
+
+
+def recorded_costs(image: CreateInfoImage, report: Path) -> Costs:
+    """True costs by a report; of what it does not have the mean."""
+    table = decode_json(report.read_bytes(), CompileReport).pipelines
+    order = np.argsort(table.keys)
+    places = order[np.minimum(np.searchsorted(table.keys[order], image.keys), len(order) - 1)]
+    known = (table.keys[places] == image.keys) & (table.driver_ns[places] > 0)
+    times = np.where(known, table.driver_ns[places], 0).astype(np.int64)
+    return np.where(known, times, int(times.sum()) // max(1, int(np.count_nonzero(known))))
+
+
+def answers_rows(sets: Sequence[Path], reports: Sequence[Path], seeds: int, each_ns: int) -> Iterator[Row]:
+    """One row for each set, what is known of its costs, time of an answer and seed."""
+    options = unsteered_schedule(CacheMode.PER_WORKER)
+    for number, path in enumerate(sets):
+        with PipelineSet.open(path) as source:
+            image = build_image(source, source.pipelines, AnyDevice()).image
+        measured = recorded_costs(image, reports[number]) if reports else None
+        for seed in range(seeds):
+            noise = np.random.default_rng(seed).lognormal(0.0, 0.15, len(image))
+            costs = drawn_costs(image, each_ns * len(image), seed)
+            if measured is not None:
+                costs = np.maximum(measured * noise, 1).astype(np.int64)
+            bound = max(int(costs.max()), -(-int(costs.sum()) // ANSWER_WORKERS))
+            for known in (False, True):
+                recorded = np.maximum(costs / noise, 1).astype(np.int64) if known else None
+                for answer_ns in ANSWERS_NS:
+                    scheduler = scheduler_of(image, ANSWER_WORKERS, options, recorded_ns=recorded)
+                    found = answered_makespan(scheduler, costs, ANSWER_WORKERS, answer_ns)
+                    yield {
+                        "question": "answers",
+                        "set": path.name,
+                        "costs": "of a report" if measured is not None else "drawn",
+                        "known": "recorded" if known else "nothing",
+                        "answer_us": answer_ns // 1000,
+                        "workers": ANSWER_WORKERS,
+                        "seed": seed,
+                        "jobs": len(image),
+                        "bound_ns": bound,
+                        "longest_ns": int(costs.max()),
+                        **found,
+                        "ratio": round(found["makespan_ns"] / bound, 6),
+                    }
+
+
+def blind_rows(seeds: int) -> Iterator[Row]:
+    """One row for each number of jobs and contender and seed: what can be done without knowing anything."""
+    for jobs in BLIND_JOBS:
+        for seed in range(seeds):
+            costs = np.random.default_rng(seed).integers(20_000_000, 40_000_000, jobs)
+            bound = max(int(costs.max()), -(-int(costs.sum()) // ANSWER_WORKERS))
+            order = np.random.default_rng(1000 + seed).permutation(jobs)
+            options, nothing_known = ScheduleOptions(expect_hits=0.0), graph_of(None, jobs)
+            contenders = {
+                "scheduler": _run_cost(nothing_known, options, costs, ANSWER_WORKERS),
+                "a list in any order": _run_cost(nothing_known, ONE_BY_ONE, costs[order], ANSWER_WORKERS),
+                "longest first": _run_cost(nothing_known, ONE_BY_ONE, -np.sort(-costs), ANSWER_WORKERS),
+            }
+            for name, makespan in contenders.items():
+                yield {
+                    "question": "blind",
+                    "contender": name,
+                    "workers": ANSWER_WORKERS,
+                    "seed": seed,
+                    "jobs": jobs,
+                    "bound_ns": bound,
+                    "makespan_ns": makespan,
+                    "ratio": round(makespan / bound, 6),
+                }
 
 
 def static_makespan(costs: Costs, workers: int) -> int:
@@ -254,6 +378,28 @@ def table(rows: list[Row]) -> str:
             ratios = [row["ratio"] for row in found if row["contender"] == name and row["workers"] == workers]
             low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
             lines.append(f"{name:33} {workers:3} {middle:8.4f} {low:8.4f} {high:8.4f}")
+    found = [row for row in rows if row["question"] == "answers"]
+    if found:
+        lines += [
+            "",
+            "answers: makespan / bound        costs       known      us   median      min      max  calls",
+        ]
+    for name, known, answer in dict.fromkeys((row["set"], row["known"], row["answer_us"]) for row in found):
+        same = [row for row in found if (row["set"], row["known"], row["answer_us"]) == (name, known, answer)]
+        ratios = [row["ratio"] for row in same]
+        calls = statistics.median(row["calls_a_worker"] for row in same)
+        lines.append(
+            f"{name:32} {same[0]['costs']:11} {known:9} {answer:4} {statistics.median(ratios):8.3f} "
+            f"{min(ratios):8.3f} {max(ratios):8.3f} {calls:5.1f}"
+        )
+    found = [row for row in rows if row["question"] == "blind"]
+    if found:
+        lines += ["", "blind: makespan / bound      jobs   median      min      max   above 1.1"]
+    for name, jobs in dict.fromkeys((row["contender"], row["jobs"]) for row in found):
+        ratios = [row["ratio"] for row in found if (row["contender"], row["jobs"]) == (name, jobs)]
+        above = sum(each > 1.1 for each in ratios) / len(ratios)
+        middle, low, high = statistics.median(ratios), min(ratios), max(ratios)
+        lines.append(f"{name:26} {jobs:6} {middle:8.3f} {low:8.3f} {high:8.3f} {above:9.0%}")
     lines += ["", "throughput       jobs   jobs/s median      min      max   with entering   us/call"]
     found = [row for row in rows if row["question"] == "throughput"]
     for batches, size in dict.fromkeys((row["batches"], row["jobs"]) for row in found):
@@ -280,6 +426,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write JSON lines here")
     parser.add_argument("--samples", type=int, default=5, help="samples, and seeds of the simulation")
+    questions = ("makespan", "answers", "blind", "throughput")
+    parser.add_argument("--question", nargs="+", choices=questions, default=questions, help="default: all")
+    parser.add_argument("--set", nargs="+", type=Path, default=[sample_path()], help="archives, for answers")
+    parser.add_argument("--costs", nargs="+", type=Path, default=[], help="a cold run's report for each set")
+    parser.add_argument("--each-ns", type=int, default=2_400_000, help="mean cost where it is drawn")
     parser.add_argument("--sample", nargs=3, metavar=("WHAT", "JOBS", "BATCHES"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.sample:
@@ -287,7 +438,18 @@ def main() -> None:
         take = throughput_sample if what == "throughput" else memory_sample
         print(json.dumps(take(int(jobs), batches)))
         return
-    rows = [machine(), *makespan_rows(arguments.samples), *throughput_rows(arguments.samples)]
+    samples, asked = arguments.samples, arguments.question
+    if arguments.costs and len(arguments.costs) != len(arguments.set):
+        parser.error(f"--costs: {len(arguments.costs)} reports for {len(arguments.set)} sets")
+    rows = [machine()]
+    if "makespan" in asked:
+        rows += makespan_rows(samples)
+    if "answers" in asked:
+        rows += answers_rows(arguments.set, arguments.costs, samples, arguments.each_ns)
+    if "blind" in asked:
+        rows += blind_rows(samples)
+    if "throughput" in asked:
+        rows += throughput_rows(samples)
     if arguments.output is not None:
         arguments.output.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
     print(table(rows))

@@ -28,13 +28,13 @@ import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field
+from attrs import define, evolve, field
 
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, PipelineSource, PreparedPipelines
@@ -64,6 +64,8 @@ from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 
 if TYPE_CHECKING:
     from orchestrator.run.supply import SpirvSupply
+
+_MOST_RECORDED: Final = 0.9
 
 
 def available_workers() -> int:
@@ -574,4 +576,6 @@ def scheduler_of(
     )
     if priority is not Priority.SOON:
         jobs = msgspec.structs.replace(jobs, priorities=np.full(len(image), priority, np.uint8))
+    if recorded_ns is not None and np.count_nonzero(recorded_ns) >= _MOST_RECORDED * len(image):
+        options = evolve(options, costs_recorded=True)
     return Scheduler(jobs, workers, options)

@@ -215,6 +215,10 @@ _ONE_WAY = 0.5
 _FADE = 0.9
 """What remains of the weight of earlier batches when another one was compiled."""
 
+_TELLING: Final = 8
+_NEAR: Final = 0.25
+"""After so many batches of compiles, wrong by no more than that (mean of logarithms), estimates are exact."""
+
 _FIRST_HIT_NS = 5_000.0
 """A hit, before one was seen: a call from the interpreter and the driver's lookup."""
 
@@ -237,7 +241,18 @@ class Experience:
         tried: Whether a batch has ended.
     """
 
-    __slots__ = ("_compiled", "_estimated", "_hit_ns", "_hits", "_measured", "_misses", "_seen_hit", "tried")
+    __slots__ = (
+        "_compiled",
+        "_estimated",
+        "_hit_ns",
+        "_hits",
+        "_measured",
+        "_misses",
+        "_off",
+        "_seen_hit",
+        "_told",
+        "tried",
+    )
 
     def __init__(self, expect_hits: float, weight: float = 1.0) -> None:
         self._hits = expect_hits * weight
@@ -247,6 +262,8 @@ class Experience:
         self._measured = 0.0
         self._estimated = 0.0
         self._compiled = 0.0
+        self._off = 0.0
+        self._told = 0
         self.tried = False
 
     @property
@@ -263,6 +280,11 @@ class Experience:
     def compile_ns(self) -> float:
         """Measured time of a compile, whatever was estimated, nanoseconds; infinite before any was."""
         return self._measured / self._compiled if self._compiled else math.inf
+
+    @property
+    def exact(self) -> bool:
+        """Whether estimates tell what compiles take, as they do where an earlier run recorded them."""
+        return self._told >= _TELLING and self._off <= _NEAR
 
     @property
     def proven(self) -> bool:
@@ -310,9 +332,13 @@ class Experience:
         elif compiles:
             # What the hits of a mixed batch took is known well enough; the rest is what was compiled.
             spent = max(elapsed_ns - hits * self._hit_ns, 1.0)
+            estimated = max(cost_ns * compiles / jobs, 1.0)
+            off = abs(math.log(spent / (self.scale * estimated)))
+            self._off = self._off * _FADE + off * (1 - _FADE) if self._told else off
+            self._told += 1
             self._measured = self._measured * _FADE + spent
             self._compiled = self._compiled * _FADE + compiles
-            self._estimated = self._estimated * _FADE + max(cost_ns * compiles / jobs, 1.0)
+            self._estimated = self._estimated * _FADE + estimated
 
 
 class Experiences:

@@ -182,6 +182,12 @@ _ANSWER_NS: Final = 1_000_000
 """Least time of a batch of compiles towards the end, for each worker that there is: with 16, 16 ms. Between
 two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of it stays free."""
 
+_LEAST_ANSWERS: Final = 0.5
+"""Part of that which a batch takes at the very end, where estimates are exact: all ask once more at most."""
+
+_UNENDED: Final = 0.3
+"""Part of the jobs in flight that counts as left. It is half of them, if all go as was estimated."""
+
 _FAR_OFF: Final = 2.0
 """An estimate that is wrong by this factor is corrected for all jobs of that label."""
 
@@ -271,6 +277,8 @@ class ScheduleOptions:
             not that all is done, until `close` is called.
         few_for_hits: Whether few workers take expected hits, and more as long as that is quicker; see
             `HitTeam`.
+        costs_recorded: Whether the costs of nearly all jobs are what compiling them took before. Where they
+            prove true, batches are cut by them towards the end, and not by the number of jobs.
     """
 
     order: Order = Order.COST
@@ -283,6 +291,7 @@ class ScheduleOptions:
     capacity: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
     streaming: bool = False
     few_for_hits: bool = False
+    costs_recorded: bool = False
 
 
 class ScheduleStatistics(msgspec.Struct, frozen=True):
@@ -1593,9 +1602,14 @@ class Scheduler:
             shares = SHARES * workers
             left_all_ns = base * table.queued + slope * table.open_cost
             # What short ones really take counts here: estimates may be all wrong.
-            few = min(size, share, int(_ANSWER_NS * workers / experience.compile_ns))
-            size = min(size, max(1, table.queued // shares))
-            if adjacent or few <= size:
+            answers_ns = _ANSWER_NS * workers
+            unended = table.queued + int(_UNENDED * table.states[ASSIGNED])
+            few = min(size, table.queued, max(1, unended // workers), int(answers_ns / experience.compile_ns))
+            most, size = size, min(size, max(1, table.queued // shares))
+            if self.options.costs_recorded and experience.exact and not adjacent:
+                left_each_ns = max(left_all_ns / workers, _LEAST_ANSWERS * answers_ns)
+                size, time_ns = most, min(time_ns, max(left_all_ns / shares, min(answers_ns, left_each_ns)))
+            elif adjacent or few <= size:
                 time_ns = min(time_ns, left_all_ns / shares)
             else:
                 size, time_ns = few, min(time_ns, (few + 0.5) * left_all_ns / table.queued)

@@ -155,7 +155,8 @@ def test_batches_shrink_towards_the_end() -> None:
 
 
 def test_many_workers_leave_each_other_time_to_ask_at_the_end() -> None:
-    # 16 workers: 16 ms a batch, so 8 jobs of 1.9 ms; but never more than a worker's share of what is left.
+    # 16 workers: 16 ms a batch, so 8 jobs of 1.9 ms; but never more than a worker's share of what is left,
+    # part of what the others are at included.
     scheduler = Scheduler(job_graph(1600, costs=[5_000_000] * 1600), 16, ScheduleOptions(target_ns=10**8))
     left, batches = 1600, list[tuple[int, int]]()
     while isinstance(answer := scheduler.request(0), Assignment):

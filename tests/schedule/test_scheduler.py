@@ -87,6 +87,34 @@ def makespan(scheduler: Scheduler, costs: np.ndarray, workers: int) -> int:
         free.append(worker)
 
 
+def test_costs_that_were_recorded_and_prove_true_cut_the_last_batches() -> None:
+    """Most jobs are short then: 16 workers that take them one by one wait for each other's answers."""
+    costs = (np.random.default_rng(1).lognormal(0, 2.0, 3000) * MS).astype(np.int64) + 1
+    wrong = np.random.default_rng(2).permutation(costs)
+    bound = max(int(costs.max()), int(costs.sum()) // 16)
+
+    def batches(estimated: np.ndarray, recorded: bool) -> int:
+        options = ScheduleOptions(expect_hits=0.0, target_ns=200 * MS, costs_recorded=recorded)
+        scheduler = Scheduler(job_graph(3000, costs=estimated.tolist()), 16, options)
+        request, sizes = scheduler.request, list[int]()
+
+        def counted(worker: int) -> object:
+            answer = request(worker)
+            if isinstance(answer, Assignment):
+                sizes.append(len(answer.indices))
+            return answer
+
+        scheduler.request = counted  # type: ignore[method-assign, assignment]
+        took = makespan(scheduler, costs, 16)
+        assert sum(sizes) == 3000
+        assert took <= 1.05 * bound or estimated is wrong
+        return len(sizes)
+
+    assert batches(costs, recorded=True) < 0.7 * batches(costs, recorded=False)
+    # What is said to be recorded and is not so is not believed.
+    assert batches(wrong, recorded=True) == batches(wrong, recorded=False)
+
+
 @pytest.mark.parametrize("workers", [2, 8])
 def test_nothing_is_left_for_last(workers: int) -> None:
     costs = (np.random.default_rng(workers).lognormal(0, 1.5, 1000) * MS).astype(np.int64)
