@@ -5,7 +5,7 @@ again with the one that was kept. A row is printed as soon as its process has en
 told up to there.
 
     wall_s, cpu_s     of the whole process and all that it started, from fork to reaping
-    peak_mib          of the largest of these processes; peaks_mib are all of them, the largest first
+    peak_mib          of the largest of these processes
     ..._per_pipeline  the same for each pipeline, microseconds and bytes; what does not grow is in it, which
                       tells in small sets
     cache_mib         the cache file
@@ -45,8 +45,9 @@ from orchestrator.devices.selectors import SIMULATED
 from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions
 from orchestrator.devices.simulated.options import constant_cost
 from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport
+from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 
@@ -78,7 +79,15 @@ def compiled(path: Path, cache: Path, options: Any) -> Figures:
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
     output = cache / "output.json"
     if options.device == SIMULATED:
-        job = {"set": str(path), "cache": str(cache), "workers": options.workers, "traced": options.traced}
+        job = {
+            "set": str(path),
+            "cache": str(cache),
+            "workers": options.workers,
+            "traced": options.traced,
+            "in_process": options.in_process or options.traced,
+        }
+        root = str(Path(__file__).resolve().parent.parent)
+        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
         command = [sys.executable, __file__, "0", "--measure", json.dumps(job)]
         return _result(cache, measured(command, environment, output), output)
     arguments = [str(path), "--device", options.device, "--workers", str(options.workers)]
@@ -104,17 +113,22 @@ def _result(cache: Path, figures: Figures, output: Path) -> Figures:
     }
 
 
-def simulate(job: Job) -> Figures:
-    """Compile a set on a simulated device without time, in this process; what a report says of it."""
+def open_simulated(request: DeviceRequest) -> SimulatedDevice:
+    """A device that takes no time and keeps little."""
     cost = CostModel(entry_bytes=constant_cost(16))
+    return SimulatedDevice(SimulatedOptions(cost=cost, request=request))
 
-    def opener(request: DeviceRequest) -> SimulatedDevice:
-        return SimulatedDevice(SimulatedOptions(cost=cost, request=request))
+
+def simulate(job: Job) -> Figures:
+    """Compile a set on a simulated device without time; what a report says of it."""
+    limits, cache = TrialLimits(opener="benchmarks.bench_large:open_simulated"), Path(job["cache"])
+    options = CompileOptions(mode=None, workers=job["workers"], trial_limits=limits)
 
     async def main() -> CompileReport:
+        if not job["in_process"]:
+            return await compile_supervised([job["set"]], options, cache_directory=cache)
         with PipelineSet.open(Path(job["set"])) as source:
-            options = CompileOptions(mode=None, workers=job["workers"])
-            return await compile_set(source, options, cache_directory=Path(job["cache"]), opener=opener)
+            return await compile_set(source, options, cache_directory=cache, opener=open_simulated)
 
     if job["traced"]:
         tracemalloc.start()
@@ -184,7 +198,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="number of workers")
     parser.add_argument("--in-process", action="store_true", help="compile without supervision")
     parser.add_argument("--folder", type=Path, help="keep the sets here; default: nowhere")
-    parser.add_argument("--traced", action="store_true", help="of the simulated device: bytes by module")
+    parser.add_argument(
+        "--traced", action="store_true", help="of the simulated device, in process: bytes by module"
+    )
     options = parser.parse_args()
     if answer_if_asked(options, simulate):
         return

@@ -54,25 +54,18 @@ def measured(command: Sequence[str], environment: Mapping[str, str], output: Pat
     supervised compile is one.
     """
     ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    cpu_s, wall_s, peaks_mib = 0.0, 0.0, list[float]()
+    cpu_s, peak, wall_s = 0.0, 0, 0.0
     with output.open("wb") as stdout:
         began = time.perf_counter()
         process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
         with suppress(ChildProcessError):  # until there is none
             while True:
                 ended, status, used = os.wait4(-1, 0)
-                cpu_s += used.ru_utime + used.ru_stime
-                peaks_mib.append(round(used.ru_maxrss / 1024, 1))
+                cpu_s, peak = cpu_s + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss)
                 if ended == process.pid:
                     wall_s = time.perf_counter() - began
                     process.returncode = os.waitstatus_to_exitcode(status)
-    return {
-        "wall_s": wall_s,
-        "cpu_s": cpu_s,
-        "peak_mib": max(peaks_mib),
-        "peaks_mib": sorted(peaks_mib, reverse=True),
-        "exit": process.returncode,
-    }
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mib": peak / 1024, "exit": process.returncode}
 
 
 def one_pipeline(folder: Path) -> Path:
