@@ -65,7 +65,8 @@ def make_set(folder: Path, sources: Sequence[str], size: int) -> tuple[Path, Fig
     path = folder / f"permuted-{each * shaders}.foz"
     began = time.perf_counter()
     if not path.exists():
-        write_permuted(path, sources, each, _SHADERS)
+        write_permuted(folder / "partial.foz", sources, each, _SHADERS)
+        (folder / "partial.foz").rename(path)
     return path, {
         "pipelines": each * shaders,
         "generating_s": time.perf_counter() - began,

@@ -226,8 +226,8 @@ class CompileOptions:
         workers: Number of workers; None for what a calibration of the device found best, or else one a
             processor.
         mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
-            cache directory. Where there is none it is SHARED if the cache file should hold everything by
-            recorded times, else PER_WORKER; the report's notes say which.
+            cache directory. Where there is none it is SHARED if the cache file is known to hold nearly
+            everything, else PER_WORKER; the report's notes say which.
         cache_file_needed: Whether mode None must keep a cache file, such as for a pack:
             BINARIES is not chosen then.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.

@@ -125,12 +125,12 @@ def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_n
 
 
 def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[ScheduleOptions, list[bytes | None] | None, list[int], list[int], object]] = []
+    made: list[tuple[ScheduleOptions, list[bytes | None] | None, list[int], list[int], list[bool]]] = []
     asked = scheduler_of
 
     def noted(image: CreateInfoImage, workers: int, options: ScheduleOptions, **given: Any) -> Scheduler:
         recorded = np.sign(given["recorded_ns"]).tolist()
-        held = None if given["held"] is None else given["held"].tolist()
+        held = [] if given["held"] is None else given["held"].tolist()
         made.append((options, given["pipeline_keys"], image.keys.tolist(), recorded, held))
         return asked(image, workers, options, **given)
 
