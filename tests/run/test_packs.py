@@ -341,12 +341,17 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
     with PipelineSet.open(sample_path()) as opened:
         assert sum(each.pipelines for each in joined.target.parts) == len(opened.pipelines)
         install(Pack.open(tmp_path / "all"), "simulated", tmp_path / "player")
-        whole = CompileOptions(selector="simulated", workers=2)
+        whole = CompileOptions(selector="simulated", workers=2, mode=None)
         report = trio.run(compiled, opened, whole, tmp_path / "player")
     assert report.outcomes.compiled == 0
     assert report.outcomes.cache_hits == joined.target.count("created")
-    # Times of both machines came along.
-    assert {each.name.rpartition(".")[2] for each in joined.target.files} >= {"durations", "groups"}
+    # Times of both machines came along, and which pipelines the cache file holds: they need no copies of it.
+    assert {each.name.rpartition(".")[2] for each in joined.target.files} >= {
+        "durations",
+        "groups",
+        "contents",
+    }
+    assert report.mode is CacheMode.SHARED
 
 
 def test_a_part_says_what_was_left_out_and_why(tmp_path: Path) -> None:
