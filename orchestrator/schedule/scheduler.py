@@ -1367,7 +1367,7 @@ class Scheduler:
         if found is not None:
             return found
         # What is ready and was not taken did not fit into the time that is left.
-        ready = life.queue.open or life.hits.open or life.wave.open
+        ready = life.queue.open or (life.hits.open and self._team.has_room) or life.wave.open
         if left_ns != math.inf and (any(self._duplicates(worker)) or ready):
             return _PAUSED
         return _WAIT

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from orchestrator.schedule import Assignment, Done, JobState, ScheduleOptions, Scheduler
+from orchestrator.schedule import Assignment, Done, JobState, ScheduleOptions, Scheduler, Wait
 from orchestrator.schedule.scheduler import HitTeam
 from tests.schedule.machine import job_graph
 
@@ -97,3 +97,11 @@ def test_all_end_where_few_take_the_hits() -> None:
             scheduler.finished(worker, each, hits=len(each.indices), elapsed_ns=1_000 * len(each.indices))
     assert all(each == Done() for each in answers.values())
     assert all(scheduler.state_of(job) is JobState.CREATED for job in np.arange(300).tolist())
+
+
+def test_who_finds_the_team_full_waits_for_it_and_is_not_out_of_time() -> None:
+    graph = job_graph(60, hits=[True] * 60)
+    scheduler = Scheduler(graph, 4, ScheduleOptions(few_for_hits=True, expect_hits=1.0))
+    scheduler.set_deadline(8 * 3600e9)
+    answers = [scheduler.request(worker, now_ns=1_000_000) for worker in range(4)]
+    assert [type(each) for each in answers] == [Assignment, Assignment, Wait, Wait]
