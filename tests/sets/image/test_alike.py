@@ -12,13 +12,15 @@ from orchestrator.errors import RecordError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
+from orchestrator.sets.image import builder
 from orchestrator.sets.image import documents as module
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.documents import PipelineDocuments, decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
-from tests.sets.image.meaning import Meaning
+from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
+from tests.sets.image.meaning import Meaning, said
 from tests.sets.image.test_image_builder import LAYOUT as LAYOUT_IN_RECORDS
 from tests.sets.image.test_image_builder import MODULE as IN_RECORDS
 from tests.sets.image.test_image_builder import Records, hexed
@@ -80,6 +82,9 @@ NOT_ALIKE = {
     "a null handle": document(1, layout="0" * 16),
     "another base": document(1, basePipelineHandle="00000000000000c3"),
     "another entry point": document(1, stage={"name": "other"}),
+    "another entry point of that length": document(1, stage={"name": "mine"}),
+    "another flag": document(1, flags=8),
+    "another flag of that length": document(1, flags=1),
     "an entry point like a hash": document(1, stage={"name": "00000000000000d4"}),
     "another such": document(1, stage={"name": "00000000000000d5"}),
     "a handle in escapes": document(1).replace(MODULE.encode(), b"\\u0062" + MODULE[1:].encode()),
@@ -181,7 +186,20 @@ def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in "abcabc":
         decoding.check(1, document(1, stage={"name": name}))
     assert decoding.made >= 4
+    for length in range(8):
+        decoding.check(1, document(1, stage={"name": "a" * length}))
     assert len(decoding.documents._known[TAG]) <= 2
+    assert len(decoding.documents._places) <= 2
+
+
+def test_places_of_one_length_are_bounded() -> None:
+    decoding = Decoding()
+    for digits in range(10):
+        payload = document(1, stage={"flags": 10**digits})
+        decoding.check(1, payload[:-4] + b" " * (10 - digits) + payload[-4:])
+    assert decoding.made == 10
+    ((places),) = decoding.documents._places.values()
+    assert len(places) == module._MOST_PLACES
 
 
 def test_each_pipeline_means_what_it_means_alone() -> None:
@@ -193,3 +211,22 @@ def test_each_pipeline_means_what_it_means_alone() -> None:
             at = alone.keys.tolist().index(job.key)
             assert together.keys[index] == job.key
             assert Meaning(alone).pipeline(at) == meaning.pipeline(index)
+
+
+@pytest.mark.parametrize("modules", [1, 4096])
+def test_what_is_read_ahead_changes_nothing(modules: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        alone = list(said(source, AnyDevice()))
+    monkeypatch.setattr(builder, "_MODULES_AHEAD", modules)
+    monkeypatch.setattr(builder, "_READ_AHEAD", 5)
+    batches: list[int] = []
+
+    def walked(codes: list[bytes]) -> list[SpirvModule | SpirvError]:
+        batches.append(len(codes))
+        return walk_modules(codes)
+
+    monkeypatch.setattr(builder, "walk_modules", walked)
+    with PipelineSet.open(sample_path()) as source:
+        assert list(said(source, AnyDevice())) == alone
+    assert (max(batches) == 1) is (modules == 1)
+    assert len(batches) > 5
