@@ -17,8 +17,8 @@ from __future__ import annotations
 import importlib
 import os
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
@@ -85,10 +85,11 @@ class EarlyParse:
     def arguments(self) -> ParsedCompile | None:
         """What was parsed; imports what a compile needs meanwhile. None where there is nothing."""
         os.set_blocking(self._answer, False)
-        for name in _NEEDED:
-            if self._has_ended() and not self._held:
-                break
-            importlib.import_module(name)
+        with _without_searching():
+            for name in _NEEDED:
+                if self._has_ended() and not self._held:
+                    break
+                importlib.import_module(name)
         if not self._has_ended():
             importlib.import_module(_NEEDED_LATER)
         os.set_blocking(self._answer, True)
@@ -104,6 +105,23 @@ class EarlyParse:
                 self._held += data
             return True
         return False
+
+
+@contextmanager
+def _without_searching() -> Iterator[None]:
+    """Say at once what trio asks when it is imported: which library names threads.
+
+    Python would start a program for it that lists all libraries of the system. What is said is a name of the
+    GNU C library; where there is no such library, threads have no names.
+    """
+    import ctypes.util
+
+    search = ctypes.util.find_library
+    ctypes.util.find_library = lambda name: "libpthread.so.0" if name == "pthread" else search(name)
+    try:
+        yield
+    finally:
+        ctypes.util.find_library = search
 
 
 def _parse(tokens: Sequence[str], told: int) -> NoReturn:

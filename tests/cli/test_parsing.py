@@ -76,6 +76,31 @@ def test_there_are_no_arguments_where_they_are_wrong_or_help_is_asked_for() -> N
     assert run_on_device(None, BOTH, [*lines, ["list", "sample"]]) == [None] * (len(NONE) + 1)
 
 
+def test_nothing_else_is_started_while_it_is_parsed() -> None:
+    counting = """
+import subprocess
+started = []
+popen = subprocess.Popen
+subprocess.Popen = lambda *words, **options: started.append(words) or popen(*words, **options)
+"""
+    rest = """
+    import threading
+    import trio
+
+    def name():
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm") as comm:
+            named.append(comm.read().strip())
+
+    named = []
+    trio.run(trio.to_thread.run_sync, name)
+    return started, named
+"""
+    body, _, _ = BOTH.partition("    try:")
+    started, (named,) = run_on_device(None, counting + body + rest, [["compile", "sample"]])
+    assert started == []
+    assert named.startswith("name")  # trio knows how threads are named
+
+
 def test_wrong_usage_is_told_once() -> None:
     done = run_program("compile", "sample", "--mode", "fast")
     assert done.code == ExitCode.BAD_INPUT
