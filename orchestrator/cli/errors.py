@@ -163,20 +163,33 @@ _SYSTEM_STEPS: Final = {
     errno.ENAMETOOLONG: "a name may have 255 bytes, and a path 4095: name another place",
     errno.ELOOP: "the link leads to itself: check the path",
     errno.ENOTDIR: "something on the way there is a file: check the path",
+    errno.EFBIG: "allow larger files, such as with `ulimit -f unlimited`",
+    errno.EAGAIN: "allow more processes, such as with `ulimit -u 4096`, or end other programs",
     errno.EIO: "the storage device fails: see the system's log",
     errno.ENOMEM: "the system has no memory left: end other programs, or use fewer workers",
 }
 
 
-def explain_system(error: OSError) -> Failure | None:
+def explain_system(error: BaseException) -> Failure | None:
     """What a user is told where the system refused something that no verb expected; None for a bug."""
-    step = _SYSTEM_STEPS.get(error.errno or 0)
-    if step is None:
+    if _wants_a_thread(error):
+        error = OSError(errno.EAGAIN, "")
+    step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
+    if step is None or not isinstance(error, OSError):
         return None
     where = {"path": _utf8(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
     place = f"{where['path']}: " if where else ""
     message = f"{place}{os.strerror(error.errno or 0)}"
     return Failure("system", message, step, ExitCode.BAD_INPUT, where)
+
+
+def _wants_a_thread(error: BaseException | None) -> bool:
+    """Whether it comes of a thread that could not be started, which Python tells in words alone."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:

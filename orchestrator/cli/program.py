@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
             failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
             return _last_words(failure, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
-            if isinstance(error, OSError) and (refused := explain_system(error)) is not None:
+            if (refused := explain_system(error)) is not None:
                 return _last_words(refused, results, json=json)
             traceback.print_exc()
             message = f"a bug of this program: {type(error).__name__}: {error}"

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import errno
 import json
+import subprocess
+import sys
+import threading
 from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.errors import ExitCode, UsageError, explain, report
+from orchestrator.cli.errors import ExitCode, UsageError, explain, explain_system, report
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,
@@ -16,6 +20,7 @@ from orchestrator.errors import (
     RecordError,
 )
 from orchestrator.stores.files.atomic_file import SaveError
+from tests.drivers import REPOSITORY
 
 
 @pytest.mark.parametrize(
@@ -67,3 +72,55 @@ def test_an_archive_that_cannot_be_opened_is_no_case_for_inspect() -> None:
 def test_names_that_are_not_utf8_can_be_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report(explain(ArchiveError("\udcff.foz", 0, "x")), json=True)
     assert json.loads(capsys.readouterr().out)["error"]["path"] == "\\xff.foz"
+
+
+def unstarted_thread() -> BaseException:
+    """As the interpreter and the cleaning up behind it say it."""
+    try:
+        try:
+            raise RuntimeError("can't start new thread")
+        finally:
+            threading.Thread().join()
+    except RuntimeError as error:
+        return error
+
+
+@pytest.mark.parametrize(
+    ("error", "step"),
+    [
+        (OSError(errno.EFBIG, "", "cache"), "ulimit -f"),
+        (OSError(errno.EMFILE, ""), "ulimit -n"),
+        (OSError(errno.ENAMETOOLONG, "", "x" * 300), "255 bytes"),
+        (OSError(errno.ELOOP, "", "loop"), "leads to itself"),
+        (BlockingIOError(errno.EAGAIN, ""), "ulimit -u"),
+        (RuntimeError("RuntimeError in the process that compiles: can't start new thread"), "ulimit -u"),
+        (unstarted_thread(), "ulimit -u"),
+    ],
+    ids=str,
+)
+def test_what_the_system_refuses_is_no_bug(error: BaseException, step: str) -> None:
+    failure = explain_system(error)
+    assert failure is not None
+    assert failure.exit_code is ExitCode.BAD_INPUT
+    assert step in failure.next_step
+
+
+@pytest.mark.parametrize("error", [RuntimeError("else"), OSError(errno.EBADF, ""), KeyError("x")], ids=str)
+def test_what_is_left_is_a_bug(error: BaseException) -> None:
+    assert explain_system(error) is None
+
+
+def test_files_may_not_be_large(small_set: Path, tmp_path: Path) -> None:
+    command = (
+        f'ulimit -f 1; exec "$0" -m orchestrator compile "$1" -d simulated --cache-dir "{tmp_path}/cache"'
+    )
+    done = subprocess.run(
+        ["sh", "-c", command, sys.executable, small_set, tmp_path / "cache"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "File too large" in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
