@@ -13,7 +13,8 @@ import argparse
 import base64
 import struct
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 
 from orchestrator.errors import RecordError
+from orchestrator.run.execution import available_workers
 from orchestrator.sets.archive.state_hashes import state_hash
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.documents import decode_document
@@ -28,7 +30,9 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 
+_Entry = dict[str, dict[str, object]]
 _CONSTANT_ID = 0x7000
+_PART = 1_000
 _TAG = RecordTag.COMPUTE_PIPELINE
 _SHARED_TAGS = (
     RecordTag.SAMPLER,
@@ -51,8 +55,9 @@ def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> i
         Number of pipelines.
     """
     shaders: set[str] = set()
+    entries: list[_Entry] = []
     count = 0
-    with ArchiveWriter(out, level=1) as writer:
+    with ArchiveWriter(out, level=1) as writer, ProcessPoolExecutor(available_workers()) as pool:
         for path in sources:
             with PipelineSet.open(path) as source:
                 for tag in _SHARED_TAGS:
@@ -69,15 +74,26 @@ def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> i
                     if module in shaders or len(shaders) == most:
                         continue
                     shaders.add(module)
-                    for permuted_key, permuted in permutations(entry, each):
-                        writer.add(_TAG, permuted_key, permuted)
-                        count += 1
+                    entries.append(entry)
+        parts = [
+            (entry, range(start, min(start + _PART, each)))
+            for entry in entries
+            for start in range(0, each, _PART)
+        ]
+        for some in pool.map(_permuted, parts) if len(parts) > len(entries) else map(_permuted, parts):
+            for permuted_key, permuted in some:
+                writer.add(_TAG, permuted_key, permuted)
+                count += 1
     return count
 
 
-def permutations(entry: dict[str, dict[str, object]], each: int) -> Iterator[tuple[int, bytes]]:
+def _permuted(part: tuple[_Entry, range]) -> list[tuple[int, bytes]]:
+    return list(permutations(*part))
+
+
+def permutations(entry: _Entry, values: Iterable[int]) -> Iterator[tuple[int, bytes]]:
     """Key and payload of permutations of a pipeline, given as its document's entry."""
-    for value in range(each):
+    for value in values:
         info = {
             "dataSize": 4,
             "data": base64.b64encode(struct.pack("<I", value)).decode(),
