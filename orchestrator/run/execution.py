@@ -40,7 +40,7 @@ from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import CacheMode, Device, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.accounting import Usage
-from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicate_pipeline_keys, duplicates
+from orchestrator.run.caches import MergedHook, RunCaches, duplicate_pipeline_keys, duplicates
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions, unsteered_schedule
 from orchestrator.run.parts import PreparedParts
@@ -111,7 +111,10 @@ async def execute(
     limiter = trio.CapacityLimiter(run.worker_count)
     reported = False
     try:
-        await _work(run, exchange, limiter, watch, on_progress, on_started)
+        await trio.to_thread.run_sync(run.caches.open, run.primary_data, run.prepared, limiter=limiter)
+        if on_started is not None:
+            on_started()
+        await _work(run, exchange, limiter, watch, on_progress)
         run.take_unassignable(exchange.unassignable)
         run.take_shared(*exchange.shared)
         if on_barrier is not None:
@@ -132,31 +135,19 @@ async def _work(
     limiter: trio.CapacityLimiter,
     watch: Callable[[], Awaitable[None]] | None,
     on_progress: ProgressCallback | None,
-    on_started: Callable[[], None] | None,
 ) -> None:
-    """Open the caches, while the threads of the workers start, and run those up to the barrier."""
-    opened = threading.Event()
-
-    def begin(number: int) -> Creator | None:
-        opened.wait()
-        return run.caches.creator_of(number, run.parts, keep=run.keep) if run.started_ns else None
-
-    run.workers = [Worker(number, begin, exchange, run.recorder) for number in range(run.worker_count)]
+    """Run the workers up to the barrier."""
+    run.workers = [
+        Worker(number, run.caches.creator_of(number, run.parts, keep=run.keep), exchange, run.recorder)
+        for number in range(run.worker_count)
+    ]
     errors: list[Exception] = []
     try:
         async with trio.open_nursery() as beside:
+            run.started_ns = time.perf_counter_ns()
             async with trio.open_nursery() as nursery:
                 for worker in run.workers:
                     nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
-                try:
-                    await trio.to_thread.run_sync(
-                        run.caches.open, run.primary_data, run.prepared, limiter=trio.CapacityLimiter(1)
-                    )
-                    if on_started is not None:
-                        on_started()
-                    run.started_ns = time.perf_counter_ns()
-                finally:
-                    opened.set()
                 if run.supply is not None:
                     beside.start_soon(run.supply.serve)
                 if run.caches.rotation is not None and run.caches.policy.rolling:
@@ -215,7 +206,7 @@ class Run:
         workers: The workers, once they exist.
         calls: What each did, after the barrier.
         notes: What a reader of the report must know.
-        started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns; 0 before.
+        started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns.
         barrier_ns: When all workers had ended.
         supply: Who gives code that is lacking, where some may be.
     """
@@ -381,7 +372,7 @@ class Run:
     def close(self, reported: bool) -> None:
         """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
         try:
-            if self.started_ns:
+            if self.workers:
                 self.caches.merge()
             for worker in self.workers:
                 calls, durations_ns = worker.log.work_out()

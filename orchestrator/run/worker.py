@@ -13,7 +13,7 @@ barrier or until the worker rotates it between two batches.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 import numpy as np
@@ -63,7 +63,7 @@ class Worker:
 
     Args:
         number: Its number.
-        begin: Waits until there is something to create with; None where there will be nothing.
+        creator: How batches are created, with which cache.
         exchange: Where batches come from.
         recorder: Where outcomes go.
 
@@ -78,14 +78,12 @@ class Worker:
     def __init__(
         self,
         number: int,
-        begin: Callable[[int], Creator | None],
+        creator: Creator,
         exchange: Exchange,
         recorder: OutcomeRecorder,
     ) -> None:
         self.number = number
-        self._begin = begin
-        self._creator: Creator
-        self._begun = False
+        self._creator = creator
         self._exchange = exchange
         self._recorder = recorder
         self._split = CallSplit(exchange.call_limit, self._goes_on)
@@ -112,11 +110,6 @@ class Worker:
 
     def _stint(self) -> int | None:
         """Work in this thread until nothing can be assigned now (a number of changes) or ever (None)."""
-        if not self._begun:
-            creator = self._begin(self.number)
-            if creator is None:
-                return None
-            self._creator, self._begun = creator, True
         ended: Assignment | None = None
         done = _Ended()
         began = Usage.now()
