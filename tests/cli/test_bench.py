@@ -140,7 +140,7 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--workers", "1,many"], "--workers"),
         (["--start", "tepid"], "cold, warm"),
         (["--duplicates", "1.5"], "shares from 0 to 1"),
-        (["--samples", "0"], "for --samples. A number of 1 or more is expected"),
+        (["--samples", "0"], "for --samples. A number of 1 to 1000000 is expected"),
         (["--time-limit", "soon"], "--time-limit"),
         (["--warm-passes", "0"], "--warm-passes"),
         (["--trace", "not-there/trace.json"], "not-there/trace.json: cannot be written"),
