@@ -106,6 +106,7 @@ class _Server:
     _forks: dict[int, _Fork] = field(factory=dict)
     _directory: str = ""
     _has_forked: bool = False
+    _made: Worker | None = None
 
     def do(self, request: Request) -> None:
         match request:
@@ -159,6 +160,10 @@ class _Server:
             # A fork must not return into what its parent is doing.
             except BaseException as error:  # noqa: BLE001
                 traceback.print_exc()
+                if self._made is not None and self._made.in_driver:
+                    # A driver may have written into Python's memory, and then anything is raised: a death.
+                    sys.stderr.flush()
+                    os.abort()
                 self.channel.send(Failed.of(number, error))
             finally:
                 sys.stderr.flush()
@@ -178,7 +183,8 @@ class _Server:
         """What does the work of a fork, and imports what only that needs."""
         from orchestrator.run.compile_worker import Worker
 
-        return Worker(self.channel, self.source, self.table, self.opening.papers)
+        self._made = self._made or Worker(self.channel, self.source, self.table, self.opening.papers)
+        return self._made
 
     def _compile(self, request: Compile, control: int) -> None:
         """Compile, in a fork."""

@@ -77,12 +77,14 @@ class Worker:
         source: The set.
         table: Gets what is in the driver.
         papers: Descriptor of the memory for what is long.
+        in_driver: Whether pipelines were given to the driver.
     """
 
     channel: Channel[Request, Answer]
     source: PipelineSet
     table: InFlightTable
     papers: int
+    in_driver: bool = False
 
     def compile(
         self,
@@ -120,6 +122,7 @@ class Worker:
             return announcing(device, self.table, on_image, gate, map(Doing, request.given_up))
 
         def on_image(image: CreateInfoImage) -> None:
+            self.in_driver = True
             recorded_ns = costs.of(image)
             tables = ImageTables(
                 request=opened_as,
@@ -213,6 +216,7 @@ class Worker:
         for kind, key in request.jobs:
             built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
             self.channel.send(Trying(request.number, key))
+            self.in_driver = True
             began = time.perf_counter_ns()
             with suppress(OrchestratorError), closing(device.prepare(built.image, enter)) as prepared:
                 self.channel.send(Entering(request.number, Doing.CREATE))

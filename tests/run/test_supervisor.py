@@ -78,6 +78,16 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
 
 
+def open_writing_into_python(request: DeviceRequest) -> SimulatedDevice:
+    """Compiling one pipeline makes the interpreter raise what it never should."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[3]:
+            raise SystemError("unknown opcode")
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
 def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
     """A pipeline that ends the first process that compiles it, and from which no other comes back."""
 
@@ -390,6 +400,13 @@ async def test_a_death_after_the_call_is_blamed_on_what_had_come_back(archive: P
     assert {each.key: each.reason for each in report.failed} == {
         KEYS[5]: "the driver crashed on it: SIGABRT, in a process of its own"
     }
+
+
+async def test_what_python_raises_after_a_driver_spoiled_its_memory_is_a_death(archive: Path) -> None:
+    report = await supervised(archive, "open_writing_into_python")
+    assert {each.key for each in report.failed} == {KEYS[3]}
+    assert "SIGABRT" in report.failed[0].reason
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
 
 
 async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path, tmp_path: Path) -> None:
