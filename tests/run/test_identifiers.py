@@ -142,7 +142,10 @@ async def test_each_shader_is_asked_for_once(
     if known is None:
         assert record.unknown == 0
     else:  # what links others is tried after those, and what was asked for them is known by then
-        assert COUNT - len(LIBRARIES) <= record.unknown <= COUNT
+        least = COUNT - len(LIBRARIES)
+        if workers > 1:  # so is what another worker asked for: of each shader one pipeline knew nothing
+            least = len(image().modules) // int(np.diff(image().module_slot_start).max())
+        assert least <= record.unknown <= COUNT
     assert record.supplied_bytes == len(SPIRV) * len(image().modules)
     assert record.provider_ns >= record.slowest_ns > 0
     device.close()
