@@ -514,24 +514,25 @@ class Affinity:
         labels = self._table.label[jobs]
         return np.asarray((labels >= 0) & (self._factor[labels] < 0))
 
-    def measured(self, jobs: Int32s) -> tuple[Int32s, float]:
+    def measured(self, jobs: Int32s) -> float | None:
         """Some jobs were compiled, and it is known how long they took.
 
         Returns:
-            All jobs of their label, if they have one label, of many, else none; and how the estimates of that
-            label were corrected.
+            How the estimates of their label were corrected, if they have one label, of many; else None.
         """
         labels = self._table.label[jobs]
         label = int(labels[0])
         if label < 0 or (len(jobs) > 1 and (labels != label).any()) or not self._factor[label]:
-            return _NONE, 1.0
+            return None
         factor = abs(float(self._factor[label]))
         self._factor[label] = factor
-        return np.flatnonzero(self._table.label == label).astype(np.int32), factor
+        return factor
 
-    def corrected(self, job: int, factor: float) -> None:
-        """Jobs of that job's label take so many times what was estimated."""
-        self._factor[self._table.label_at[job]] = factor
+    def corrected(self, job: int, factor: float) -> Int32s:
+        """Jobs of a job's label take so many times what was estimated; returns all of them."""
+        label = self._table.label_at[job]
+        self._factor[label] = factor
+        return np.flatnonzero(self._table.label == label).astype(np.int32)
 
     @property
     def nbytes(self) -> int:

@@ -1477,15 +1477,14 @@ class Scheduler:
             What the jobs would be estimated to cost now; else what they were, so that what is learned of all
             is not learned from one label.
         """
-        alike, factor = self._affinity.measured(jobs)
-        if not len(alike):
+        factor = self._affinity.measured(jobs)
+        if factor is None:
             return cost
         first = int(self._life.costs[jobs].sum())
         measured = elapsed_ns / (experience.scale * first)
         if not 1 / _FAR_OFF <= measured / factor <= _FAR_OFF:
             factor = measured
-            self._affinity.corrected(int(alike[0]), factor)
-            self._life.correct(alike, factor)
+            self._life.correct(self._affinity.corrected(int(jobs[0]), factor), factor)
         return int(first * factor)
 
     def supplied(self, jobs: Iterable[int]) -> None:
