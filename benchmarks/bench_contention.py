@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import parser_of
-from orchestrator.run.execution import available_workers
+from orchestrator.run.options import available_workers
 from orchestrator.sets.sample import sample_path
 
 

@@ -38,8 +38,7 @@ import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, run_now, set_parser_of, where
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.run.execution import available_workers
-from orchestrator.run.options import RunOptions
+from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.run.session import News, open_session
 from orchestrator.run.session_thread import start_session

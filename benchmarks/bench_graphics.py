@@ -27,7 +27,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from orchestrator.bench.take import processor_name
-from orchestrator.run.execution import available_workers
+from orchestrator.run.options import available_workers
 from orchestrator.version import VERSION
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -31,8 +31,7 @@ from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.devices.device import CacheMode
 from orchestrator.run import worker
 from orchestrator.run.accounting import Reading, ThreadMeter
-from orchestrator.run.execution import available_workers
-from orchestrator.run.options import RunOptions
+from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.sets.sample import sample_path
 

@@ -38,8 +38,8 @@ import trio
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, set_parser_of, where
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.run.execution import available_workers, run_pipelines
-from orchestrator.run.options import RunOptions
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.run.session import open_session
 from orchestrator.schedule import Priority

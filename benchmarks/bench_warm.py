@@ -52,7 +52,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
-from orchestrator.run.execution import available_workers
+from orchestrator.run.options import available_workers
 
 MODES = (CacheMode.SHARED, CacheMode.PER_WORKER)
 

@@ -33,8 +33,8 @@ from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.run.execution import available_workers, run_pipelines
-from orchestrator.run.options import RunOptions
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import opened_groups

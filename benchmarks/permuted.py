@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import msgspec
 
 from orchestrator.errors import RecordError
-from orchestrator.run.execution import available_workers
+from orchestrator.run.options import available_workers
 from orchestrator.sets.archive.state_hashes import state_hash
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.documents import decode_document

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from orchestrator.errors import OrchestratorError as OrchestratorError
     from orchestrator.errors import RecordError as RecordError
     from orchestrator.run.compile import compile_set as compile_set
-    from orchestrator.run.execution import available_workers as available_workers
     from orchestrator.run.execution import run_pipelines as run_pipelines
     from orchestrator.run.identification import Identification as Identification
     from orchestrator.run.options import BARRIER as BARRIER
@@ -64,6 +63,7 @@ if TYPE_CHECKING:
     from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
     from orchestrator.run.options import RunOptions as RunOptions
     from orchestrator.run.options import TrialLimits as TrialLimits
+    from orchestrator.run.options import available_workers as available_workers
     from orchestrator.run.records import CompileReport as CompileReport
     from orchestrator.run.records import MergeReport as MergeReport
     from orchestrator.run.records import OutcomeStatus as OutcomeStatus
@@ -127,10 +127,11 @@ _HOMES = {
         "OrchestratorError RecordError"
     ),
     "orchestrator.run.compile": "compile_set",
-    "orchestrator.run.execution": "available_workers run_pipelines",
+    "orchestrator.run.execution": "run_pipelines",
     "orchestrator.run.identification": "Identification",
     "orchestrator.run.options": (
-        "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits"
+        "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits "
+        "available_workers"
     ),
     "orchestrator.run.records": (
         "CompileReport MergeReport OutcomeStatus PipelineOutcome Progress RunReport"

@@ -53,8 +53,7 @@ from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, 
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import OrchestratorError
-from orchestrator.run.execution import available_workers
-from orchestrator.run.options import BATCH_LIMIT
+from orchestrator.run.options import BATCH_LIMIT, available_workers
 from orchestrator.stores.profile_file import (
     CalibrationProfile,
     Choice,

@@ -66,10 +66,16 @@ from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import CompileSchedule, with_features
-from orchestrator.run.execution import available_workers, run_pipelines
+from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet
-from orchestrator.run.options import BATCH_LIMIT, PipelineKeyUse, RunOptions, unsteered_schedule
+from orchestrator.run.options import (
+    BATCH_LIMIT,
+    PipelineKeyUse,
+    RunOptions,
+    available_workers,
+    unsteered_schedule,
+)
 from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
 from orchestrator.schedule import Followers

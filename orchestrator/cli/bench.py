@@ -98,7 +98,7 @@ class BenchArguments:
         from orchestrator.bench.rows import Start
         from orchestrator.devices.device import CacheMode
         from orchestrator.devices.families import require_family
-        from orchestrator.run.execution import available_workers
+        from orchestrator.run.options import available_workers
 
         for selector in self.device or []:
             require_family(selector)

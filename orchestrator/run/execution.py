@@ -24,7 +24,6 @@ release the GIL.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -42,7 +41,14 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.accounting import Usage
 from orchestrator.run.caches import MergedHook, RunCaches, duplicate_pipeline_keys, duplicates
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.options import BARRIER, ROLLING, RUN_DEFAULTS, RunOptions, unsteered_schedule
+from orchestrator.run.options import (
+    BARRIER,
+    ROLLING,
+    RUN_DEFAULTS,
+    RunOptions,
+    available_workers,
+    unsteered_schedule,
+)
 from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import (
     INTERVAL_S,
@@ -66,13 +72,6 @@ if TYPE_CHECKING:
     from orchestrator.run.supply import SpirvSupply
 
 _MOST_RECORDED: Final = 0.9
-
-
-def available_workers() -> int:
-    """Processors that this process may use: the default number of workers. Thread-safe."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 async def execute(

@@ -33,8 +33,7 @@ from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, Pipel
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
-from orchestrator.run.execution import available_workers
-from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy
+from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, MergePolicy, available_workers
 from orchestrator.run.records import (
     CacheFileRecord,
     CacheSave,

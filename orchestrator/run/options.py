@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,13 @@ from orchestrator.stores.save_policy import SavePolicy
 
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""
+
+
+def available_workers() -> int:
+    """Processors that this process may use: the default number of workers. Thread-safe."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _at_least(least: float, default: Any) -> Any:

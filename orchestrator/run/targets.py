@@ -37,9 +37,8 @@ from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
 from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
-from orchestrator.run.execution import available_workers
 from orchestrator.run.memory import memory_sizes
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised

@@ -38,10 +38,9 @@ from orchestrator.run.compile_server import (
     Try,
     Trying,
 )
-from orchestrator.run.execution import available_workers
 from orchestrator.run.in_flight import Doing
 from orchestrator.run.memory import kills_for_memory, memory_is_short
-from orchestrator.run.options import LEAST_LIMIT_S, CompileOptions, TrialLimits
+from orchestrator.run.options import LEAST_LIMIT_S, CompileOptions, TrialLimits, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 

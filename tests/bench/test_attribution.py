@@ -36,8 +36,8 @@ from orchestrator.devices.simulated import (
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.run.execution import available_workers, run_pipelines
-from orchestrator.run.options import RunOptions
+from orchestrator.run.execution import run_pipelines
+from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import Calls, CreationCall, timing_of
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.bench.support import sample

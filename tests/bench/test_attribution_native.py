@@ -25,7 +25,7 @@ from attrs import frozen
 from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run.accounting import CallLog, ThreadMeter
-from orchestrator.run.execution import available_workers
+from orchestrator.run.options import available_workers
 from orchestrator.run.records import Calls, timing_of
 from tests.drivers import require_tool
 
