@@ -100,7 +100,6 @@ from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
     from orchestrator.run.identification import Identification
-    from orchestrator.sets.image.decoders import Decoders
 
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -389,17 +388,11 @@ class CompileJob:
         else:
             self._take_groups((*plan.groups, *plan.rest))
 
-    @property
-    def _decoders(self) -> Decoders | None:
-        return self.source.decoders if isinstance(self.source, SharedSet) else None
-
     async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
         await trio.to_thread.run_sync(self._plan.save, rest)
 
     async def _read_groups(self) -> None:
         subset = self.options.subset
-        if (decoders := self._decoders) is not None:
-            decoders.expect()
         self._take_groups(await self._timed("read", lambda: subset.groups_of(self.source)))
 
     def _take_groups(self, groups: Sequence[FeatureGroup | PlannedGroup]) -> None:
@@ -465,8 +458,8 @@ class CompileJob:
             self._waiting.extend(opened.split)
             self._plan.take(opened)
             if not self._waiting:
-                if (decoders := self._decoders) is not None:
-                    await trio.to_thread.run_sync(decoders.close)
+                if isinstance(self.source, SharedSet) and self.source.decoders is not None:
+                    beside.start_soon(trio.to_thread.run_sync, self.source.decoders.close)
                 beside.start_soon(self._save_plan, ())
             elif self._plan.is_shared:
                 # Others need not wait for what is decoded when this group was compiled.

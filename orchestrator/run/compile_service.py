@@ -45,7 +45,7 @@ from orchestrator.run.compile_server import (
 )
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.memory import limit_memory
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -59,8 +59,10 @@ BUG: Final = 70
 
 _GRACE_S: Final = 2.0
 _LOOK_S: Final = 0.001
-_DECODED_BY_ONE: Final = 3 << 19
+_DECODED_BY_ONE: Final = 3 << 17
 """Bytes of a set for which a process more begins: what each does anew takes as long as decoding them."""
+_DECODED_BY_ALL: Final = 3 << 20
+"""The same for all processors together: where they are few, they are busy with imports and the device."""
 _DECODED_IN_TURN: Final = 1 << 19
 """Bytes of a set that is decoded in turn: decoding a smaller one takes less than waiting."""
 
@@ -191,11 +193,10 @@ class _Server:
         clock = StageClock("imports")
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         limit_memory(options.trial_limits.memory_bytes)
-        directory = Path(request.cache_directory) if request.cache_directory else None
         # Here, where there is neither a driver nor a thread of this process's own.
-        source, large = self.source, self.source.file_bytes >= 2 * _DECODED_BY_ONE
-        if request.left_out or not (large and _has_plan(source, options, directory)):
-            source = _shared(source, options.workers, shared_turns.get(self.opening.archives))
+        turn = shared_turns.get(self.opening.archives)
+        count = _decoders(request, options, self.source, in_turn=turn is not None)
+        source = _shared(self.source, count, turn)
         if request.left_out:
             source = source.leaving_out(request.left_out)
         try:
@@ -206,28 +207,26 @@ class _Server:
         self._worker().compile(request, options, source, control, clock)
 
 
-def _has_plan(source: PipelineSet, options: CompileOptions, directory: Path | None) -> bool:
-    from orchestrator.run.planning import has_plan
+def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
+    """How many processes will decode a set; 0 or 1 for none beside this one."""
+    processors = available_workers()
+    count = source.file_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
+    count = min(count, processors if in_turn else options.workers or processors, processors)
+    if count > 1 and request.cache_directory and not request.left_out:
+        from orchestrator.run.planning import has_plan
 
-    return has_plan(source, options, directory)
+        return 0 if has_plan(source, options, Path(request.cache_directory)) else count
+    return count
 
 
-def _shared(source: PipelineSet, workers: int | None, turn: int | None = None) -> PipelineSet:
-    """A set with processes that decode it, where it is large enough for them.
+def _shared(source: PipelineSet, count: int, turn: int | None = None) -> PipelineSet:
+    """A set with that many processes that decode it, if this process is to decode it now.
 
     Whoever decodes in turn does so on all processors: the others wait.
     """
-    size = source.file_bytes
-    mine = None if turn is None or size < _DECODED_IN_TURN else DecodingTurn(turn)
-    if size < 2 * _DECODED_BY_ONE:
+    mine = None if turn is None or source.file_bytes < _DECODED_IN_TURN else DecodingTurn(turn)
+    if count <= 1 or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
-    from orchestrator.registry import registry
-    from orchestrator.run.execution import available_workers
     from orchestrator.sets.image.decoders import Decoders
 
-    available = available_workers()
-    count = min((workers or available) if mine is None else available, size // _DECODED_BY_ONE)
-    if count <= 1:
-        return source if mine is None else SharedSet.of(source, None, mine)
-    registry()
     return SharedSet.of(source, Decoders.start(source, count), mine)

@@ -192,9 +192,9 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
     return plan, ""
 
 
-def has_plan(source: PipelineSet, options: CompileOptions, directory: Path | None) -> bool:
+def has_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> bool:
     """Whether a plan of all of a set was kept for this device, so that it will hardly be decoded."""
-    if directory is None or not options.plan:
+    if not options.plan:
         return False
     identity = _identity_of(source, options)
     for path in () if identity is None else find_plans(directory, identity)[:1]:

@@ -256,7 +256,6 @@ def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
     (path,) = plans(tmp_path)
     with PipelineSet.open(sample_path()) as source:
         assert has_plan(source, options, tmp_path)
-        assert not has_plan(source, options, None)
         assert not has_plan(source, evolve(options, plan=False), tmp_path)
         assert not has_plan(source, evolve(options, selector="lavapipe"), tmp_path)
         assert not has_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)

@@ -33,8 +33,8 @@ from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import CompileServer, Connection, ImageTables, first_request
-from orchestrator.run.compile_service import _shared
+from orchestrator.run.compile_server import Compile, CompileServer, Connection, ImageTables, first_request
+from orchestrator.run.compile_service import _decoders, _shared
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
@@ -290,7 +290,7 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        assert _shared(sample, 2) is sample
+        assert _shared(sample, 1) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
@@ -302,6 +302,27 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     alone = await supervised(sample_path(), "open_good", tmp_path / "other")
     assert len(report.pipelines) == len(whole) > 128
     assert (report.counts(), report.skipped, report.failed) == (alone.counts(), alone.skipped, alone.failed)
+
+
+async def test_as_many_processes_decode_as_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive = tmp_path / "some.foz"
+    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(archive) as writer:
+        sample.copy_to(writer)
+        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(2 << 20))
+    cache = tmp_path / "cache"
+
+    def count(processors: int, workers: int | None = None, *, in_turn: bool = False) -> int:
+        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: processors)
+        request = Compile(0, b"", str(cache))
+        with PipelineSet.open(archive) as source:
+            assert 5 << 19 > source.file_bytes > 2 << 20
+            return _decoders(request, CompileOptions(workers=workers), source, in_turn=in_turn)
+
+    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 2, 5]
+    assert [count(16, 2), count(16, 2, in_turn=True), count(2, 16)] == [2, 5, 1]
+    with PipelineSet.open(archive) as source:
+        await compile_set(source, CompileOptions(workers=1), cache_directory=cache, opener=open_good)
+    assert count(16) == 0  # there is a plan
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:

@@ -1,8 +1,10 @@
 """Decodes pipelines in processes beside this one: a driver compiles faster than one thread decodes.
 
-    this process ── fork ──> decoder 0 ── forks, when asked first ──> decoder 1, 2, ...
+    this process ── fork ──> decoder 0 ── reads the index, forks ──> decoder 1, 2, ...
          └── chunks of pipelines, answers about the device ─────────────> each
          <── parts of the image, questions about the device ─────────────┘
+
+They get ready while this process imports what compiles and opens the device.
 
 Guarantees: the image has what the one has that `build_image` builds. Where a decoder is lost, this process
 decodes. No process is left once it is closed, or this process is gone.
@@ -20,8 +22,7 @@ import socket
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from typing import Any, Final, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import msgspec
 import numpy as np
@@ -31,19 +32,20 @@ from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.image.builder import BuiltImage, ImagePart, build_image, build_part, join_parts
 from orchestrator.sets.needs.asking import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs
 
+if TYPE_CHECKING:
+    from orchestrator.sets.image.built import BuiltImage
+    from orchestrator.sets.image.layout import ImagePart
+
 _FRAME_BYTES: Final = 1 << 31
 _READ_SIZE: Final = 1 << 18
-_FEWEST: Final = 128  # pipelines; fewer are decoded before a decoder could begin
-_SMALLEST_CHUNK: Final = 32
+_FEWEST: Final = 32  # pipelines; fewer are decoded before decoders have answered
+_SMALLEST_CHUNK: Final = 512  # pipelines; each chunk decodes anew what its pipelines have in common
 _CHUNKS_EACH: Final = 4
-_SAMPLE: Final = 4
-_EXPECT: Final = b"e"
-_BEGIN: Final = b"b"
+_SAMPLE: Final = 32  # pipelines that are decoded beforehand, to know what will be asked
 _VULKAN_1_3: Final = 0x403000
 
 _Asked = tuple[Question, str, str]
@@ -59,9 +61,9 @@ class Chunk(msgspec.Struct, tag="chunk"):
 
 
 class Answers(msgspec.Struct, tag="answers"):
-    """To a decoder: what it asked."""
+    """To a decoder: what it asked, and what others asked: it will ask the same."""
 
-    values: tuple[Value, ...]
+    answers: list[tuple[_Asked, Value]]
 
 
 class Questions(msgspec.Struct, tag="questions"):
@@ -71,9 +73,9 @@ class Questions(msgspec.Struct, tag="questions"):
 
 
 class Decoded(msgspec.Struct, tag="decoded"):
-    """From a decoder: the part of the image that its chunk is."""
+    """From a decoder: the `ImagePart` that its chunk is, encoded."""
 
-    part: ImagePart
+    part: bytes
 
 
 class _LostError(Exception):
@@ -117,7 +119,6 @@ class Decoders:
     """
 
     process_id: int
-    _first: socket.socket
     _lines: list[_Line]
     _devices: int = 0
 
@@ -132,19 +133,13 @@ class Decoders:
         Raises:
             OSError: It cannot be forked.
         """
-        pairs = [socket.socketpair() for _ in range(count + 1)]
+        pairs = [socket.socketpair() for _ in range(count)]
         process_id = os.fork()
         if process_id == 0:
             _be(lambda: _begin(source, pairs))
         for _, theirs in pairs:
             theirs.close()
-        (first, _), *others = pairs
-        return cls(process_id, first, [_Line(mine, Questions | Decoded) for mine, _ in others])
-
-    def expect(self) -> None:
-        """Say that the set will be decoded, so that its index is read meanwhile. Idempotent."""
-        with suppress(OSError):  # it is gone, or was closed
-            self._first.send(_EXPECT)
+        return cls(process_id, [_Line(mine, Questions | Decoded) for mine, _ in pairs])
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
@@ -155,38 +150,43 @@ class Decoders:
             OrchestratorError: The device cannot say what it was asked.
         """
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
-        if not self.process_id or len(columns) < _FEWEST:
+        parts: list[ImagePart] = []
+        if self.process_id and len(columns) >= _FEWEST:
+            try:
+                parts = self._decoded(source, columns, capabilities)
+            except (_LostError, FrameError, OSError):
+                self.close()
+            except BaseException:
+                self.close()
+                raise
+        if not parts:
+            from orchestrator.sets.image.builder import build_image
+
             return build_image(source, columns, capabilities)
-        try:
-            parts = self._decoded(source, columns, capabilities)
-        except (_LostError, FrameError, OSError):
-            self.close()
-            return build_image(source, columns, capabilities)
-        except BaseException:
-            self.close()
-            raise
+        from orchestrator.sets.image.layout import join_parts
+
         return join_parts(source, columns, parts)
 
     def close(self) -> None:
-        """End the processes. Idempotent."""
+        """End the processes. Blocking, where they are still getting ready; idempotent."""
         if self.process_id:
             for line in self._lines:
                 line.end.close()
-            self._first.close()
             process_id, self.process_id = self.process_id, 0
             os.waitpid(process_id, 0)
 
     def _decoded(
         self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities
     ) -> list[ImagePart]:
-        if not self._devices:
-            self._first.send(_BEGIN)
         self._devices += 1
-        size = max(_SMALLEST_CHUNK, -(-len(jobs) // (_CHUNKS_EACH * len(self._lines))))
+        alone, least = (-(-len(jobs) // (count * len(self._lines))) for count in (1, _CHUNKS_EACH))
+        size = max(least, min(alone, _SMALLEST_CHUNK))
         chunks = [jobs[start : start + size] for start in range(0, len(jobs), size)]
         left_out = dict(source.left_out)
         waiting = deque(enumerate(chunks))
         busy: dict[int, tuple[_Line, int]] = {}
+        answers: dict[_Asked, Value] = {}
+        told = dict.fromkeys((line.end.fileno() for line in self._lines), 0)
         parts: dict[int, ImagePart] = {}
         poll = select.poll()
 
@@ -202,15 +202,21 @@ class Decoders:
 
         for line in self._lines:
             give(line)
+        from orchestrator.sets.image.layout import ImagePart  # only now: they decode meanwhile
+
         while busy:
             for descriptor, _ in poll.poll():
                 line, number = busy[descriptor]
                 line.read()
                 while (message := line.take()) is not None:
                     if isinstance(message, Questions):
-                        line.send(Answers(tuple(ask(capabilities, *each) for each in message.asked)))
+                        for each in message.asked:
+                            if each not in answers:
+                                answers[each] = ask(capabilities, *each)
+                        line.send(Answers([*answers.items()][told[descriptor] :]))
+                        told[descriptor] = len(answers)
                     else:
-                        parts[number] = message.part
+                        parts[number] = msgspec.msgpack.decode(message.part, type=ImagePart)
                         give(line)
         return [parts[number] for number in range(len(chunks))]
 
@@ -234,45 +240,41 @@ def _be(work: Callable[[], None]) -> NoReturn:
 
 
 def _begin(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
-    """Read what all decoders need, fork the others once they are wanted, and be the first."""
+    """Read what all decoders need, fork the others, and be the first."""
     for mine, _ in pairs:
         mine.close()
-    (_, own), *others = pairs
-    if not (wanted := own.recv(1)):
-        return
+    ends = [end for _, end in pairs]
+    from orchestrator.sets.image.builder import build_image
+
     asked = AskedCapabilities(AnyDevice(_VULKAN_1_3))
     jobs = source.pipelines
     build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], asked)
-    while wanted != _BEGIN:
-        if not (wanted := own.recv(1)):
-            return
     gc.freeze()  # so that collecting does not copy what all have
     forks = []
-    for _, end in others[1:]:
+    for end in ends[1:]:
         process_id = os.fork()
         if process_id == 0:
-            _be(lambda: _serve(source, own, others, end, tuple(asked.answers)))  # noqa: B023
+            _be(lambda: _serve(source, ends, end, tuple(asked.answers)))  # noqa: B023
         forks.append(process_id)
     try:
-        _serve(source, own, others, others[0][1], tuple(asked.answers))
+        _serve(source, ends, ends[0], tuple(asked.answers))
     finally:
         for process_id in forks:
             os.waitpid(process_id, 0)
 
 
 def _serve(
-    source: PipelineSet,
-    own: socket.socket,
-    others: Sequence[tuple[socket.socket, socket.socket]],
-    end: socket.socket,
-    usual: tuple[_Asked, ...],
+    source: PipelineSet, ends: Sequence[socket.socket], own: socket.socket, usual: tuple[_Asked, ...]
 ) -> None:
-    for each in (own, *(one for _, one in others if one is not end)):
-        each.close()
-    _decode(source, _Line(end, Chunk | Answers), usual)
+    for each in ends:
+        if each is not own:
+            each.close()
+    _decode(source, _Line(own, Chunk | Answers), usual)
 
 
 def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...]) -> None:
+    from orchestrator.sets.image.builder import build_part
+
     device = _AskedByLine(line)
     number = 0
     while True:
@@ -281,7 +283,8 @@ def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...]) -> None
             number = chunk.device
             device.begin(usual)
         jobs = PipelineJobs(np.frombuffer(chunk.keys, np.uint64), np.frombuffer(chunk.kinds, np.uint8))
-        line.send(Decoded(build_part(source.leaving_out(chunk.left_out), jobs, device)))
+        part = build_part(source.leaving_out(chunk.left_out), jobs, device)
+        line.send(Decoded(msgspec.msgpack.encode(part)))
 
 
 class _AskedByLine:
@@ -293,14 +296,17 @@ class _AskedByLine:
 
     def begin(self, usual: tuple[_Asked, ...]) -> None:
         """It is another device; ask at once what is usually asked."""
-        self._line.send(Questions(usual))
-        self._known = dict(zip(usual, self._line.receive().values, strict=True))
+        self._known.clear()
+        self._learn(usual)
+
+    def _learn(self, asked: tuple[_Asked, ...]) -> None:
+        self._line.send(Questions(asked))
+        self._known.update(self._line.receive().answers)
 
     def _ask(self, question: Question, name: str, member: str) -> Any:
         asked = (question, name, member)
         if asked not in self._known:
-            self._line.send(Questions((asked,)))
-            (self._known[asked],) = self._line.receive().values
+            self._learn((asked,))
         return self._known[asked]
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+from contextlib import suppress
 from typing import TYPE_CHECKING, Self
 
 from attrs import define
@@ -26,11 +27,14 @@ class DecodingTurn:
     descriptor: int
     _is_mine: bool = False
 
-    def take(self) -> None:
-        """Wait for it. Blocking; idempotent."""
+    def take(self, *, wait: bool = True) -> bool:
+        """Take it, and say whether it is this process's. Blocking, but for `wait` unset; idempotent."""
         if not self._is_mine:
-            fcntl.lockf(self.descriptor, fcntl.LOCK_EX)  # of the process, whoever has the descriptor too
-            self._is_mine = True
+            with suppress(BlockingIOError):
+                # The lock is the process's, whoever else has the descriptor.
+                fcntl.lockf(self.descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+                self._is_mine = True
+        return self._is_mine
 
     def give_back(self) -> None:
         """Let another process decode. Idempotent."""

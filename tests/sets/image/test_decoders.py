@@ -16,11 +16,15 @@ import numpy as np
 import pytest
 
 from orchestrator.devices import open_device
+from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image import decoders as module
-from orchestrator.sets.image.builder import BuiltImage, build_image, build_part, join_parts
+from orchestrator.sets.image.builder import BuiltImage, build_image, build_part
 from orchestrator.sets.image.decoders import Decoders
+from orchestrator.sets.image.layout import join_parts
+from orchestrator.sets.image.shared_set import DecodingTurn
+from orchestrator.sets.needs.asking import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
@@ -133,6 +137,36 @@ def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
         built = decoders.build_image(rest, rest.pipelines, DEVICE)
     assert held(built) == held(build_image(rest, rest.pipelines, DEVICE))
     assert "it ended the driver" in {each.reason for each in built.problems}
+
+
+def test_a_device_is_asked_each_question_once(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Question, str, str]] = []
+
+    def noted(capabilities: DeviceCapabilities, question: Question, name: str, member: str) -> Value:
+        asked.append((question, name, member))
+        return ask(capabilities, question, name, member)
+
+    monkeypatch.setattr(module, "ask", noted)
+    decoded(sample)
+    alone = AskedCapabilities(DEVICE)
+    build_image(sample, sample.pipelines, alone)
+    assert len(asked) == len(set(asked))
+    assert set(alone.answers) <= set(asked)
+
+
+def test_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:
+    with (tmp_path / "turn").open("wb") as file:
+        turn = DecodingTurn(file.fileno())
+        assert turn.take(wait=False)
+        process_id = os.fork()
+        if process_id == 0:
+            os._exit(DecodingTurn(file.fileno()).take(wait=False))
+        assert os.waitpid(process_id, 0)[1] == 0
+        turn.give_back()
+        process_id = os.fork()
+        if process_id == 0:
+            os._exit(not DecodingTurn(file.fileno()).take(wait=False))
+        assert os.waitpid(process_id, 0)[1] == 0
 
 
 def test_damage_is_told(tmp_path: Path) -> None:
