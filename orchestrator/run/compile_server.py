@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -459,6 +460,18 @@ def with_checkpoints(options: CompileOptions) -> CompileOptions:
     if options.save_policy == SavePolicy():
         options = evolve(options, save_policy=_CHECKPOINTS)
     return options
+
+
+@contextmanager
+def first_error() -> Iterator[None]:
+    """Raise the first error of a nursery alone, without its group."""
+    try:
+        yield
+    except ExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, ExceptionGroup):
+            first = first.exceptions[0]
+        raise first from None
 
 
 @define(eq=False)

@@ -51,6 +51,7 @@ from orchestrator.run.compile_server import (
     Try,
     Trying,
     append,
+    first_error,
 )
 from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
 from orchestrator.run.keeping import RecordedCosts
@@ -58,7 +59,6 @@ from orchestrator.run.memory import MemoryGate, limit_memory
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
-from orchestrator.run.trial import first_error
 from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob

@@ -197,10 +197,15 @@ LEAST_LIMIT_S = 60.0
 LIMIT_FACTOR = 20
 """So many times what compiling a pipeline took before it may take again."""
 
+_MOST_LOAD = 10.0
+
 
 @frozen
 class TrialLimits:
     """What a child process may take that compiles, or tries pipelines.
+
+    The usual limits on time are longer where the machine has more to do than it can: a driver that waits for
+    a processor does not hang. A limit that was given is what it is.
 
     Attributes:
         pipeline_s: Seconds for one pipeline; None for `LEAST_LIMIT_S`, or `LIMIT_FACTOR` times what was
@@ -222,6 +227,26 @@ class TrialLimits:
         if self.pipeline_s is not None:
             return self.pipeline_s
         return max(LEAST_LIMIT_S, LIMIT_FACTOR * recorded_ns / 1e9)
+
+    def limit_now_s(self, recorded_ns: int = 0) -> float:
+        """As `limit_s`, for a pipeline that the driver has now."""
+        limit_s = self.limit_s(recorded_ns)
+        return limit_s if self.pipeline_s is not None else limit_s * _load()
+
+    def call_limit_now_s(self) -> float:
+        """Seconds for a call that creates no pipeline and goes on now."""
+        if self.call_s is not None:
+            return self.call_s
+        return max(LEAST_LIMIT_S, self.pipeline_s or 0.0) * _load()
+
+
+def _load() -> float:
+    """How many times as much as it can the machine has to do, 1 to `_MOST_LOAD`."""
+    try:
+        load = os.getloadavg()[0] / available_workers()
+    except OSError:
+        return 1.0
+    return min(max(1.0, load), _MOST_LOAD)
 
 
 @frozen(kw_only=True)

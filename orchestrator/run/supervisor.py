@@ -52,6 +52,7 @@ from orchestrator.run.compile_server import (
     Staged,
     Steer,
     Stop,
+    first_error,
     with_checkpoints,
 )
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
@@ -73,11 +74,8 @@ from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.run.trial import (
     SuspectTrials,
     Verdict,
-    call_limit_s,
     end_when,
-    first_error,
     is_from_outside,
-    time_limit_s,
 )
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
@@ -409,7 +407,7 @@ class _Supervisor:
             death = evolve(death, of_cache_file=settled and crashed)
             if settled and stuck:
                 path = cache_path(self.directory, opened[1])
-                limit_s = round(call_limit_s(self.options.trial_limits))
+                limit_s = round(self.options.trial_limits.call_limit_now_s())
                 self._notes.append(
                     f"the driver did not come back from loading {path} within {limit_s} s: "
                     "the file is given up"
@@ -808,7 +806,7 @@ class _Watch:
 
     async def run(self) -> None:
         """Kill the process when the driver has something for too long."""
-        shortest_s = min(self.limits.limit_s(), call_limit_s(self.limits))
+        shortest_s = min(self.limits.limit_s(), self.limits.call_limit_now_s())
         look_s = min(max(_LOOK_S, shortest_s / _LOOKS_A_LIMIT), _MOST_LOOK_S)
         while not self._overdue:
             await trio.sleep(look_s)
@@ -824,15 +822,15 @@ class _Watch:
         """
         age_s = (now_ns - flight.since_ns) / 1e9
         if flight.doing not in OF_PIPELINES:
-            return age_s > call_limit_s(self.limits)
-        if age_s <= time_limit_s(self.limits) or self._prepared is None:
+            return age_s > self.limits.call_limit_now_s()
+        if age_s <= self.limits.limit_now_s() or self._prepared is None:
             return False
         if flight.doing in (Doing.OBJECT, Doing.MODULE):
             return True
         known = np.frombuffer(self.tables.recorded_ns, np.int64)
         recorded = sorted(int(known[each]) for each in flight.numbers)
         others_s = sum(recorded[:-1]) / 1e9
-        return age_s > time_limit_s(self.limits, recorded[-1] if recorded else 0) + others_s
+        return age_s > self.limits.limit_now_s(recorded[-1] if recorded else 0) + others_s
 
     def death(self, status: int) -> _Death:
         """How it died."""

@@ -36,13 +36,12 @@ from orchestrator.devices.opening import preload
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
-from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
+from orchestrator.run.compile_server import CompileServer, first_error, shared_sets, shared_turns
 from orchestrator.run.memory import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
-from orchestrator.run.trial import first_error
 from orchestrator.sets.pipeline_set import PipelineSet
 
 _TARGET_BYTES: Final = 512 << 20

@@ -12,11 +12,9 @@ compiled before can still come in a run.
 
 from __future__ import annotations
 
-import os
 import signal
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -37,64 +35,26 @@ from orchestrator.run.compile_server import (
     Survived,
     Try,
     Trying,
+    first_error,
 )
 from orchestrator.run.in_flight import Doing
 from orchestrator.run.memory import kills_for_memory, memory_is_short
-from orchestrator.run.options import LEAST_LIMIT_S, CompileOptions, TrialLimits, available_workers
+from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 
 _FROM_OUTSIDE: Final = frozenset(
     -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
-_MOST_LOAD: Final = 10.0
 _OPENING_S: Final = 120.0
 _ALONE: Final = "in a process of its own"
 _MORE_MEMORY: Final = 4
 _MOST_KILLED: Final = 3
 
 
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a nursery alone, without its group."""
-    try:
-        yield
-    except ExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
-
-
 def is_from_outside(status: int) -> bool:
     """Whether a process ended by a signal that people and systems send, and no driver raises."""
     return status in _FROM_OUTSIDE
-
-
-def time_limit_s(limits: TrialLimits, recorded_ns: int = 0) -> float:
-    """What the driver may take for a pipeline now, seconds, if this was recorded of it.
-
-    The usual limit is longer where the machine has more to do than it can: a driver that waits for a
-    processor does not hang. A limit of the caller's own is what it is.
-    """
-    limit_s = limits.limit_s(recorded_ns)
-    return limit_s if limits.pipeline_s is not None else limit_s * _load()
-
-
-def call_limit_s(limits: TrialLimits) -> float:
-    """What the driver may take now for a call that creates no pipeline, seconds; as `time_limit_s`."""
-    if limits.call_s is not None:
-        return limits.call_s
-    return max(LEAST_LIMIT_S, limits.pipeline_s or 0.0) * _load()
-
-
-def _load() -> float:
-    """How many times as much as it can the machine has to do, 1 to `_MOST_LOAD`."""
-    try:
-        load = os.getloadavg()[0] / available_workers()
-    except OSError:
-        return 1.0
-    return min(max(1.0, load), _MOST_LOAD)
 
 
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
@@ -248,7 +208,7 @@ class SuspectTrials:
         return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
 
     def _limit_s(self, job: PipelineJob) -> float:
-        return time_limit_s(self.options.trial_limits, self.recorded_ns.get(job.key, 0))
+        return self.options.trial_limits.limit_now_s(self.recorded_ns.get(job.key, 0))
 
     async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
         """Try pipelines in one fork."""

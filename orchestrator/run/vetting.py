@@ -22,6 +22,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run import trial
+from orchestrator.run.compile_server import first_error
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -175,7 +176,7 @@ async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
             group.end()
 
     results = []
-    with trial.first_error():
+    with first_error():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_when_cancelled)
             with suppress(ChildrenEndedError):  # it was cancelled, which the nursery says

@@ -15,7 +15,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ArchiveError, DeviceError
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.trial import Trials, time_limit_s, try_pipelines
+from orchestrator.run.trial import Trials, try_pipelines
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
@@ -139,15 +139,15 @@ async def test_an_error_of_what_has_children_is_raised_alone() -> None:
 
 def test_the_usual_time_limit_is_longer_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     usual, own = TrialLimits(), TrialLimits(pipeline_s=5.0)
-    monkeypatch.setattr("orchestrator.run.trial.available_workers", lambda: 2)
+    monkeypatch.setattr("orchestrator.run.options.available_workers", lambda: 2)
     found = []
     for load in (0.1, 2.0, 5.0, 1000.0):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
-        found.append((time_limit_s(usual), time_limit_s(usual, 10**10), time_limit_s(own, 10**10)))
+        found.append((usual.limit_now_s(), usual.limit_now_s(10**10), own.limit_now_s(10**10)))
     assert found == [(60, 200, 5), (60, 200, 5), (150, 500, 5), (600, 2000, 5)]
 
     def unknown() -> NoReturn:
         raise OSError
 
     monkeypatch.setattr(os, "getloadavg", unknown)
-    assert time_limit_s(usual) == 60
+    assert usual.limit_now_s() == 60
