@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from orchestrator.run.options import ModulePolicy as ModulePolicy
     from orchestrator.run.options import PipelineKeyUse as PipelineKeyUse
     from orchestrator.run.options import RunOptions as RunOptions
+    from orchestrator.run.options import SavePolicy as SavePolicy
     from orchestrator.run.options import TrialLimits as TrialLimits
     from orchestrator.run.options import available_workers as available_workers
     from orchestrator.run.records import CompileReport as CompileReport
@@ -110,7 +111,6 @@ if TYPE_CHECKING:
     from orchestrator.stores.module_identifiers import (
         ShaderModuleIdentifierStore as ShaderModuleIdentifierStore,
     )
-    from orchestrator.stores.save_policy import SavePolicy as SavePolicy
 
 __version__ = VERSION
 _HOMES = {
@@ -130,8 +130,8 @@ _HOMES = {
     "orchestrator.run.execution": "run_pipelines",
     "orchestrator.run.identification": "Identification",
     "orchestrator.run.options": (
-        "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions TrialLimits "
-        "available_workers"
+        "BARRIER ROLLING CompileOptions MergePolicy ModulePolicy PipelineKeyUse RunOptions SavePolicy "
+        "TrialLimits available_workers"
     ),
     "orchestrator.run.records": (
         "CompileReport MergeReport OutcomeStatus PipelineOutcome Progress RunReport"
@@ -153,7 +153,6 @@ _HOMES = {
     ),
     "orchestrator.stores.files.atomic_file": "SaveError",
     "orchestrator.stores.module_identifiers": "ShaderModuleIdentifierStore",
-    "orchestrator.stores.save_policy": "SavePolicy",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME_OF)

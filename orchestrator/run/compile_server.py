@@ -30,9 +30,8 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.in_flight import InFlightTable
-from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions
+from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.save_policy import SECOND_NS, SavePolicy
 
 _SHOWN: Final = 1500
 
@@ -337,7 +336,7 @@ SERVICE: Final = "compile"
 
 LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 
-_CHECKPOINTS: Final = SavePolicy(overdue_ns=10 * SECOND_NS)
+_CHECKPOINTS: Final = SavePolicy(overdue_ns=10_000_000_000)
 """A crash costs what was compiled since the last save."""
 _FIRST: Final = 1
 

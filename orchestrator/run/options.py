@@ -20,7 +20,6 @@ from attrs import Attribute, converters, field, frozen, validators
 from orchestrator.devices.device import CacheMode
 from orchestrator.schedule import ScheduleOptions
 from orchestrator.sets.prepare import WHOLE, Subset
-from orchestrator.stores.save_policy import SavePolicy
 
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""
@@ -189,6 +188,30 @@ class PipelineKeyUse(enum.StrEnum):
     AUTO = "auto"
     ALL = "all"
     OFF = "off"
+
+
+def _positive(default: int) -> int:
+    value: int = field(default=default, validator=validators.gt(0))
+    return value
+
+
+@frozen
+class SavePolicy:
+    """When a cache file is saved on the way, so that crashes and saves both cost little.
+
+    Attributes:
+        quiet_ns: Time without a new pipeline after which what is new is saved.
+        growth_pipelines: New pipelines at which a save is due at once.
+        growth_bytes: New bytes at which a save is due at once, where the size is known.
+        overdue_ns: Time after the first new pipeline after which a save is due although creation goes on.
+        pause_ns: Time between the end of a save, or a failure, and the next one that is not forced.
+    """
+
+    quiet_ns: int = _positive(2_000_000_000)
+    growth_pipelines: int = _positive(2048)
+    growth_bytes: int = _positive(32 << 20)
+    overdue_ns: int = _positive(60_000_000_000)
+    pause_ns: int = _positive(5_000_000_000)
 
 
 LEAST_LIMIT_S = 60.0

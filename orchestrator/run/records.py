@@ -49,7 +49,6 @@ from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
-from orchestrator.stores.save_policy import SaveReason
 
 FORMAT: Final = 2
 """Version of the encoding; adding a field leaves it. Version 1 was a JSON that did not say its version."""
@@ -1454,6 +1453,25 @@ class SetRecord(Record, frozen=True):
     groups: tuple[GroupRecord, ...]
     damage: tuple[DamageRecord, ...]
     subset: SubsetRecord | None = None
+
+
+class SaveReason(enum.StrEnum):
+    """Why a save is due.
+
+    QUIET: nothing was created for a while.
+    GROWTH: much is new.
+    OVERDUE: what is new has waited for long, with creation never quiet.
+    CANCELLED: the run was cancelled.
+    SIGNAL: the process was asked to end, as by SIGTERM.
+    EXIT: the run or the process ends.
+    """
+
+    QUIET = "quiet"
+    GROWTH = "growth"
+    OVERDUE = "overdue"
+    CANCELLED = "cancelled"
+    SIGNAL = "signal"
+    EXIT = "exit"
 
 
 class CacheSave(Record, frozen=True):

@@ -20,10 +20,9 @@ from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.devices.sources import is_empty_cache
-from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
+from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
-from orchestrator.stores.save_policy import SavePolicy
 from tests.run.small_sets import compute_keys
 
 FIFO = "ORCHESTRATOR_KILL_FIFO"

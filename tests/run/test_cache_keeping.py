@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.caches import RollingMerge
 from orchestrator.run.keeping import CacheFileStore, CacheKeeper
-from orchestrator.run.options import MergePolicy
-from orchestrator.run.records import CacheFileRecord, OutcomeStatus
+from orchestrator.run.options import MergePolicy, SavePolicy
+from orchestrator.run.records import CacheFileRecord, OutcomeStatus, SaveReason
 from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
@@ -29,7 +29,6 @@ from orchestrator.stores.cache_file import (
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from orchestrator.stores.save_policy import SavePolicy, SaveReason
 from tests.run.small_sets import Opener, compiled, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,

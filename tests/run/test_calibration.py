@@ -14,7 +14,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.compile import compile_set
 from orchestrator.run.keeping import decide
-from orchestrator.run.options import CompileOptions, MergePolicy
+from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
@@ -26,7 +26,6 @@ from orchestrator.stores.profile_file import (
     ProfileLoad,
     save_profile,
 )
-from orchestrator.stores.save_policy import SavePolicy
 from tests.stores.profiles import IDENTITY, profile
 
 NAVI21 = "radv:navi21"

@@ -19,10 +19,10 @@ from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping as cache_keeping
 from orchestrator.run import keeping as compile_cache
 from orchestrator.run.keeping import CompileCache
+from orchestrator.run.options import SavePolicy
 from orchestrator.run.records import RunReport
 from orchestrator.sets.image import builder
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
-from orchestrator.stores.save_policy import SavePolicy
 from tests.run.small_sets import Opener, compiled, write_small_set
 from tests.run.test_cancellation import CancelAtStep
 from tests.stores.faults.conftest import COUNT as COUNT_PROPERTY

@@ -36,7 +36,7 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import Compile, CompileServer, Connection, ImageTables, first_request
 from orchestrator.run.compile_service import _decoders, _shared
 from orchestrator.run.in_flight import Doing, InFlightTable
-from orchestrator.run.options import CompileOptions, MergePolicy, TrialLimits
+from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -50,7 +50,6 @@ from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_fi
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
-from orchestrator.stores.save_policy import SavePolicy
 from tests.children.test_children import until
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.test_trial import children

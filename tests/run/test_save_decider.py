@@ -6,7 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from orchestrator.stores.save_policy import FORCED, SaveDecider, SavePolicy, SaveReason
+from orchestrator.run.keeping import FORCED, SaveDecider
+from orchestrator.run.options import SavePolicy
+from orchestrator.run.records import SaveReason
 
 POLICY = SavePolicy(quiet_ns=10, growth_pipelines=50, growth_bytes=1000, overdue_ns=100, pause_ns=20)
 
