@@ -24,11 +24,11 @@ from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.process import own_interpreter
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
+from orchestrator.sets.records import FeatureGroup
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.files.atomic_file import content_hash128
 

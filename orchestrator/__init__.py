@@ -93,13 +93,13 @@ if TYPE_CHECKING:
     from orchestrator.sets.authoring.builder import Rendering as Rendering
     from orchestrator.sets.authoring.builder import ShaderStage as ShaderStage
     from orchestrator.sets.authoring.builder import Subpass as Subpass
-    from orchestrator.sets.groups import FeatureGroup as FeatureGroup
     from orchestrator.sets.image.builder import BuiltImage as BuiltImage
     from orchestrator.sets.image.builder import build_image as build_image
     from orchestrator.sets.pipeline_set import PipelineSet as PipelineSet
     from orchestrator.sets.prepare import OpenedGroup as OpenedGroup
     from orchestrator.sets.prepare import Subset as Subset
     from orchestrator.sets.prepare import opened_groups as opened_groups
+    from orchestrator.sets.records import FeatureGroup as FeatureGroup
     from orchestrator.stores.cache_file import LoadPolicy as LoadPolicy
     from orchestrator.stores.cache_file import LoadStatus as LoadStatus
     from orchestrator.stores.cache_file import cache_path as cache_path
@@ -144,10 +144,10 @@ _HOMES = {
     "orchestrator.sets.archive.reader": "Archive MemoryRecords",
     "orchestrator.sets.archive.writer": "ArchiveWriter",
     "orchestrator.sets.authoring.builder": "PipelineSetBuilder Rendering ShaderStage Subpass",
-    "orchestrator.sets.groups": "FeatureGroup",
     "orchestrator.sets.image.builder": "BuiltImage build_image",
     "orchestrator.sets.pipeline_set": "PipelineSet",
     "orchestrator.sets.prepare": "OpenedGroup Subset opened_groups",
+    "orchestrator.sets.records": "FeatureGroup",
     "orchestrator.stores.cache_file": (
         "LoadPolicy LoadStatus cache_path load_into_cache read_cache_file save_cache_file save_merged"
     ),

@@ -30,9 +30,9 @@ from orchestrator.cli.values import open_set
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ListDocument
     from orchestrator.sets.archive.reader import Archive
-    from orchestrator.sets.groups import Application, FeatureGroup
+    from orchestrator.sets.groups import Application
     from orchestrator.sets.pipeline_set import PipelineSet
-    from orchestrator.sets.records import RecordSource, RecordTag
+    from orchestrator.sets.records import FeatureGroup, RecordSource, RecordTag
 
 _DAMAGE_SHOWN = 20
 

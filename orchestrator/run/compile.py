@@ -85,13 +85,12 @@ from orchestrator.run.records import (
 from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
 from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
-from orchestrator.sets.records import PipelineJob
+from orchestrator.sets.records import FeatureGroup, PipelineJob
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import read_distrusted, remember_distrusted

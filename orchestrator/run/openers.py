@@ -24,9 +24,9 @@ from orchestrator.devices.device import Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
 from orchestrator.registry.tables import same_members
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.sets.records import FeatureGroup
 from orchestrator.stores.culprits import load_quarantine
 from orchestrator.stores.profile_file import (
     KeyProfile,

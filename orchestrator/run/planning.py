@@ -23,7 +23,6 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import (
@@ -36,7 +35,7 @@ from orchestrator.sets.plan import (
     is_whole_plan,
 )
 from orchestrator.sets.prepare import OpenedGroup
-from orchestrator.sets.records import PipelineJobs
+from orchestrator.sets.records import FeatureGroup, PipelineJobs
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.plan_file import (

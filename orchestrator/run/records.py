@@ -43,10 +43,9 @@ from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFe
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.schedule import Assignment, Scheduler
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.prepare import Subset
-from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs, RecordTag
+from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, PipelineJobs, RecordTag
 from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 

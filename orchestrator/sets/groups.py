@@ -45,6 +45,7 @@ from orchestrator.sets.records import (
     FORMAT_VERSIONS,
     KIND_OF_TAG,
     Damage,
+    FeatureGroup,
     PipelineJob,
     PipelineJobs,
     RecordSource,
@@ -198,28 +199,6 @@ class Link(msgspec.Struct, frozen=True):
     application: int
     tag: int
     key: int
-
-
-def _columns(jobs: Iterable[PipelineJob]) -> PipelineJobs:
-    return PipelineJobs.of(jobs)
-
-
-@frozen
-class FeatureGroup:
-    """Pipelines to compile on one device.
-
-    Attributes:
-        request: What the device is opened as.
-        applications: Hashes of the applications, in the order of the set; none where the set has none.
-        pipelines: Which, in the order of the set: graphics, compute, ray tracing.
-        added: Features and extensions of the request that no application is known to have enabled, and that
-            the pipelines need; the driver's keys of these pipelines may not be those of the application.
-    """
-
-    request: DeviceRequest
-    applications: tuple[int, ...]
-    pipelines: PipelineJobs = field(repr=False, converter=_columns)
-    added: tuple[str, ...] = ()
 
 
 def decode_application(key: int, payload: bytes) -> Application:

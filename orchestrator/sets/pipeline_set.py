@@ -29,12 +29,12 @@ from orchestrator.sets.archive.reader import (
     record_offset,
     record_place,
 )
-from orchestrator.sets.groups import Application, FeatureGroup, feature_groups, read_applications
 from orchestrator.sets.records import (
     KIND_OF_TAG,
     Closing,
     Damage,
     DamageLog,
+    FeatureGroup,
     PipelineJobs,
     RecordSource,
     RecordTag,
@@ -44,6 +44,7 @@ _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are
 
 if TYPE_CHECKING:
     from orchestrator.sets.archive.writer import ArchiveWriter
+    from orchestrator.sets.groups import Application
 
 
 class PipelineSet(Closing):
@@ -161,11 +162,15 @@ class PipelineSet(Closing):
     @cached_property
     def applications(self) -> tuple[Application, ...]:
         """The applications that the set was recorded from, as far as their records can be read."""
+        from orchestrator.sets.groups import read_applications  # a plan has what comes of it
+
         return read_applications(self._source, self._log.add)
 
     @cached_property
     def groups(self) -> tuple[FeatureGroup, ...]:
         """The pipelines grouped by what their applications told the driver; at least one group."""
+        from orchestrator.sets.groups import feature_groups
+
         return feature_groups(self._source, self._log.add)
 
     @property

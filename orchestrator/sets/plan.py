@@ -39,7 +39,6 @@ from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import Place
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.built import (
     CREATE_INFOS,
     DEFAULT_MODULE_BYTES,
@@ -52,7 +51,7 @@ from orchestrator.sets.image.built import (
 )
 from orchestrator.sets.needs.asking import DeviceAnswer
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
+from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, PipelineJobs
 
 PLAN_FORMAT: Final = 4
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""

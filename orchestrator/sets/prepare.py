@@ -35,13 +35,12 @@ from orchestrator.devices.request import (
 from orchestrator.errors import OrchestratorError, UnknownPipelineError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
-from orchestrator.sets.groups import FeatureGroup
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.needs.asking import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup
-from orchestrator.sets.records import PipelineJob, PipelineJobs
+from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""

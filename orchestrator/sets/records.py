@@ -17,8 +17,10 @@ from typing import Final, Protocol, Self, overload
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import field, frozen
 
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.request import DeviceRequest
 
 FORMAT_VERSION = 6
 """The version of payloads that are written here."""
@@ -253,3 +255,25 @@ class PipelineJobs(Sequence[PipelineJob]):
 
     def __repr__(self) -> str:
         return f"<{len(self)} pipelines>"
+
+
+def _columns(jobs: Iterable[PipelineJob]) -> PipelineJobs:
+    return PipelineJobs.of(jobs)
+
+
+@frozen
+class FeatureGroup:
+    """Pipelines to compile on one device.
+
+    Attributes:
+        request: What the device is opened as.
+        applications: Hashes of the applications, in the order of the set; none where the set has none.
+        pipelines: Which, in the order of the set: graphics, compute, ray tracing.
+        added: Features and extensions of the request that no application is known to have enabled, and that
+            the pipelines need; the driver's keys of these pipelines may not be those of the application.
+    """
+
+    request: DeviceRequest
+    applications: tuple[int, ...]
+    pipelines: PipelineJobs = field(repr=False, converter=_columns)
+    added: tuple[str, ...] = ()

@@ -16,10 +16,10 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.openers import ProfiledOpener, key_notes
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.groups import FeatureGroup, decode_application
+from orchestrator.sets.groups import decode_application
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
+from orchestrator.sets.records import KIND_OF_TAG, FeatureGroup, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.profile_file import KeyProfile, key_profile_path, load_key_profile, save_key_profile
