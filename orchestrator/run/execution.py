@@ -54,7 +54,14 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.accounting import CallLog, ThreadMeter, Usage, driver_time_ns
-from orchestrator.run.caches import Creator, MergedHook, RunCaches, duplicate_pipeline_keys, duplicates
+from orchestrator.run.caches import (
+    Creator,
+    MergedHook,
+    PreparedParts,
+    RunCaches,
+    duplicate_pipeline_keys,
+    duplicates,
+)
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import (
     BARRIER,
@@ -64,7 +71,6 @@ from orchestrator.run.options import (
     available_workers,
     unsteered_schedule,
 )
-from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import (
     INTERVAL_S,
     Barrier,

@@ -30,8 +30,8 @@ from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
+from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import IdentifiersRecord, OutcomeStatus, OutcomeTable, status_code
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 

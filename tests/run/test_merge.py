@@ -14,10 +14,9 @@ from orchestrator.devices.simulated import (
     SimulatedDevice,
     SimulatedOptions,
 )
-from orchestrator.run.caches import Merged, RunCaches, duplicates, merge_into, pruned_bytes
+from orchestrator.run.caches import Merged, PreparedParts, RunCaches, duplicates, merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
-from orchestrator.run.parts import PreparedParts
 from orchestrator.run.records import Duplicates
 from tests.run.support import prepared_set
 
