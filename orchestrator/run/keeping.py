@@ -29,9 +29,16 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.binaries import BinarySource
-from orchestrator.devices.device import CacheMode, Device, DeviceIdentity, PipelineCache, PipelineSource
+from orchestrator.devices.device import (
+    CACHE_HEADER_SIZE,
+    CacheMode,
+    Device,
+    DeviceIdentity,
+    PipelineCache,
+    PipelineSource,
+    is_empty_cache,
+)
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.sources import CACHE_HEADER_SIZE, is_empty_cache
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.options import (

@@ -54,8 +54,13 @@ import attrs
 import msgspec
 from attrs import define, evolve, frozen
 
-from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
-from orchestrator.devices.sources import CACHE_HEADER_SIZE, is_empty_cache
+from orchestrator.devices.device import (
+    CACHE_HEADER_SIZE,
+    Device,
+    DeviceIdentity,
+    PipelineCache,
+    is_empty_cache,
+)
 from orchestrator.errors import DriverError, OrchestratorError
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,

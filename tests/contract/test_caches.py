@@ -9,8 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import NO_SOURCE, CreationBatch
-from orchestrator.devices.sources import is_empty_cache
+from orchestrator.devices.device import NO_SOURCE, CreationBatch, is_empty_cache
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from tests.contract.subject import PIPELINES, Subject, hits, like_size
 

@@ -6,7 +6,7 @@ import struct
 
 import pytest
 
-from orchestrator.devices.sources import CACHE_HEADER_SIZE, is_empty_cache
+from orchestrator.devices.device import CACHE_HEADER_SIZE, is_empty_cache
 
 
 def data(payload: bytes, header_size: int = CACHE_HEADER_SIZE) -> bytes:

@@ -16,10 +16,9 @@ from typing import Any
 
 import trio
 
-from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.device import PipelineCache, is_empty_cache
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.devices.sources import is_empty_cache
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised

@@ -10,9 +10,9 @@ from contextlib import closing
 import numpy as np
 import pytest
 
+from orchestrator.devices.device import NO_SOURCE, PipelineCache, PipelineCacheData
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.devices.sources import NO_SOURCE, PipelineCache, PipelineCacheData
 from orchestrator.errors import DriverError
 from orchestrator.run.in_flight import Doing, InFlightTable, announcing
 from orchestrator.run.memory import MemoryGate

@@ -22,6 +22,7 @@ from orchestrator.devices.device import (
     CacheMode,
     PipelineCache,
     PipelineCacheData,
+    is_empty_cache,
     no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules, image_of
@@ -29,7 +30,6 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.device import SimulatedPipelines
-from orchestrator.devices.sources import is_empty_cache
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set

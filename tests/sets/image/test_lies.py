@@ -11,9 +11,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import Device
+from orchestrator.devices.device import Device, NoSource
 from orchestrator.devices.opening import open_device
-from orchestrator.devices.sources import NoSource
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import Problem, build_image
 from orchestrator.sets.image.documents import TABLES

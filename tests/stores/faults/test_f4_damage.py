@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.sources import CACHE_HEADER_SIZE
+from orchestrator.devices.device import CACHE_HEADER_SIZE
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadStatus,
