@@ -164,11 +164,6 @@ class IdentifiedModules:
             self.lacking[index] = False
 
 
-def image_of(given: CreateInfoImage | IdentifiedModules) -> CreateInfoImage:
-    """The image to bind, of what `Device.prepare` takes."""
-    return given.image if isinstance(given, IdentifiedModules) else given
-
-
 def of_image(image: CreateInfoImage) -> SpirvProvider:
     """The records that an image was made of, as a provider: each module is read when it is needed."""
     load = {each.key: each.load for each in image.modules}

@@ -208,6 +208,11 @@ class CreateInfoImage:
         """Number of pipelines."""
         return len(self.keys)
 
+    @property
+    def image(self) -> CreateInfoImage:
+        """Itself: the image to bind, also of what `Device.prepare` takes beside one (`IdentifiedModules`)."""
+        return self
+
     def first_of(self, kind: PipelineKind) -> int:
         """Index of the first pipeline of a kind (also where there is none of it)."""
         return sum(self.counts[each] for each in _KINDS[: _KINDS.index(kind)])

@@ -60,7 +60,7 @@ from orchestrator.devices.device import (
     in_calls,
     no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import ModuleIdentification, has_identification
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
@@ -355,8 +355,8 @@ class AnnouncingDevice:
         modules_on_demand: bool = False,
     ) -> PreparedPipelines:
         """See `Device.prepare`."""
-        self.on_image(image_of(image))
-        self.table.prepare(len(image_of(image)))
+        self.on_image(image.image)
+        self.table.prepare(len(image.image))
         slot = self.table.begin(Doing.PREPARE, _NOTHING)
 
         def announce(what: str, number: int) -> None:

@@ -25,7 +25,7 @@ from orchestrator.devices.device import (
     is_empty_cache,
     no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
@@ -187,9 +187,9 @@ class Stuck(SimulatedDevice):
     def prepare(
         self, image: CreateInfoImage | IdentifiedModules, before: BeforeObject = no_news, **options: Any
     ) -> SimulatedPipelines:
-        keys = image_of(image).keys.tolist()
+        keys = image.image.keys.tolist()
         if KEYS[3] in keys:
-            before("module", int(image_of(image).module_slot_module[keys.index(KEYS[3])]))
+            before("module", int(image.image.module_slot_module[keys.index(KEYS[3])]))
             self.meet("module")
         return super().prepare(image, before, **options)
 

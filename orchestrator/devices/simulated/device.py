@@ -49,7 +49,7 @@ from orchestrator.devices.device import (
     in_calls,
     no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import EnabledCapabilities
@@ -82,7 +82,7 @@ class SimulatedPipelines:
     ) -> None:
         """Bind an image; `forget` hears of its end, with the handles of the libraries to destroy."""
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
-        self.image: Final = image_of(given)
+        self.image: Final = given.image
         image = self.image
         self.unusable: Final = unusable
         # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
@@ -297,7 +297,7 @@ class SimulatedDevice:
         del before, modules_on_demand
         with self._calls.inside("prepare"):
             causes = self._options.unusable
-            keys = enumerate(image_of(image).keys.tolist())
+            keys = enumerate(image.image.keys.tolist())
             unusable = {index: causes[key] for index, key in keys if key in causes}
             prepared = SimulatedPipelines(image, unusable, self._forget)
             with self._mutex:

@@ -35,7 +35,7 @@ from orchestrator.devices.device import (
     CreationBatch,
     no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules, image_of
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import (
     CreateInfoImage,
     ImageModule,
@@ -201,7 +201,7 @@ class VulkanPreparedPipelines:
         self._context = context
         self._on_closed = closed
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
-        image = image_of(given)
+        image = given.image
         self.image: Final = image
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
