@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
@@ -42,13 +42,15 @@ from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.devices.vulkan.binaries import Binaries
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.instance import check, new_struct
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
 from orchestrator.errors import DeviceError
+
+if TYPE_CHECKING:
+    from orchestrator.devices.vulkan.binaries import Binaries
 
 #: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one
 #: that is created: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in
@@ -91,7 +93,7 @@ class VulkanDevice:
         self._closed = False
         self._caches: set[PipelineCache] = set()
         self._creation = PipelineCreation(context)
-        self._binaries = Binaries(context, self._creation)
+        self._own_binaries: Binaries | None = None
 
     @property
     def supported(self) -> Capabilities:
@@ -356,8 +358,7 @@ class VulkanDevice:
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
-        self._require_open()
-        self._require_binaries("no pipeline keys")
+        binaries = self._binaries("no pipeline keys")
         bound = _own(prepared)
         image = bound.image
         # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the
@@ -369,7 +370,7 @@ class VulkanDevice:
             batched &= ~bound.identified.lacking[indices]
             for place in np.flatnonzero(~batched & ~links).tolist():
                 with self._info(bound, int(indices[place])) as infos:
-                    keys[place] = None if infos is None else self._binaries.pipeline_key(infos)
+                    keys[place] = None if infos is None else binaries.pipeline_key(infos)
         for number, kind in enumerate(PipelineKind):
             places = np.flatnonzero((image.kinds[indices] == number) & batched)
             if not len(places):
@@ -377,7 +378,7 @@ class VulkanDevice:
             some = indices[places]
             with bound.modules(some):
                 infos = bound.create_infos(kind, some, fail_on_compile_required=False)
-                for place, key in zip(places.tolist(), self._binaries.pipeline_keys(infos), strict=True):
+                for place, key in zip(places.tolist(), binaries.pipeline_keys(infos), strict=True):
                     keys[place] = key
         return keys
 
@@ -405,23 +406,21 @@ class VulkanDevice:
 
     def global_pipeline_key(self) -> bytes:
         """See `PipelineBinaries.global_pipeline_key`."""
-        self._require_binaries("no global pipeline key")
-        return self._binaries.global_key()
+        return self._binaries("no global pipeline key").global_key()
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        self._require_binaries("no binaries")
-        return self._binaries.of_data(binaries)
+        return self._binaries().of_data(binaries)
 
     def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `PipelineBinaries.destroy_binaries`."""
         self._require_open()
-        self._binaries.destroy(handles)
+        if self._own_binaries is not None:
+            self._own_binaries.destroy(handles)
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        self._require_binaries("no binaries")
-        return tuple(map(self._binaries.read, handles.tolist()))
+        return tuple(map(self._binaries().read, handles.tolist()))
 
     def create_from_binaries(
         self,
@@ -432,20 +431,20 @@ class VulkanDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
-        self._require_binaries("no binaries")
+        binaries = self._binaries()
         bound = _own(prepared)
-        return self._settled(bound, indices, self._binaries.create_from(bound, indices, held), keep=keep)
+        return self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep)
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
-        self._require_binaries("no binaries")
+        binaries = self._binaries()
         bound = _own(prepared)
         self._remake_libraries(bound, indices, NO_SOURCE)
         acquired = bound.acquire_modules(indices)
         try:
-            batch, captured = self._binaries.create_captured(bound, indices)
+            batch, captured = binaries.create_captured(bound, indices)
             if self.features.shader_module_identifiers:
                 captured = [
                     msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
@@ -459,7 +458,7 @@ class VulkanDevice:
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
-        self._require_binaries("no binaries")
+        binaries = self._binaries()
         bound = _own(prepared)
         if not self.binary_properties.internal_cache:
             raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
@@ -468,7 +467,7 @@ class VulkanDevice:
         found = []
         for index in indices.tolist():
             with self._info(bound, index) as infos:
-                found.append(None if infos is None else self._binaries.of_internal_cache(infos))
+                found.append(None if infos is None else binaries.of_internal_cache(infos))
         return found
 
     def _settled(
@@ -486,11 +485,18 @@ class VulkanDevice:
             batch.handles = np.zeros(len(indices), np.uint64)
         return batch
 
-    def _require_binaries(self, lack: str) -> None:
+    def _binaries(self, lack: str = "no binaries") -> Binaries:
+        """Its binaries, or an error that says so where it has none."""
         self._require_open()
         if not self.features.pipeline_binaries:
             why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
             raise DeviceError(f"{lack}: {why}")
+        with self._lock:
+            if self._own_binaries is None:
+                from orchestrator.devices.vulkan.binaries import Binaries  # asked for seldom
+
+                self._own_binaries = Binaries(self.context, self._creation)
+            return self._own_binaries
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
@@ -519,7 +525,8 @@ class VulkanDevice:
             prepared.close()
         for cache in list(self._caches):
             self.destroy_pipeline_cache(cache)
-        self._binaries.destroy_all()
+        if self._own_binaries is not None:
+            self._own_binaries.destroy_all()
         self._closed = True
         self.context.close()
 
