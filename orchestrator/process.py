@@ -1,11 +1,14 @@
 """A process that is ours: the command line's, and that of each child that we start.
 
-Its interpreter's settings, its end, and the clock that divides its time into stages.
+Its interpreter's settings, the signals that ask it to end (SIGINT, SIGTERM, and SIGHUP of a terminal that
+goes away), its end, and the clock that divides its time into stages.
 
-Guarantees: nothing is imported that the settings are meant for. The stages of a clock add up to
-the time since it began.
-Assumptions: a program that embeds the library owns its interpreter; the settings and the end are not for it.
-Linux.
+Guarantees: nothing is imported that the settings are meant for. A signal that the caller ignores (`nohup`, a
+shell's `&`) stays ignored. None is lost: what comes while the program is loaded waits for `let_through`, and
+one that comes where Python ignores exceptions (a weak reference's callback, `__del__`) comes again. The
+stages of a clock add up to the time since it began.
+Assumptions: a program that embeds the library owns its interpreter; nothing here but the clock is for it.
+Signals come to the main thread, and nobody else uses SIGALRM. Linux.
 """
 
 from __future__ import annotations
@@ -17,11 +20,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from orchestrator.generated_code import keep_generated_code
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
 _DOCSTRINGS = "numpy._core._add_newdocs"  # gives them to others, and has nothing of its own
@@ -126,6 +133,67 @@ def own_interpreter() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+
+
+_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_AGAIN_S = 0.01
+
+_held = False
+_came: list[int] = []
+
+
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """Those that the caller does not ignore."""
+    return tuple(each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN)
+
+
+@contextlib.contextmanager
+def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
+    """For the block each of them raises KeyboardInterrupt, as SIGINT does. In the main thread.
+
+    Args:
+        held: Not before `let_through` is called.
+    """
+    global _held
+    _held = held
+    _came.clear()
+    hook = sys.unraisablehook
+
+    def ignored(what: UnraisableHookArgs) -> None:
+        if issubclass(what.exc_type, KeyboardInterrupt):
+            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+        else:
+            hook(what)
+
+    before = {each: signal.signal(each, _interrupt) for each in ending_signals()}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, _come_again)
+    sys.unraisablehook = ignored
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        sys.unraisablehook = hook
+        for each, handler in before.items():
+            signal.signal(each, handler)
+        _held = False
+
+
+def let_through() -> None:
+    """Hold signals no longer: KeyboardInterrupt, now if one came already."""
+    global _held
+    _held = False
+    if _came:
+        raise KeyboardInterrupt
+
+
+def _interrupt(number: int, _frame: object) -> None:
+    _came.append(number)
+    if not _held:
+        raise KeyboardInterrupt
+
+
+def _come_again(_number: int, _frame: object) -> None:
+    signal.raise_signal(_came[-1])
 
 
 def end_process(code: int) -> NoReturn:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from orchestrator.cli.signals import interrupted_by_signals
-from orchestrator.process import end_process, own_interpreter
+from orchestrator.process import end_process, interrupted_by_signals, own_interpreter
 
 
 def main() -> NoReturn:

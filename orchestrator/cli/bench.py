@@ -22,7 +22,6 @@ from rich.table import Table
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.options import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
-from orchestrator.cli.signals import interrupted_by_signals
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
@@ -32,6 +31,7 @@ from orchestrator.cli.values import (
     set_paths,
     time_limit_seconds,
 )
+from orchestrator.process import interrupted_by_signals
 
 if TYPE_CHECKING:
     from orchestrator.bench.contention import CellReport, Comparison, ContentionReport

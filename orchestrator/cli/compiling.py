@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, TypeVar
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
-from orchestrator.cli.signals import ending_signals
 from orchestrator.cli.streams import display
 from orchestrator.cli.values import (
     MOST_WORKERS,
@@ -29,6 +28,7 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
+from orchestrator.process import ending_signals
 
 if TYPE_CHECKING:
     import trio

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
-from orchestrator.cli.signals import let_through
 from orchestrator.cli.streams import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
+from orchestrator.process import let_through
 
 if TYPE_CHECKING:
     from orchestrator.cli.parsing import EarlyParse

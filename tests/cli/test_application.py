@@ -164,7 +164,7 @@ def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(module: st
 
 _IGNORED = """
 import os, signal
-from orchestrator.cli.signals import interrupted_by_signals
+from orchestrator.process import interrupted_by_signals
 class Dying:
     def __del__(self):
         os.kill(os.getpid(), signal.SIGTERM)

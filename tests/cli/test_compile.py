@@ -15,8 +15,8 @@ from orchestrator.cli import compiling as module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.control import ControlLines, ProgressLines
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.signals import ending_signals, interrupted_by_signals
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.process import ending_signals, interrupted_by_signals
 from orchestrator.run import keeping
 from orchestrator.run.steering import Steering
 from orchestrator.sets.archive.writer import ArchiveWriter
