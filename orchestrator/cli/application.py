@@ -1,4 +1,6 @@
-"""The command-line application: its verbs, and what a command line asks of which.
+"""The command-line application: its verbs, what a command line asks of which, and parameters that they share.
+
+An option that several verbs have reads and behaves the same everywhere.
 
 Guarantees: only the verb that is called is loaded, and it imports what it needs for its work when it works:
 asking for help opens no driver and loads no numpy.
@@ -9,7 +11,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 from cyclopts import App, CycloptsError, Parameter
 
@@ -95,3 +98,58 @@ def _refuse_empty(tokens: Sequence[str]) -> None:
                 f"{option}: the text is empty",
                 "leave it out for what is usual; see whether a variable of a script has no value",
             )
+
+
+Flag = Annotated[bool, Parameter(show_default=False)]
+JsonFlag = Annotated[Flag, Parameter(help="Write one JSON document to stdout, and nothing else there.")]
+
+SetNames = Annotated[
+    list[str],
+    Parameter(
+        help="`.foz` archives (several are one set), a manifest `.toml`, or the word `sample`: the set that "
+        "ships with the program."
+    ),
+]
+
+DEVICE_HELP = (
+    "Which device: `radv:navi21` (RADV on null hardware, by family), `radv`, `lavapipe`, `nvidia`, an "
+    "index or a part of a name as `orchestrator devices` shows them, or `simulated`."
+)
+
+
+DEVICE = Parameter(alias="-d", negative="")
+"""`--device` of a verb that takes one, with words of its own."""
+FIRST_DEVICE = Parameter(
+    alias="-d",
+    negative="",
+    help=DEVICE_HELP,
+    show_default=lambda _: "the first Vulkan device",
+)
+DeviceSelector = Annotated[str, FIRST_DEVICE]
+
+CacheDirectory = Annotated[
+    Path | None,
+    Parameter(help="The directory of cache files.", show_default=lambda _: "the user's cache directory"),
+]
+
+KeyFile = Annotated[
+    Path | None,
+    Parameter(
+        help="The team's key file: what is written is signed with it, what is read must be.",
+        show_default=lambda _: "none",
+    ),
+]
+
+
+def in_range(least: int, most: int | None = None) -> Callable[[Any, int | None], None]:
+    """Checks a number of the command line, as `Parameter(validator=...)` takes it."""
+
+    def check(_type: Any, number: int | None) -> None:
+        if number is not None and (number < least or (most is not None and number > most)):
+            bounds = f"{least} or more" if most is None else f"{least} to {most}"
+            raise ValueError(f"A number of {bounds} is expected.")
+
+    return check
+
+
+POSITIVE = in_range(1, 1_000_000)

@@ -19,8 +19,8 @@ from attrs import frozen
 from cyclopts import Parameter
 from rich.table import Table
 
+from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_WORKERS,

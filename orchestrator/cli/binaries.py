@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from attrs import frozen
 from cyclopts import Parameter
 
+from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import age_ns, devices_here
 from orchestrator.cli.values import cache_directory, read_key, require_writable, size_bytes

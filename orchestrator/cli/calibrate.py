@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFlag, in_range
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import CacheDirectory, DeviceSelector, JsonFlag, in_range
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_WORKERS,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import JsonFlag
 from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled, table
 
 if TYPE_CHECKING:

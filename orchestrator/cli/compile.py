@@ -6,8 +6,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import JsonFlag, SetNames
 from orchestrator.cli.compile_arguments import COMPILE_DEFAULTS, CompileArguments
-from orchestrator.cli.options import JsonFlag, SetNames
 
 
 def compile_verb(

@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from attrs import frozen
 from cyclopts import Parameter
 
-from orchestrator.cli.options import (
+from orchestrator.cli.application import (
     DEVICE_HELP,
     FIRST_DEVICE,
     CacheDirectory,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Literal
 
-from orchestrator.cli.options import JsonFlag
+from orchestrator.cli.application import JsonFlag, app
 from orchestrator.cli.output import Output
 from orchestrator.cli.streams import COLORS, OPTIONS
 
@@ -22,7 +22,6 @@ def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag 
     Args:
         shell: Which shell it is for.
     """
-    from orchestrator.cli.application import app
     from orchestrator.cli.documents import CompletionDocument
     from orchestrator.cli.errors import ExitCode
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 from rich.text import Text
 
+from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.cli.values import opened_device
 from orchestrator.errors import DeviceError

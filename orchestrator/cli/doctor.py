@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Annotated
 from attrs import asdict, frozen
 from cyclopts import Parameter
 
+from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import (
     Output,
     Style,

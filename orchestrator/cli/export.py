@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, styled
 from orchestrator.cli.values import opened_device, require_writable
 

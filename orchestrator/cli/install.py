@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from orchestrator.cli.application import CacheDirectory, DeviceSelector, Flag, JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, DeviceSelector, Flag, JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.cli.values import read_key, usable_directory
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import Flag, JsonFlag, SetNames
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import Flag, JsonFlag, SetNames
 from orchestrator.cli.output import (
     Output,
     byte_text,

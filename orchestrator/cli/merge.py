@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 from attrs import asdict
 from cyclopts import Parameter
 
+from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
 from orchestrator.cli.values import opened_device, read_key
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag
 from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
 from orchestrator.cli.values import require_writable
 

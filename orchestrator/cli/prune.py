@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.cli.values import named_directory, size_bytes
 from orchestrator.errors import DeviceError

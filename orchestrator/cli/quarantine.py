@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from orchestrator.cli.application import CacheDirectory, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.options import CacheDirectory, JsonFlag
 from orchestrator.cli.output import Output, path_text, plural, styled, table
 from orchestrator.cli.values import hash_number, named_directory
 

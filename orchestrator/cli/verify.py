@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
 
+from orchestrator.cli.application import JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.options import JsonFlag, KeyFile
 from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
 from orchestrator.cli.packs import held_text, target_fields
 from orchestrator.cli.progress import SlowWork
