@@ -14,7 +14,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.streams import display
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import trio
 
     from orchestrator.cli.compile_arguments import CompileArguments
-    from orchestrator.cli.control import ControlLines, LinesBeside, ProgressLines
+    from orchestrator.cli.control import ControlLines, ProgressLines
     from orchestrator.cli.documents import TargetsDocument
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import ProgressView
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.run.compile_server import CompileServer
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import CompileReport
-    from orchestrator.run.steering import Steering
+    from orchestrator.run.steering import Settlement, Steering
     from orchestrator.run.targets import TargetResult
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
@@ -53,16 +53,35 @@ _LEAST_MEMORY = 64 << 20
 _LEAST_STORE = 4 << 20
 
 
+class _Company(NamedTuple):
+    """Who is told how far a compile is, and who steers it.
+
+    Attributes:
+        view: Shows how far it is.
+        control: Commands, where some may come.
+        settled: Told which pipelines came to their end.
+        saved: Told that a cache file was saved, and its size.
+    """
+
+    view: ProgressView
+    control: ControlLines | None
+    settled: Callable[[Settlement], None] | None = None
+    saved: Callable[[Path, int], None] | None = None
+
+
 def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) -> int:
     """Do what the command line asks for; returns the exit code."""
-    from orchestrator.cli.control import ControlLines, ProgressLines
     from orchestrator.cli.output import Output
     from orchestrator.process import process_clock
 
     # Before anything else opens a descriptor that the caller forgot to.
     clock = process_clock()
-    lines = ProgressLines.of_option(arguments.progress)
-    control = ControlLines.of_option(arguments.control, lines)
+    lines = control = None
+    if arguments.progress or arguments.control is not None:
+        from orchestrator.cli.control import ControlLines, ProgressLines
+
+        lines = ProgressLines.of_option(arguments.progress)
+        control = ControlLines.of_option(arguments.control, lines)
     if arguments.nice:
         os.nice(arguments.nice)
     given = arguments.device or [""]
@@ -71,7 +90,8 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
         code = _compile_targets(sets, arguments, control, lines, output)
     else:
         code = _compile_one(sets, arguments, given[0], control, lines, output, clock)
-    lines.end(code)
+    if lines is not None:
+        lines.end(code)
     return code
 
 
@@ -153,8 +173,8 @@ def _compile_one(
     sets: list[str],
     arguments: CompileArguments,
     selector: str,
-    control: ControlLines,
-    lines: ProgressLines,
+    control: ControlLines | None,
+    lines: ProgressLines | None,
     output: Output,
     clock: StageClock,
 ) -> ExitCode:
@@ -170,27 +190,32 @@ def _compile_one(
         if not arguments.in_process:
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
-        from orchestrator.cli.control import LinesBeside
         from orchestrator.cli.output import write_json
         from orchestrator.cli.progress import progress_view
         from orchestrator.run.records import encode_report
         from orchestrator.sets.opening import open_paths
 
-        if lines.wanted:
+        if lines is not None:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
         with progress_view(output, quiet=display.quiet) as shown:
-            view = LinesBeside(shown, lines, selector)
+            company = _Company(shown, control)
+            if lines is not None:
+                from orchestrator.cli.control import LinesBeside
+
+                view = LinesBeside(shown, lines, selector)
+                company = _Company(view, control, view.settled, view.saved)
             if server is None:
-                report = _compile_here(paths, options, directory, view, control, clock)
+                report = _compile_here(paths, options, directory, company, clock)
             else:
                 log = arguments.driver_log
                 file = None if log is None else held.enter_context(log.open("wb"))
-                report = _compile_supervised(server, paths, options, directory, view, control, file)
+                report = _compile_supervised(server, paths, options, directory, company, file)
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
-    lines.ends(selector, report, report.cache_file.error or "")
+    if lines is not None:
+        lines.ends(selector, report, report.cache_file.error or "")
     code = _exit_code(report, allow_damaged=arguments.allow_damaged)
     if output.json:
         write_json(encode_report(report, clock))
@@ -208,13 +233,13 @@ def _compile_one(
 
 @contextmanager
 def _started(
-    paths: Sequence[str], options: CompileOptions, directory: Path | None, control: ControlLines
+    paths: Sequence[str], options: CompileOptions, directory: Path | None, control: ControlLines | None
 ) -> Iterator[CompileServer]:
     """A child that compiles the set, for the block; it begins at once where nobody may say more before."""
     from orchestrator.process import may_fork
     from orchestrator.run.compile_server import CompileServer, first_request
 
-    first = None if control.wanted else first_request(options, directory)
+    first = first_request(options, directory) if control is None else None
     server = CompileServer.start(paths, options, fork=may_fork(), first=first)
     try:
         yield server
@@ -227,8 +252,7 @@ def _compile_supervised(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    view: LinesBeside,
-    control: ControlLines,
+    company: _Company,
     log: BinaryIO | None,
 ) -> CompileReport:
     import trio
@@ -240,22 +264,21 @@ def _compile_supervised(
             paths,
             options,
             cache_directory=directory,
-            stop=steering.beside(view.settled, view.saved),
-            on_stage=view.stage,
-            on_progress=view.progress,
+            stop=steering.beside(company.settled, company.saved),
+            on_stage=company.view.stage,
+            on_progress=company.view.progress,
             server=server,
             log=log,
         )
 
-    return trio.run(_until_signal, job, view, control)
+    return trio.run(_until_signal, job, company.view, company.control)
 
 
 def _compile_here(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    view: LinesBeside,
-    control: ControlLines,
+    company: _Company,
     clock: StageClock,
 ) -> CompileReport:
     import trio
@@ -271,22 +294,22 @@ def _compile_here(
                 opened,
                 options,
                 cache_directory=directory,
-                stop=steering.beside(view.settled, view.saved),
-                on_stage=view.stage,
-                on_progress=view.progress,
+                stop=steering.beside(company.settled, company.saved),
+                on_stage=company.view.stage,
+                on_progress=company.view.progress,
                 clock=clock,
             )
 
         from orchestrator.devices import own_process
 
         own_process(options.selector, driver_caches=options.driver_caches)
-        return trio.run(_until_signal, job, view, control)
+        return trio.run(_until_signal, job, company.view, company.control)
 
 
-def _planned(source: PipelineSet, subset: Subset, control: ControlLines) -> int:
+def _planned(source: PipelineSet, subset: Subset, control: ControlLines | None) -> int:
     """How many pipelines a device is to create, those of each group counted; commands may name them."""
     jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
-    if control.wanted:
+    if control is not None:
         control.known = {job.key for each in jobs for job in each}
     return sum(map(len, jobs))
 
@@ -294,14 +317,15 @@ def _planned(source: PipelineSet, subset: Subset, control: ControlLines) -> int:
 def _compile_targets(
     sets: list[str],
     arguments: CompileArguments,
-    control: ControlLines,
-    lines: ProgressLines,
+    control: ControlLines | None,
+    lines: ProgressLines | None,
     output: Output,
 ) -> ExitCode:
     """Compile for several targets, each in a child process, and make a pack where one is asked for."""
     import trio
 
     from orchestrator.cli.compile_report import show_failed
+    from orchestrator.cli.control import ProgressLines
     from orchestrator.cli.output import styled
     from orchestrator.cli.packs import show_pack, show_results
     from orchestrator.cli.progress import progress_view
@@ -334,6 +358,7 @@ def _compile_targets(
         pipelines = _planned(source, options[0].subset, control)
         # Before anything here starts a thread.
         servers = held.enter_context(target_servers(source, paths, options))
+        lines = lines or ProgressLines(None)
         lines.start(targets, pipelines)
         view = held.enter_context(progress_view(output, quiet=display.quiet))
 
@@ -422,18 +447,19 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 
 
 async def _until_signal(
-    job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines
+    job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines | None
 ) -> _T:
     """Run a job that the first ending signal stops, and commands steer; the report of what was done."""
     import trio
 
     from orchestrator.run.steering import Steering
 
-    steering = Steering(steered=control.wanted)
+    steering = Steering(steered=control is not None)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, steering.stop, view)
-            await nursery.start(control.serve, steering)
+            if control is not None:
+                await nursery.start(control.serve, steering)
             report = await job(steering)
             nursery.cancel_scope.cancel()
     except ExceptionGroup as group:

@@ -230,31 +230,29 @@ _SHOWN: Final = 60
 
 
 class ControlLines:
-    """Reads commands and obeys them; without a descriptor there are none.
+    """Reads commands and obeys them.
 
     Attributes:
-        wanted: Whether there is a descriptor.
         known: The pipelines of the set, by key; set before `serve`.
     """
 
-    def __init__(self, descriptor: int | None, lines: ProgressLines) -> None:
+    def __init__(self, descriptor: int, lines: ProgressLines) -> None:
         self._descriptor = descriptor
         self._lines = lines
         self._room = threading.Semaphore(_WAITING)
         self._number = 0
         self._unanswered: dict[int, tuple[AnyCommand, tuple[str, ...]]] = {}
-        self.wanted = descriptor is not None
         self.known: Collection[int] = ()
 
     @classmethod
-    def of_option(cls, descriptor: int | None, lines: ProgressLines) -> ControlLines:
-        """What `--control` asks for.
+    def of_option(cls, descriptor: int | None, lines: ProgressLines) -> ControlLines | None:
+        """What `--control` asks for; None for nothing.
 
         Raises:
             UsageError: There is no such descriptor to read, or no place for answers.
         """
         if descriptor is None:
-            return cls(None, lines)
+            return None
         if not lines.wanted:
             raise UsageError(
                 f"--control {descriptor}: its answers are events, and there is no --progress",
@@ -277,9 +275,6 @@ class ControlLines:
         """
         import trio
 
-        if self._descriptor is None:
-            task_status.started()
-            return
         token = trio.lowlevel.current_trio_token()
         send, receive = trio.open_memory_channel[bytes | None](_WAITING + 1)
         threading.Thread(target=self._read, args=(self._descriptor, token, send), daemon=True).start()

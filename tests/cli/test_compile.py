@@ -13,7 +13,6 @@ from attrs import evolve
 
 from orchestrator.cli import compiling as module
 from orchestrator.cli import progress as progress_module
-from orchestrator.cli.control import ControlLines, ProgressLines
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.process import ending_signals, interrupted_by_signals
@@ -415,9 +414,6 @@ class Messages:
             self.heard.set()
 
 
-NOTHING_SAID = ControlLines(None, ProgressLines(None))
-
-
 async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() -> None:
     view = Messages()
 
@@ -428,7 +424,7 @@ async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() ->
         await view.heard.wait()
         return "report"
 
-    report: object = await module._until_signal(job, view, NOTHING_SAID)
+    report: object = await module._until_signal(job, view, None)
     assert report == "report"
     assert view.said[0].startswith("stopping")
     assert "cannot be interrupted" in view.said[1]
@@ -439,7 +435,7 @@ async def test_what_a_job_raises_comes_out_as_itself() -> None:
         raise KeyError("itself")
 
     with pytest.raises(KeyError, match="itself"):
-        await module._until_signal(job, Messages(), NOTHING_SAID)
+        await module._until_signal(job, Messages(), None)
 
 
 def test_a_set_whose_documents_lie_is_reported_whole(call: Call, tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_line_that_is_no_command_is_an_error_and_nothing_else(line: str, words
     from orchestrator.run.steering import Steering
 
     reader, writer = os.pipe()
-    control, steering = ControlLines(None, ProgressLines(writer)), Steering()
+    control, steering = ControlLines(0, ProgressLines(writer)), Steering()
     assert control._obey(line.encode("utf-8", "surrogateescape"), steering) is None
     os.close(writer)
     with os.fdopen(reader) as lines:
