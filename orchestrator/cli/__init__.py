@@ -12,9 +12,7 @@ def main() -> NoReturn:
     """Be the program: this process is its own, and ends here."""
     with interrupted_by_signals(held=True):  # until there is somebody to say so
         own_interpreter()
-        from orchestrator.cli.parsing import EarlyParse
-
-        parsing = EarlyParse.begin(sys.argv[1:])
+        from orchestrator.cli.program import EarlyParse
         from orchestrator.cli.program import main as run
 
-        end_process(run(parsing=parsing))
+        end_process(run(parsing=EarlyParse.begin(sys.argv[1:])))

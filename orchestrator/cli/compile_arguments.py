@@ -1,6 +1,6 @@
 """What the verb `compile` can be asked for.
 
-Assumptions: the process that parses the command line need not be the one that works (see parsing.py), so the
+Assumptions: the process that parses the command line need not be the one that works (see program.py), so the
 values are plain ones.
 """
 

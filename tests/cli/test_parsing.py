@@ -26,7 +26,7 @@ import os
 os.sched_getaffinity = lambda _: {0, 1}
 from orchestrator.process import own_interpreter
 own_interpreter()
-from orchestrator.cli.parsing import EarlyParse
+from orchestrator.cli.program import EarlyParse
 
 def main(lines):
     found = []
@@ -124,7 +124,7 @@ from orchestrator.cli import main
 main()
 """
 MOMENTS = (
-    "orchestrator.cli.program",  # the other process has just begun
+    "msgspec",  # the other process has just begun
     "numpy",
     "trio",
     "orchestrator.cli.compiling",  # it may have answered
