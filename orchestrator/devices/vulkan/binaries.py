@@ -27,9 +27,8 @@ from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import PipelineCreation
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, pointer_to
+from orchestrator.devices.vulkan.prepared import PipelineCreation, VulkanPreparedPipelines, pointer_to
 from orchestrator.errors import DriverError
 from orchestrator.registry.tables import registry
 

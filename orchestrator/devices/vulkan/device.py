@@ -44,9 +44,13 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.creation import MissingLibraryError, PipelineCreation
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
+from orchestrator.devices.vulkan.prepared import (
+    DEFAULT_LIMIT,
+    MissingLibraryError,
+    PipelineCreation,
+    VulkanPreparedPipelines,
+)
 from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
