@@ -16,6 +16,7 @@ from orchestrator.cli.output import (
     Style,
     byte_text,
     damage_text,
+    display,
     driver_text,
     key_text,
     path_text,
@@ -24,7 +25,6 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-from orchestrator.cli.streams import display
 
 if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind

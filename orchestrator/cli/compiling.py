@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
-from orchestrator.cli.streams import display
+from orchestrator.cli.output import display
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,

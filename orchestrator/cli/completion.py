@@ -6,8 +6,7 @@ import re
 from typing import Literal
 
 from orchestrator.cli.application import JsonFlag, app
-from orchestrator.cli.output import Output
-from orchestrator.cli.streams import COLORS, OPTIONS
+from orchestrator.cli.output import COLORS, OPTIONS, Output
 
 
 def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag = False) -> int:

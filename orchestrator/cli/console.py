@@ -18,8 +18,6 @@ from rich.table import Column, Table
 from rich.text import Text
 from rich.theme import Theme
 
-from orchestrator.cli.streams import display, is_plain
-
 PIPE_WIDTH = 10_000
 """Columns of what is no terminal, unless COLUMNS says: a row is a line, so that it can be searched."""
 
@@ -38,20 +36,24 @@ class _Console(Console):
         raise BrokenPipeError
 
 
-def make_console(stream: IO[str]) -> Console:
-    """A console on a stream, as plain as the stream asks for."""
-    terminal, plain = stream.isatty(), is_plain(stream)
+def make_console(stream: IO[str], color: str, *, plain: bool) -> Console:
+    """A console on a stream, as plain as the stream asks for.
+
+    Args:
+        stream: The stream.
+        color: What the user said; see `Display`.
+        plain: Whether the stream can show no line that changes.
+    """
+    terminal = stream.isatty()
     given = os.environ.get("COLUMNS", "")
     width = None if terminal else (int(given) if given.isdigit() and int(given) > 0 else PIPE_WIDTH)
-    colourless = display.color == "never" or (
-        display.color == "auto" and (plain or bool(os.environ.get("NO_COLOR")))
-    )
+    colourless = color == "never" or (color == "auto" and (plain or bool(os.environ.get("NO_COLOR"))))
     return _Console(
         file=stream,
-        force_terminal=terminal or display.color == "always",
+        force_terminal=terminal or color == "always",
         force_interactive=not plain,
         theme=_THEME,
-        color_system=None if colourless else "standard" if display.color == "always" else "auto",
+        color_system=None if colourless else "standard" if color == "always" else "auto",
         width=width,
         markup=False,
         emoji=False,

@@ -12,12 +12,11 @@ from __future__ import annotations
 import enum
 import errno
 import os
-import sys
 from typing import Any, Final
 
 from attrs import frozen
 
-from orchestrator.cli.streams import OutputError
+from orchestrator.cli.output import Output, OutputError, styled, write_json
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,
@@ -232,10 +231,7 @@ def report(failure: Failure, *, json: bool) -> ExitCode:
     Returns:
         The exit code.
     """
-    from orchestrator.cli.console import make_console
-    from orchestrator.cli.output import styled, write_json
-
-    console = make_console(sys.stderr)
+    console = Output(json=json).err
     console.print(styled("error: ", "bad"), styled(failure.message), sep="", soft_wrap=True)
     if failure.next_step:
         console.print(styled("next:  ", "dim"), styled(failure.next_step), sep="", soft_wrap=True)

@@ -1,5 +1,8 @@
 """Where and how the command line writes: results to stdout, everything else to stderr.
 
+How it looks whatever the verb (colours, progress, how much of a list) is said once a call, before or behind
+the verb.
+
 Guarantees:
 - With --json stdout holds one JSON document and nothing else. Its names are those of the values (Vulkan's
   words in snake_case), keys of pipelines are 16 hex digits, versions of the API are text, times are seconds.
@@ -7,23 +10,26 @@ Guarantees:
   and styles away and leaves the live display.
 - Words from archives, drivers and file names are written as text: never as markup, and so that they cannot
   move a terminal's cursor.
-- A reader that goes away raises BrokenPipeError, which `main` turns into a quiet end.
+- A stderr that cannot be written (a full disk) costs its text and nothing else. A stdout that cannot be
+  written raises OutputError, once; a reader that went away raises BrokenPipeError, which `main` turns into a
+  quiet end. What a stream could not write is dropped, so that nothing tries again at the end of the process.
+  No text is too much for the encoding of a stream.
 
-Assumptions: loaded with every verb, for its help too, and where there is nothing but a document, so it
-imports rich when something is shown.
+Assumptions: one call of the program at a time in a process. Loaded with every verb, for its help too, and
+where there is nothing but a document, so it imports rich when something is shown.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
-from orchestrator.cli.streams import display, is_plain
+from orchestrator.errors import OrchestratorError
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -34,6 +40,174 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import DamageRecord, DeviceRecord
+
+
+COLORS = ("auto", "always", "never")
+OPTIONS = {
+    "--color": "When to colour the output.",
+    "--no-progress": "Show no progress.",
+    "--verbose": "Show lists in full.",
+    "--quiet": "Show nothing but errors.",
+}
+"""The long names, with what completions say of them."""
+
+
+class Display:
+    """What the user said.
+
+    Attributes:
+        color: `auto` colours a terminal, unless NO_COLOR is set.
+        progress: Whether progress is shown.
+        verbose: Whether lists that are cut are shown in full.
+        quiet: Whether nothing but errors is shown.
+    """
+
+    color = "auto"
+    progress = True
+    verbose = False
+    quiet = False
+
+
+display = Display()
+"""That of this call."""
+
+
+def take_display(tokens: Sequence[str]) -> list[str]:
+    """Take these options out of the command line, and set `display` anew.
+
+    Raises:
+        ValueError: `--color` has no value, or another one.
+    """
+    display.color, display.progress, display.verbose, display.quiet = "auto", True, False, False
+    left: list[str] = []
+    rest = iter(tokens)
+    for token in rest:
+        name, equals, value = token.partition("=")
+        if name in ("--color", "--colour"):
+            display.color = value if equals else next(rest, "")
+            if display.color not in COLORS:
+                raise ValueError(f"--color {display.color!r}: expected is one of {', '.join(COLORS)}")
+        elif token == "--no-progress":
+            display.progress = False
+        elif token in ("-v", "--verbose"):
+            display.verbose = True
+        elif token in ("-q", "--quiet"):
+            display.progress, display.quiet = False, True
+        else:
+            left.append(token)
+            if token == "--":
+                break
+    return [*left, *rest]
+
+
+def is_plain(stream: IO[str]) -> bool:
+    """Whether a stream can show no line that changes."""
+    return not stream.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown")
+
+
+class OutputError(OrchestratorError):
+    """stdout cannot be written, such as on a full disk."""
+
+
+class _Stream:
+    """A text stream that passes on everything but its failures."""
+
+    def __init__(self, inner: TextIO) -> None:
+        self._inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._inner)
+
+    def _put(self, text: str) -> int:
+        """Write text; what the stream's encoding lacks is escaped, such as the letter of a unit in ASCII."""
+        try:
+            return self._inner.write(text)
+        except UnicodeEncodeError as error:
+            known = error.encoding
+            return self._inner.write(text.encode(known, "backslashreplace").decode(known))
+
+
+class Results(_Stream):
+    """stdout.
+
+    Attributes:
+        written: Whether anything was written to it.
+    """
+
+    written = False
+
+    def write(self, text: str) -> int:
+        """Write text.
+
+        Raises:
+            OutputError: It cannot be written.
+            BrokenPipeError: Its reader went away.
+        """
+        self.written = self.written or bool(text)
+        self._do(lambda: self._put(text))
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back; raises as `write` does."""
+        self._do(self._inner.flush)
+
+    def _do(self, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            discard(self._inner)
+            raise OutputError(f"stdout cannot be written: {error.strerror or error}") from error
+
+
+class Messages(_Stream):
+    """stderr: what cannot be written is dropped."""
+
+    def write(self, text: str) -> int:
+        """Write text, or drop it."""
+        try:
+            return self._put(text)
+        except (OSError, ValueError):
+            discard(self._inner)
+            return len(text)
+
+    def flush(self) -> None:
+        """Write what is held back, or drop it."""
+        try:
+            self._inner.flush()
+        except (OSError, ValueError):
+            discard(self._inner)
+
+
+@contextmanager
+def own_streams() -> Iterator[Results]:
+    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere."""
+    before = sys.stdout, sys.stderr
+    out, err = (
+        open(os.devnull, "w", encoding="utf-8") if each is None else each  # noqa: SIM115, PTH123
+        for each in before
+    )
+    results = Results(out)
+    sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
+    try:
+        yield results
+    finally:
+        sys.stdout, sys.stderr = out, err
+
+
+def discard(stream: TextIO) -> None:
+    """Let a stream's descriptor lead nowhere: what it holds back must go somewhere when the process ends."""
+    try:
+        descriptor = stream.fileno()
+    except (OSError, ValueError):
+        return  # it has none
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(devnull, descriptor)
+    os.close(devnull)
 
 
 def printable(text: str) -> str:
@@ -114,18 +288,14 @@ class Output:
     @cached_property
     def out(self) -> Console:
         """Results for people; silent with --json and --quiet."""
-        from orchestrator.cli.console import make_console
-
-        console = make_console(self._streams[0])
+        console = console_on(self._streams[0])
         console.quiet = self.json or display.quiet
         return console
 
     @cached_property
     def err(self) -> Console:
         """Progress and messages."""
-        from orchestrator.cli.console import make_console
-
-        return make_console(self._streams[1])
+        return console_on(self._streams[1])
 
     @property
     def live(self) -> bool:
@@ -191,6 +361,13 @@ class Output:
         write_text(console, text, indent)
 
 
+def console_on(stream: IO[str]) -> Console:
+    """A console on a stream, as plain as the stream asks for, and coloured as the user said."""
+    from orchestrator.cli.console import make_console
+
+    return make_console(stream, display.color, plain=is_plain(stream))
+
+
 def write_json(value: dict[str, Any] | bytes) -> None:
     """Write a document to stdout, indented."""
     import msgspec
@@ -198,6 +375,8 @@ def write_json(value: dict[str, Any] | bytes) -> None:
     encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
     text = msgspec.json.format(encoded, indent=2).decode()
     if not str(sys.stdout.encoding).lower().startswith("utf"):
+        import json  # few have such streams
+
         text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

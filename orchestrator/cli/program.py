@@ -33,7 +33,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
-from orchestrator.cli.streams import OutputError, Results, discard, own_streams, take_display
+from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import end_process, let_through, may_fork
 

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from attrs import frozen
 
+from orchestrator.cli.output import take_display
 from orchestrator.cli.program import main
-from orchestrator.cli.streams import take_display
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag

@@ -14,8 +14,7 @@ import pytest
 
 from orchestrator.cli.application import VERBS, app
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, table
-from orchestrator.cli.streams import display, take_display
+from orchestrator.cli.output import Output, display, table, take_display
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path

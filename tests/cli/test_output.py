@@ -6,8 +6,8 @@ import json
 import msgspec
 import pytest
 
-from orchestrator.cli.console import PIPE_WIDTH, make_console
-from orchestrator.cli.output import Output, styled, table, write_json
+from orchestrator.cli.console import PIPE_WIDTH
+from orchestrator.cli.output import Output, console_on, styled, table, write_json
 
 
 class Terminal(io.StringIO):
@@ -25,7 +25,7 @@ def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _shown(stream: io.StringIO) -> str:
-    make_console(stream).print(styled("bad", "bad"))
+    console_on(stream).print(styled("bad", "bad"))
     return stream.getvalue()
 
 
@@ -128,10 +128,10 @@ def test_a_broken_pipe_is_raised() -> None:
             raise BrokenPipeError
 
     with pytest.raises(BrokenPipeError):
-        make_console(Gone()).print("x")
+        console_on(Gone()).print("x")
 
 
 def test_width_of_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert make_console(io.StringIO()).width == PIPE_WIDTH
+    assert console_on(io.StringIO()).width == PIPE_WIDTH
     monkeypatch.setenv("COLUMNS", "61")
-    assert make_console(io.StringIO()).width == 61
+    assert console_on(io.StringIO()).width == 61

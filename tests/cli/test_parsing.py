@@ -15,7 +15,7 @@ from attrs import asdict
 
 from orchestrator.cli.application import parse
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.streams import take_display
+from orchestrator.cli.output import take_display
 from tests.children.test_children import until
 from tests.cli.conftest import run_program
 from tests.drivers import REPOSITORY, run_on_device
