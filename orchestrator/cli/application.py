@@ -40,7 +40,8 @@ Exit codes:
   141  whoever read the output went away
 """,
     help_format="plaintext",
-    default_parameter=Parameter(negative=""),
+    # Words are what they say: cyclopts would read a file called `[1].foz` as a list in JSON.
+    default_parameter=Parameter(negative="", json_dict=False, json_list=False),
     version=VERSION,
 )
 VERBS = {

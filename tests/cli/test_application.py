@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import program
-from orchestrator.cli.application import app
+from orchestrator.cli.application import app, parse
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.program import main
 from orchestrator.errors import ExternalSynchronizationError
@@ -195,7 +195,7 @@ def test_help_loads_nothing_that_only_work_needs() -> None:
 import sys
 from pathlib import Path
 def main():
-    from orchestrator.cli.application import app
+    from orchestrator.cli.application import app, parse
     app.parse_args(["compile", "sample"])
     return sorted(sys.modules)
 """
@@ -236,3 +236,19 @@ def test_an_empty_device_is_no_wish_for_the_first_one(call: Call, verb: str, sel
 def test_no_option_empties_a_list(verb: str) -> None:
     names = [name for each in app[verb].assemble_argument_collection() for name in each.names]
     assert [each for each in names if each.startswith("--empty")] == []
+
+
+@pytest.mark.parametrize("name", ["[1].foz", '["a"]', "[]", '{"a": 1}'])
+@pytest.mark.parametrize(
+    ("before", "parameter"),
+    [
+        (["compare", "other"], "after"),
+        (["inspect"], "files"),
+        (["list"], "sets"),
+        (["merge", "-o", "merged"], "files"),
+        (["verify"], "paths"),
+    ],
+)
+def test_a_file_with_a_name_like_json_is_that_file(before: list[str], parameter: str, name: str) -> None:
+    _, bound = parse([*before, name])
+    assert [os.fspath(each) for each in bound.arguments[parameter]] == [name]
