@@ -107,7 +107,7 @@ def explain(error: OrchestratorError) -> Failure:
             step = error.next_step or "`orchestrator VERB --help` says what is expected"
             return Failure("usage", message, step, bad_input, {})
         case ArchiveError():
-            step = (
+            step = _refused_step(error.reason) or (
                 "check the path"
                 if any(
                     each in error.reason
@@ -148,7 +148,7 @@ def explain(error: OrchestratorError) -> Failure:
             return _explain_other(error, message)
 
 
-_FILES = "allow more open files, such as with `ulimit -n 1024`"
+_FILES = "allow more open files, such as with `ulimit -n 65536`"
 _ROOM = "make room, or name another place with --cache-dir or -o"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {
@@ -180,6 +180,11 @@ def explain_system(error: BaseException) -> Failure | None:
     place = f"{where['path']}: " if where else ""
     message = f"{place}{os.strerror(error.errno or 0)}"
     return Failure("system", message, step, ExitCode.BAD_INPUT, where)
+
+
+def _refused_step(reason: str) -> str:
+    # By its words: what another process was refused comes without a number.
+    return next((step for code, step in _SYSTEM_STEPS.items() if reason.endswith(os.strerror(code))), "")
 
 
 def _wants_a_thread(error: BaseException | None) -> bool:

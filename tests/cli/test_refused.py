@@ -69,6 +69,19 @@ def test_few_file_descriptors_end_with_a_document(small_set: Path, tmp_path: Pat
     assert "ulimit -n" in error["next_step"]
 
 
+@pytest.mark.parametrize("verb", [("list",), ("compile", "-d", "simulated", "--mode", "none")])
+def test_more_archives_than_file_descriptors(verb: tuple[str, ...], small_set: Path, tmp_path: Path) -> None:
+    archives = [tmp_path / f"game.{number}.foz" for number in range(40)]
+    for archive in archives:
+        archive.symlink_to(small_set)
+    done = refused(*verb, *archives, "--json", files=50)
+    error = json.loads(done.stdout)["error"]
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert error["kind"] == "archive"
+    assert "Too many open files" in error["message"]
+    assert "ulimit -n" in error["next_step"]
+
+
 @pytest.fixture
 def cache(call: Call, small_set: Path, tmp_path: Path) -> Iterator[Path]:
     """A directory with a cache file."""
