@@ -67,6 +67,9 @@ def show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
         say(styled(f"damaged: {lost}, and what was there is not compiled{hint}", "bad"))
     if report.cache_file.error:
         say(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
+    if report.binaries is not None and report.binaries.lost:
+        unsaved = f"the binaries of {plural(report.binaries.lost, 'pipeline')}"
+        say(styled(f"not saved, and lost: {unsaved}; a note says why", "bad"))
 
 
 def show_report(output: Output, report: CompileReport) -> None:

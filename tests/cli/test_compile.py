@@ -5,7 +5,7 @@ import signal
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import trio
@@ -21,7 +21,7 @@ from orchestrator.run.steering import Steering
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreFullError
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError, temporary_of
@@ -156,6 +156,22 @@ def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Pat
     assert document["outcomes"]["cache_hits"] == handed_over(document)
     assert document["cache_file"]["load_status"] == "LOADED"
     assert document["cache_file"]["loaded_bytes"] > 0
+
+
+def test_binaries_that_could_not_be_stored_are_no_success(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> NoReturn:
+        raise StoreFullError(tmp_path / "cache" / STORE_NAME, "it cannot be written: the disk is full")
+
+    monkeypatch.setattr(BinaryStore, "put", full)
+    arguments = (small_set, "-d", "simulated", "--mode", "binaries", "--cache-dir", tmp_path / "cache")
+    done = call("compile", *arguments, "--in-process")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "not saved, and lost: the binaries of" in done.out
+    assert "the disk is full" in done.out
+    document = call("compile", *arguments, "--in-process", "--json").document
+    assert document["binaries"]["lost"] == document["binaries"]["captured"] > 0
 
 
 @pytest.mark.parametrize("mode", ["shared", "per-worker", "two-level", "binaries"])
