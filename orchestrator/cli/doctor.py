@@ -9,6 +9,7 @@ Every finding that is not good has a next step. One device that cannot be opened
 from __future__ import annotations
 
 import enum
+import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -299,14 +300,20 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
 def _directory(directory: Path) -> Iterator[_Finding]:
     import shutil
 
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, refused
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, refused, unwritable
     from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY
 
     subject, name = "cache directory", path_text(directory)
     try:
         status = REAL_FILE_OPERATIONS.stat(directory)
     except FileNotFoundError:
-        yield _good(subject, f"{name}: not there yet, made by the first compile")
+        there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
+        reason = unwritable(there / "probe") if there.is_dir() else f"{path_text(there)} is no directory"
+        if reason is None:
+            yield _good(subject, f"{name}: not there yet, made by the first compile")
+        else:
+            step = "mend it, or name another one with --cache-dir; until then nothing can be saved"
+            yield _bad(subject, f"{name}: not there, and cannot be made: {reason}", step)
         return
     except OSError as error:
         reason = refused(directory, error, REAL_FILE_OPERATIONS)

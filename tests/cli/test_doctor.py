@@ -78,6 +78,17 @@ def test_permissions_and_quarantine(call: Call, tmp_path: Path) -> None:
     assert call("doctor", "-d", "simulated", "--cache-dir", file).code == ExitCode.BAD_INPUT
 
 
+@pytest.mark.parametrize("way", ["link", "above"])
+def test_a_directory_that_cannot_be_made_is_not_good(call: Call, tmp_path: Path, way: str) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    folder = tmp_path / "link" if way == "link" else tmp_path / "link" / "cache"
+    done = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    found = findings(done)["cache directory"]
+    assert "cannot be made" in found["detail"]
+    assert "is no directory" in found["detail"]
+
+
 def test_no_device(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def none() -> list[object]:
         raise NoDeviceError("no loader")

@@ -132,3 +132,11 @@ def test_no_verb_takes_a_closed_directory_for_an_empty_one_or_a_bug(
     assert done.returncode == ExitCode.BAD_INPUT, done.stdout
     assert "Permission denied" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_directory_that_the_mode_above_it_forbids_is_told_by_doctor(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    found = refused("doctor", "-d", "simulated", "--cache-dir", tmp_path / "deep" / "cache")
+    tmp_path.chmod(0o700)
+    assert found.returncode == ExitCode.BAD_INPUT
+    assert "not there, and cannot be made: Permission denied" in found.stdout
