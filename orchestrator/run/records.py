@@ -2031,8 +2031,8 @@ class Progress(Record, frozen=True, rename=None):
 
     @property
     def share(self) -> float:
-        """Part of the pipelines that is done, 0..1; 1 where there is nothing to do."""
-        return self.done / self.total if self.total else 1.0
+        """Part of the pipelines that is done, 0..1; 0 before anything was submitted: no bar begins full."""
+        return self.done / self.total if self.total else float(self.started_ns > 0)
 
     @property
     def cost_share(self) -> float:

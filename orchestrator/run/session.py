@@ -130,7 +130,11 @@ def checked_pipelines(count: int, pipelines: Pipelines) -> npt.NDArray[np.int32]
     """
     if isinstance(pipelines, PipelineTicket):
         return pipelines.indices
-    given = [pipelines] if isinstance(pipelines, int) else pipelines
+    if not isinstance(pipelines, Iterable | int | np.integer):
+        raise TypeError(
+            f"pipelines are a ticket, a number or several numbers, not {type(pipelines).__name__}"
+        )
+    given = [pipelines] if isinstance(pipelines, int | np.integer) else pipelines
     wide = given if isinstance(given, np.ndarray) else np.asarray(list(given))
     if wide.size and (wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) >= count):
         raise ValueError(f"pipelines are numbers from 0 to {count - 1}")
@@ -145,9 +149,22 @@ def checked_group(group: int | None) -> int:
     """
     if group is None:
         return NO_GROUP
-    if not 0 <= group < 2**31:
-        raise ValueError(f"a group is a number from 0 to 2^31 - 1, not {group}")
-    return group
+    if not isinstance(group, int | np.integer) or not 0 <= group < 2**31:
+        raise ValueError(f"a group is a number from 0 to 2^31 - 1, not {group!r}")
+    return int(group)
+
+
+def checked_priority(priority: Priority) -> Priority:
+    """A priority.
+
+    Raises:
+        ValueError: It is none, nor the number of one.
+    """
+    try:
+        return Priority(priority)
+    except ValueError:
+        names = ", ".join(f"Priority.{each.name}" for each in Priority)
+        raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
 Int32s = npt.NDArray[np.int32]
@@ -260,11 +277,11 @@ class PipelineSession:
                 group that it was last submitted with.
 
         Raises:
-            ValueError: There is no such pipeline, or group.
+            ValueError: There is no such pipeline, group or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = checked_pipelines(len(self._run.table), pipelines)
-        number = checked_group(group)
+        number, priority = checked_group(group), checked_priority(priority)
         async with self._producers[priority]:
             rest = asked
             while True:
@@ -287,11 +304,11 @@ class PipelineSession:
 
         Raises:
             trio.WouldBlock: There is not room for all of them.
-            ValueError: There is no such pipeline, or group.
+            ValueError: There is no such pipeline, group or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = checked_pipelines(len(self._run.table), pipelines)
-        number = checked_group(group)
+        number, priority = checked_group(group), checked_priority(priority)
         self._check_open()
         with self._exchange.steering() as schedule:
             room = self._room(schedule)
@@ -323,10 +340,15 @@ class PipelineSession:
             Their numbers in the session, in the order of the image.
 
         Raises:
+            TypeError: It is not a prepared image.
             ValueError: More than `MOST_LATER` pipelines came later.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         self._check_open()
+        if not isinstance(prepared, PreparedPipelines):
+            raise TypeError(
+                f"what comes later is what device.prepare(image) gave, not {type(prepared).__name__}"
+            )
         jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=_lacking(prepared))
         numbers = self._run.add(prepared, skipped or {})
         reasons = self._run.table.reasons
@@ -359,6 +381,10 @@ class PipelineSession:
     def begin_require(self, pipeline: int) -> None:
         """The part of `require` that does not wait; `end_require` must follow."""
         asked = checked_pipelines(len(self._run.table), pipeline)
+        if len(asked) != 1:
+            raise ValueError(
+                f"one pipeline is required at a time, not {len(asked)}: submit several, and wait"
+            )
         self._check_open()
         with self._exchange.steering() as schedule:
             self._enter(schedule, asked, Priority.NOW)
@@ -385,9 +411,10 @@ class PipelineSession:
             How many became more urgent, what they wait for included.
 
         Raises:
-            ValueError: There is no such pipeline.
+            ValueError: There is no such pipeline or priority.
         """
         asked = checked_pipelines(len(self._run.table), pipelines)
+        priority = checked_priority(priority)
         with self._exchange.steering() as schedule:
             return schedule.promote(asked.tolist(), priority)
 
@@ -405,8 +432,8 @@ class PipelineSession:
         Raises:
             ValueError: It is negative.
         """
-        if seconds is not None and not seconds >= 0:
-            raise ValueError(f"a time limit of {seconds} s is negative")
+        if seconds is not None and not (isinstance(seconds, float | int | np.number) and seconds >= 0):
+            raise ValueError(f"a time limit is a number of seconds that is not negative, not {seconds!r}")
         self._exchange.limit_time(None if seconds is None or seconds == math.inf else round(seconds * 1e9))
 
     async def run_for(self, seconds: float) -> Remainder:

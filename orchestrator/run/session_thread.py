@@ -11,15 +11,20 @@ It is the session of session.py, with the same names, and gives the same guarant
 Guarantees: commands of one thread take effect in their order, also before the device is open. No call blocks
 but `result` of a future and leaving the block; a call takes microseconds, and what grows with the number of
 pipelines happens in the session's thread. Bad arguments are the future's exception. A future that is
-cancelled is not waited for any more; its pipelines stay. Every future is resolved when the session has ended,
-whatever ended it.
+cancelled is not waited for any more; its pipelines stay. `opened` and `ended` cannot be cancelled: they are
+everybody's. Every future is resolved when the session has ended, whatever ended it. What a callback raises is
+told as what a thread raises, and ends nothing. In a child of `os.fork` the session has ended with
+BrokenResourceError, because its threads are the parent's.
 Assumptions: callbacks of futures run in the session's thread and do not block.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
+import sys
 import threading
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
@@ -51,6 +56,7 @@ _T = TypeVar("_T")
 _Rest: TypeAlias = Callable[[], Awaitable[Any]]
 _Command: TypeAlias = Callable[[PipelineSession], Awaitable[_Rest]]
 _OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
+_living: weakref.WeakSet[SessionThread] = weakref.WeakSet()
 
 
 @frozen(eq=False)
@@ -77,8 +83,9 @@ class SessionThread:
     session.
 
     Attributes:
-        opened: The device and what is prepared on it, when it is open; its exception where it could not be.
-            Both are the caller's, who closes them after `ended`.
+        opened: The device and what is prepared on it, when the session is open, or could not be opened on
+            them; the exception of what was to open them where that raised. Both are the caller's, who closes
+            them after `ended`.
         ended: The report, when the session has ended and uses the device no more; DeviceLostError where the
             device was lost, or what made it fail.
     """
@@ -87,8 +94,8 @@ class SessionThread:
         """Start the thread; only `start_session` does this."""
         self._source = source
         self._open_on = open_on
-        self.opened: Future[Opened] = Future()
-        self.ended: Future[RunReport] = Future()
+        self.opened: Future[Opened] = _everybodys()
+        self.ended: Future[RunReport] = _everybodys()
         self._session: PipelineSession | None = None
         self._lock = threading.Lock()
         # Under the lock: commands before it is open, then the way to the thread, and what is to be resolved.
@@ -98,10 +105,12 @@ class SessionThread:
         self._closing = False
         self._over = False
         self._lost: DeviceLostError | None = None
+        self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="orchestrator session", daemon=True)
         # Its driver calls must not be left in the middle when the interpreter ends.
         atexit.register(self._abandon)
         self._thread.start()
+        _living.add(self)
 
     # --- pipelines in
 
@@ -277,28 +286,50 @@ class SessionThread:
                 self._pending.add(future)
                 self._send(_Asked(future, command, last))
                 return future
-        _resolve(future, error=trio.ClosedResourceError("the session is closed"))
+        error = trio.ClosedResourceError(
+            "the session is closed"
+            if self._failure is None
+            else "the session has failed: `ended` has the cause"
+        )
+        error.__cause__ = self._failure
+        _resolve(future, error=error)
         return future
 
     def _run(self) -> None:
         """Be the thread."""
         report: RunReport | None = None
+        opened: Opened | None = None
         failure: BaseException | None = None
         try:
-            opened = self._source() if callable(self._source) else self._source
+            opened = _checked(self._source() if callable(self._source) else self._source)
             report = trio.run(self._serve, opened)
             failure = self._lost
         except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it from a future
             failure = error
         with self._lock:
-            self._over = True
+            self._over, self._failure = True, failure
             left, self._pending = self._pending, set()
         for each in left:
             _resolve(each, error=_ended_by(failure))
-        if not self.opened.done():
-            _resolve(self.opened, error=failure)
+        if not self.opened.done():  # who opened them has to close them
+            _resolve(self.opened, opened, None if opened else failure)
         _resolve(self.ended, report, failure)
         atexit.unregister(self._abandon)
+
+    def _be_of_the_parent(self) -> None:
+        """In a child of a fork: only this object of the session is here, and locks may be held for ever."""
+        atexit.unregister(self._abandon)
+        self._lock = threading.Lock()
+        if self.ended.done():
+            return
+        self._session, self._pending, self._over = None, set(), True
+        self._failure = trio.BrokenResourceError("the session is that of the process that was forked")
+        # Others than those that callbacks hang on, which are for the parent.
+        if not self.opened.done():
+            self.opened = _everybodys()
+            _resolve(self.opened, error=self._failure)
+        self.ended = _everybodys()
+        _resolve(self.ended, error=self._failure)
 
     async def _serve(self, opened: Opened) -> RunReport | None:
         """Open the session, obey commands until the last, and end it."""
@@ -395,6 +426,26 @@ def _indices(pipelines: Pipelines | Ticket) -> Pipelines:
     return pipelines
 
 
+def _everybodys() -> Future[Any]:
+    """A future that runs already, so that nobody who gives up on it takes it from the others."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _checked(opened: Opened) -> Opened:
+    """What an opener gave, if it is a device and what is prepared on it.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(opened, tuple) and len(opened) == 2 and isinstance(opened[1], PreparedPipelines):
+        return opened
+    raise TypeError(
+        f"a session is opened on a pair (device, device.prepare(image)), not on {type(opened).__name__}"
+    )
+
+
 def _already(result: object) -> _Rest:
     async def done() -> object:
         return result
@@ -410,8 +461,20 @@ def _ended_by(failure: BaseException | None) -> trio.BrokenResourceError:
 
 def _resolve(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
     """Resolve a future, unless its owner cancelled it."""
-    if future.set_running_or_notify_cancel():
+    if not (future.running() or future.set_running_or_notify_cancel()):
+        return
+    try:
         if error is None:
             future.set_result(result)
         else:
             future.set_exception(error)
+    except BaseException:  # noqa: BLE001 - a callback's SystemExit is not the session's end
+        threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
+
+
+def _after_fork() -> None:
+    for each in list(_living):
+        each._be_of_the_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -99,7 +99,7 @@ def test_a_loop() -> None:
     )
     assert report.compiled == np.count_nonzero(handles) == 50
     assert door.created
-    assert (drawn[0].share, drawn[-1].share, drawn[-1].cost_share) == (1.0, 1.0, 1.0)
+    assert (drawn[0].share, drawn[-1].share, drawn[-1].cost_share) == (0.0, 1.0, 1.0)
     shares = [each.cost_share for each in drawn if each.total]
     assert shares == sorted(shares)
 

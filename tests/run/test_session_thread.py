@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST, Device, PreparedPipelines
+from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
@@ -475,3 +475,141 @@ def test_polls_name_each_pipeline_once_and_the_end() -> None:
         assert (last[0].done, last[0].total, last[0].share) == (400, 400, 1.0)
     assert sorted(settled) == list(range(400))
     device.close()
+
+
+# --- what a host does wrong
+
+
+def test_ended_and_opened_cannot_be_taken_from_others() -> None:
+    gate, device, prepared = gated(0)
+    with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
+        session.submit(range(5))
+        assert gate.entered.wait(LIMIT_S)
+        assert not session.ended.cancel()
+        assert not session.opened.cancel()
+        gate.open.set()
+    # Cancelled, the block would have been left beside driver calls.
+    assert session.ended.result(0).compiled == 5
+    assert not session._thread.is_alive()
+
+
+async def _gives_up_on_opened(session: SessionThread) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.wrap_future(session.opened), 0.001)
+
+
+def test_a_task_that_gives_up_on_opened_leaves_the_device_to_be_closed() -> None:
+    gate = threading.Event()
+    device = SimulatedDevice()
+
+    def opener() -> tuple[Device, PreparedPipelines]:
+        assert gate.wait(LIMIT_S)
+        return device, prepared_set(device)
+
+    with start_session(opener, RunOptions(workers=1)) as session:
+        asyncio.run(_gives_up_on_opened(session))
+        gate.set()
+        assert session.opened.result(LIMIT_S)[0] is device
+        assert len(session.add(lambda own: own.prepare(simulated_image([900, 901]))).result(LIMIT_S)) == 2
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt(), ValueError("mine")])
+def test_what_a_callback_raises_ends_nothing(raised: BaseException) -> None:
+    device = SimulatedDevice()
+    session = start_session((device, prepared_set(device)), RunOptions(workers=1))
+    ticket = session.submit(range(5))
+
+    def callback(_: object) -> None:
+        raise raised
+
+    ticket.add_done_callback(callback)
+    session.ended.add_done_callback(callback)
+    assert session.finish().result(LIMIT_S).compiled == 5
+    session._thread.join(LIMIT_S)
+    assert not session._thread.is_alive()
+
+
+def test_what_the_session_cannot_use_is_given_back() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    session = start_session(
+        lambda: (device, prepared), RunOptions(workers=1, mode=CacheMode.NONE), primary=b"data"
+    )
+    with pytest.raises(ValueError, match="mode none"):
+        session.ended.result(LIMIT_S)
+    assert session.opened.result(LIMIT_S) == (device, prepared)
+    refused = session.submit([1]).exception(LIMIT_S)
+    assert isinstance(refused, trio.ClosedResourceError)
+    assert "has failed" in str(refused)
+    assert refused.__cause__ is session.ended.exception()
+
+
+@pytest.mark.parametrize("given", [None, 5, (1, 2), [], "device"])
+def test_an_opener_that_gives_something_else(given: Any) -> None:
+    session = start_session(lambda: given)
+    for each in (session.opened, session.ended):
+        with pytest.raises(TypeError, match=r"on a pair \(device, device\.prepare"):
+            each.result(LIMIT_S)
+
+
+def test_arguments_of_a_wrong_type_are_named() -> None:
+    device = SimulatedDevice()
+    wrong: list[tuple[Callable[[SessionThread], Future[Any]], str]] = [
+        (lambda s: s.submit(None), "not NoneType"),  # type: ignore[arg-type]
+        (lambda s: s.submit(1.5), "not float"),  # type: ignore[arg-type]
+        (lambda s: s.submit(1, priority=7), "Priority.NOW, .* not 7"),  # type: ignore[arg-type]
+        (lambda s: s.submit(1, priority="now"), "Priority.NOW, .* not 'now'"),  # type: ignore[arg-type]
+        (lambda s: s.promote(1, 7), "Priority.NOW, .* not 7"),  # type: ignore[arg-type]
+        (lambda s: s.submit(1, group="x"), "a group is a number .* not 'x'"),  # type: ignore[arg-type]
+        (lambda s: s.require([1, 2]), "one pipeline is required"),  # type: ignore[arg-type]
+        (lambda s: s.limit_time("x"), "a number of seconds .* not 'x'"),  # type: ignore[arg-type]
+        (lambda s: s.add(lambda _: 3), "not int"),  # type: ignore[arg-type, return-value]
+    ]
+    with start_session((device, prepared_set(device)), RunOptions(workers=1)) as session:
+        for ask, words in wrong:
+            with pytest.raises((TypeError, ValueError), match=words):
+                ask(session).result(LIMIT_S)
+        assert session.submit([1, 2]).result(LIMIT_S)
+    assert session.ended.result().compiled == 2
+
+
+_FORKED = """
+import os, sys
+from orchestrator import RunOptions, start_session
+from orchestrator.testing import SimulatedDevice, SimulatedOptions, simulated_image
+import threading
+entered, go = threading.Event(), threading.Event()
+def compile(key):
+    entered.set()
+    go.wait()
+device = SimulatedDevice(SimulatedOptions(on_compile=compile))
+session = start_session((device, device.prepare(simulated_image(range(5)))), RunOptions(workers=1))
+session.submit(range(5))
+assert entered.wait(60)
+child = os.fork()
+if child == 0:
+    refused = session.submit([1]).exception(0)
+    print(repr(session.ended.exception(0)), repr(refused), session.poll().progress.total)
+    sys.exit(7)  # it waits for no thread of the parent
+go.set()
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), session.finish().result(60).compiled)
+"""
+
+
+def test_in_a_child_of_a_fork_the_session_is_over() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _FORKED],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIMIT_S,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    child, parent = done.stdout.splitlines()
+    assert child.startswith(
+        "BrokenResourceError('the session is that of the process that was forked') Closed"
+    )
+    assert child.endswith(" 0")
+    assert parent == "7 5"
