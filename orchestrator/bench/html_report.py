@@ -370,7 +370,7 @@ _UNDRAWN = (
 
 _METHOD = """ <h2>How this was measured</h2> <p>Every sample is a process of its own with the driver's own
 caches off. Contenders take turns in every round, and the baseline is measured twice (A ... A'). Points are
-medians, bars are 95 % bootstrap intervals, and ratios are taken within a round. A difference counts only
+medians, bars are their 95 % intervals, and ratios are taken within a round. A difference counts only
 where its whole interval lies beyond the A/A control's. Throughput includes the merge. <em>Blocked</em> is
 time asleep in the driver: its own time, less CPU time, less the time spent waiting for a processor. <em>No
 CPU</em> is that wait: the machine, not the cache.</p> <h2>What it cannot show</h2> <p>How an application

@@ -6,7 +6,9 @@ whole interval of its ratio lies outside of that, on one side. Without a control
 the interval spans all of them, so that one pair that disagrees is enough for "no difference".
 
 Guarantees: pure and repeatable; bootstrap draws come from a generator with a fixed seed. Samples are few (5
-to 50), so nothing assumes a distribution.
+to 50), so nothing assumes a distribution: intervals of medians lie between the samples themselves, at places
+that the binomial distribution gives. (Resampled medians promise more than they hold: of 7 samples their 95 %
+interval held the true median in 87 of 100 cases.)
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ class Estimate:
     Attributes:
         median: The median of the samples.
         low: Lower end of the interval.
-        high: Upper end.
+        high: Upper end. Of 5 samples or fewer the interval spans all of them, and holds the true median in
+            fewer cases than it should: in 1 - 2^(1 - n) of them, 94 % of 5, 75 % of 3, none of one.
         count: Number of samples.
     """
 
@@ -49,11 +52,13 @@ class Estimate:
 
 
 def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Estimate:
-    """Median of samples with a bootstrap percentile interval.
+    """Median of samples with an interval of interpolated order statistics.
+
+    After Hettmansperger and Sheather, "Confidence intervals based on interpolated order statistics" (1986).
 
     Args:
         values: At least one finite number.
-        confidence: How much of the resampled medians the interval holds.
+        confidence: In how many cases the interval is to hold the true median; see `Estimate.high`.
 
     Raises:
         ValueError: There is no value, or one is not finite.
@@ -61,7 +66,8 @@ def estimate(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Esti
     data = np.asarray(values, np.float64)
     if not data.size or not np.isfinite(data).all():
         raise ValueError("an estimate needs at least one value, and finite ones")
-    low, high = _interval(_resampled_medians(data), confidence)
+    place = _place(data.size, confidence)
+    low, high = (_at(each, place) for each in (np.sort(data), np.sort(data)[::-1]))
     return Estimate(float(np.median(data)), low, high, data.size)
 
 
@@ -96,6 +102,33 @@ def unpaired_ratio(
     low, high = _interval(logs, confidence)
     median = float(np.median(above) / np.median(below))
     return Estimate(median, math.exp(low), math.exp(high), min(above.size, below.size))
+
+
+def _place(count: int, confidence: float) -> float:
+    """How far from each end of sorted samples the interval of their median ends: 0 for the outermost.
+
+    From the k-th sample to the k-th last the interval holds the median with probability 1 - 2 P(B < k), where
+    B is binomial of `count` and 1/2. Between the last k for which that is enough and the next one lies the
+    place.
+    """
+
+    def held(k: int) -> float:
+        return 1 - 2 * sum(math.comb(count, each) for each in range(k)) / (1 << count)
+
+    if held(1) <= confidence:
+        return 0.0
+    k = 1
+    while held(k + 1) >= confidence:
+        k += 1
+    between = (held(k) - confidence) / (held(k) - held(k + 1))
+    return k - 1 + (count - k) * between / (k + (count - 2 * k) * between)
+
+
+def _at(ordered: Numbers, place: float) -> float:
+    """The value at a place among sorted ones, linearly between two."""
+    below = int(place)
+    value, following = map(float, ordered[[below, min(below + 1, ordered.size - 1)]])
+    return value + (place - below) * (following - value)
 
 
 def _resampled_medians(data: Numbers, *, seed: int = _SEED) -> Numbers:
