@@ -151,7 +151,7 @@ class Exchange:
                 compiles = len(ended.indices) - len(reasons) - hits
                 if missed is not None:
                     compiles -= len(missed)
-                scheduler.failed(
+                scheduler.finished(
                     worker,
                     ended,
                     reasons,

@@ -1,16 +1,15 @@
 """Which of the ready jobs make the next batch, and how large it is.
 
-    ReadyQueue    one kind at one priority is a line ──> 256 buckets by length, 8 an octave, each first in,
-                  first out. A bucket spans 9 %: jobs in it count as equally long. Entering and taking
-                  a job are O(1), and a line's longest bucket is the top bit of one integer.
+    ReadyQueue    one kind at one priority is a line ──> 256 FIFO buckets by rank, 8 per octave. A bucket
+                  spans 9 %: its jobs count as equally long. Entering and taking a job are O(1), and a line's
+                  longest bucket is the top bit of one integer.
     Experience    what batches have taught about hits and costs.
     Affinity      jobs that share code prefer one worker, so that its private cache can hit.
-    Selector      takes a batch from a line: the longest first, those that suit the worker before others, as
+    Selector      takes a batch from a line: the longest jobs first, preferring those that suit the worker, as
                   many as fit into the time; expected hits in the order of the set, in one piece.
 
-Guarantees: no entry is searched for: a job that was promoted, joined another one or was cancelled leaves its
-entry behind, and whoever takes entries skips those whose job has another state by now. Estimates are positive
-whatever is reported.
+Guarantees: no entry is ever searched for. A job that was promoted, joined another one or was cancelled leaves
+a stale entry behind, which is skipped when entries are taken. Estimates are positive whatever is reported.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _LINES = sum(1 << (kind * PRIORITIES) for kind in range(256))  # a kind is one b
 _PER_OCTAVE = 8
 _FIRST_OCTAVE = 10  # 1 us; 32 octaves on, 73 minutes
 _SMALLEST = 4
-_FEW_ENTRIES = 4  # up to here one by one is faster
+_FEW_ENTRIES = 4  # up to so many, entering one by one is faster
 
 
 def bucket_of(rank: int) -> int:
@@ -54,9 +53,9 @@ class Bucket:
     Attributes:
         jobs: The array; entries are jobs[head:tail].
         at: The same memory, for single elements.
-        head: First entry.
-        tail: One behind the last entry.
-        is_row: Whether the entries are known to follow one another in the set.
+        head: Index of the first entry.
+        tail: Index after the last entry.
+        is_row: Whether the entries are known to be consecutive job numbers.
     """
 
     __slots__ = ("at", "head", "is_row", "jobs", "tail")
@@ -90,7 +89,7 @@ class Bucket:
         return self.head == self.tail or self.at[self.tail - 1] == job - 1
 
     def remove(self, position: int) -> None:
-        """Take an entry out; those before it move up by one place."""
+        """Remove an entry; the entries before it move by one place."""
         head = self.head
         if position != head:
             self.is_row = False
@@ -98,7 +97,7 @@ class Bucket:
         self.head = head + 1
 
     def replace_front(self, number: int, rest: Int32s) -> None:
-        """Put `rest` in the place of the first `number` entries; it is not longer."""
+        """Replace the first `number` entries by `rest`, which is not longer."""
         self.head += number - len(rest)
         self.is_row = False
         self.jobs[self.head : self.head + len(rest)] = rest
@@ -118,8 +117,8 @@ class ReadyQueue:
 
     Args:
         table: The jobs.
-        state: State of the jobs that are in it. An entry whose job has another state is stale, and so is one
-            in another line than its job's: a job that comes again may be less urgent than it was.
+        state: State of its jobs. An entry is stale if its job has another state, or belongs to another line:
+            a cancelled job may be entered again with a lower priority.
         each_ns: Estimated cost of each job, where all have the same, else 0.
 
     Attributes:
@@ -127,7 +126,7 @@ class ReadyQueue:
         each_ns: See above.
         masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
         open: The lines that have entries, as bits.
-        repeats: Whether a job may have two entries; set by who enters one again.
+        repeats: Whether a job may have two entries; set by the caller that enters a job again.
     """
 
     def __init__(self, table: JobTable, state: int, each_ns: int = 0) -> None:
@@ -152,7 +151,7 @@ class ReadyQueue:
         return self._buckets[line][number]
 
     def empty(self, line: int, number: int) -> None:
-        """A bucket has no entries any more."""
+        """Remove a bucket that has no entries any more."""
         self.masks[line] &= ~(1 << number)
         if not self.masks[line]:
             self.open &= ~(1 << line)
@@ -172,7 +171,7 @@ class ReadyQueue:
             return
         table = self._table
         ranks = table.rank[jobs]
-        # Exactly by length among those that come together; in their own order where that is equal.
+        # Jobs that are entered together are sorted by exact rank, equal ranks by their order in `jobs`.
         order = np.argsort(-ranks, kind="stable")
         jobs = jobs[order]
         places = (table.kind[jobs].astype(np.int64) * PRIORITIES + table.priority[jobs]) * BUCKETS
@@ -185,11 +184,6 @@ class ReadyQueue:
             line, number = divmod(int(places[begin]), BUCKETS)
             self._open(line, number).push_all(jobs[begin:end])
             begin = end
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all entries."""
-        return sum(bucket.jobs.nbytes for line in self._buckets for bucket in line.values())
 
     def _open(self, line: int, number: int) -> Bucket:
         while line >= len(self.masks):
@@ -207,20 +201,20 @@ SHARES = 4
 """Towards the end, a batch is at most 1/SHARES of each worker's share of what is left."""
 
 _MEMORY = 512.0
-"""Hits and misses that count; beyond it older ones fade."""
+"""Number of hits and misses that are remembered; older ones fade."""
 
 _ONE_WAY = 0.5
-"""What remains of hits after a batch of misses only, and the other way round."""
+"""Factor on the count of hits after a batch of misses only, and on misses after a batch of hits only."""
 
 _FADE = 0.9
-"""What remains of the weight of earlier batches when another one was compiled."""
+"""Factor on the weight of earlier batches after each batch of compiles."""
 
 _TELLING: Final = 8
 _NEAR: Final = 0.25
-"""After so many batches of compiles, wrong by no more than that (mean of logarithms), estimates are exact."""
+"""Estimates count as exact after `_TELLING` batches of compiles with a mean logarithmic error of `_NEAR`."""
 
 _FIRST_HIT_NS = 5_000.0
-"""A hit, before one was seen: a call from the interpreter and the driver's lookup."""
+"""Time of a hit before one was measured: a call from the interpreter and the driver's lookup."""
 
 
 class Experience:
@@ -228,10 +222,9 @@ class Experience:
 
         a = share of hits x time of a hit               b = (1 - share of hits) x scale
 
-    The share is a count of hits and misses, older ones fading; the time of a hit is averaged over batches
-    that hit in full; the scale is measured over estimated cost of what was compiled, older ones fading. So a
-    warm run goes from batches of a few to the largest within eight batches, and a cold one to single jobs
-    after one.
+    The share comes from counts of hits and misses, the time of a hit from batches without a miss, and the
+    scale is measured over estimated cost of compiles. Older batches fade. So a warm run goes from small
+    batches to the largest within eight batches, and a cold run goes to single jobs after one.
 
     Args:
         expect_hits: Estimated share of hits at the start, 0..1.
@@ -278,12 +271,12 @@ class Experience:
 
     @property
     def compile_ns(self) -> float:
-        """Measured time of a compile, whatever was estimated, nanoseconds; infinite before any was."""
+        """Measured time of a compile, nanoseconds; infinite before any was measured."""
         return self._measured / self._compiled if self._compiled else math.inf
 
     @property
     def exact(self) -> bool:
-        """Whether estimates tell what compiles take, as they do where an earlier run recorded them."""
+        """Whether estimates match measured times, as they do where an earlier run recorded them."""
         return self._told >= _TELLING and self._off <= _NEAR
 
     @property
@@ -293,7 +286,7 @@ class Experience:
 
     @property
     def learned(self) -> bool:
-        """Whether what a job takes was measured, and is not only estimated."""
+        """Whether any time was measured."""
         return self._measured > 0 or self._seen_hit
 
     def line(self) -> tuple[float, float]:
@@ -305,15 +298,15 @@ class Experience:
         """A batch ended.
 
         Args:
-            jobs: Its jobs.
+            jobs: Number of its jobs.
             cost_ns: Their estimated cost if all were compiled.
             hits: How many hit.
             compiles: How many were compiled.
-            elapsed_ns: What it took; 0 where that is not known.
+            elapsed_ns: Time of the batch; 0 where it is not known.
         """
         self.tried = True
         if hits or compiles:
-            # A batch that went all one way says more than its number of jobs.
+            # A batch of only hits or only misses says more than its number of jobs.
             if not compiles:
                 self._misses *= _ONE_WAY
             elif not hits:
@@ -330,7 +323,7 @@ class Experience:
             self._hit_ns = (self._hit_ns + sample) / 2 if self._seen_hit else sample
             self._seen_hit = True
         elif compiles:
-            # What the hits of a mixed batch took is known well enough; the rest is what was compiled.
+            # The time of the hits in a mixed batch is known well enough; compiles took the rest.
             spent = max(elapsed_ns - hits * self._hit_ns, 1.0)
             estimated = max(cost_ns * compiles / jobs, 1.0)
             off = abs(math.log(spent / (self.scale * estimated)))
@@ -348,10 +341,9 @@ class Experiences:
         expect_hits: Estimated share of hits at the start.
 
     Attributes:
-        followers: Of jobs that are created after their leader, of any kind: those that joined by their state
-            key, and those that joined by their second-level key.
-        hits: Of jobs that a cache is expected to hold, of any kind.
-        wave: Of jobs that are tried without their code: what is not found is no compile, so nearly all hit.
+        followers: Jobs that are created after their leader: by state key, and by second-level key.
+        hits: Jobs that a cache is expected to hold.
+        wave: Jobs that are tried without their code. A miss is no compile, so nearly all hit.
     """
 
     def __init__(self, expect_hits: float) -> None:
@@ -370,13 +362,9 @@ class Experiences:
 
     @property
     def learned(self) -> bool:
-        """Whether what jobs take was measured for each kind of work that was begun."""
+        """Whether a time was measured for each kind of work that was begun."""
         begun = [*self._by_kind.values(), *(each for each in (self.hits, self.wave) if each.tried)]
         return bool(begun) and all(each.learned for each in begun)
-
-    def items(self) -> list[tuple[int, Experience]]:
-        """All kinds of which something was asked, ascending."""
-        return sorted(self._by_kind.items())
 
     def mean_line(self) -> tuple[float, float]:
         """Estimated time of a job of any kind, as `Experience.line`."""
@@ -390,13 +378,13 @@ WINDOW = 32
 """How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none."""
 
 SHORT = 8
-"""A job may be passed over if it is at most this part of a worker's share of what is left."""
+"""A job may be passed over if its cost is at most 1/SHORT of a worker's share of what is left."""
 
 MOST_HIT = 0.9
-"""Share of hits from which on there is no preference: the caches have the code, whoever's they are."""
+"""From this share of hits on, affinity has no effect: every cache has the code."""
 
 MANY = 16
-"""So many jobs with one label, and what they cost is measured before batches are made of them."""
+"""Where so many jobs have one label, one of them is measured before batches hold several."""
 
 _NOBODY = -1
 
@@ -404,19 +392,18 @@ _NOBODY = -1
 class Affinity:
     """Labels of jobs, homes of labels, and whether a compile of a label was measured.
 
-    Each job gets at most one label: the rarest shader module that it shares with another job (what is shared
-    by few is what a cache can make the most of), else the first library that it links. The first worker that
-    is assigned a job of a label is the label's home. A worker takes, of jobs that are about equally urgent
-    and long, those at home with it or not at home anywhere.
+    Each job gets at most one label: the rarest shader module that it shares with another job (a cache gains
+    most from code that few jobs share), else the first library that it links. The home of a label is the
+    worker that is first assigned one of its jobs. Among jobs of about equal priority and rank, a worker takes
+    those whose label has its home there or has none yet.
 
-    How long a shader takes to compile its length hardly says: measured were 12 times the estimate, and so a
-    batch of 86 permutations that took 1.7 s, when all else was done after 1.4. So a job of a label of MANY
-    goes alone until one of them was measured; the rest is estimated anew where that was far off.
+    The size of a shader says little about its compile time: one took 12 times the estimate, and a batch of
+    86 of its permutations 1.7 s, when all else was done after 1.4 s. So a job whose label has MANY jobs goes
+    alone until one of them was measured; the others get a new estimate where the first was far off.
 
-    It costs no balance: a preference only orders jobs inside a window, and where nothing in the window suits,
-    the first one is taken. What is passed over must be short, at most a worker's share of what is left
-    divided by SHORT: so the longest job starts first whoever's it is, and towards the end the preference is
-    off.
+    Affinity does not unbalance workers. It only orders jobs inside a window, and where no job in the window
+    suits, the first one is taken. Only short jobs are passed over, at most 1/SHORT of a worker's share of
+    what is left. So the longest job always starts first, and towards the end affinity has no effect.
 
     Args:
         table: The jobs; their column `label` is written here.
@@ -424,7 +411,7 @@ class Affinity:
         links: Their libraries.
 
     Attributes:
-        at_home: Jobs that were assigned to the home of their label, the first of a label not counted.
+        at_home: Jobs that were assigned to the home of their label, without the first of each label.
         moved: Jobs that were assigned elsewhere.
         active: Whether any job has a label.
     """
@@ -435,7 +422,7 @@ class Affinity:
         self.moved = 0
         self._modules = 0
         self._home: Int32s = np.empty(0, np.int32)
-        # Of each label: measured over estimated cost. Negative: it was not measured. 0: few have it.
+        # For each label: measured over estimated cost. Negative: not measured yet. 0: fewer than MANY jobs.
         self._factor = np.empty(0, np.float64)
         self.extend(jobs, links, 0)
 
@@ -464,12 +451,12 @@ class Affinity:
         self._factor = factor
 
     def suits(self, job: int, worker: int) -> bool:
-        """Whether a job is at home with a worker, or nowhere."""
+        """Whether the home of a job's label is this worker, or none yet."""
         label = self._table.label_at[job]
         return label < 0 or self._home_at[label] in (worker, _NOBODY)
 
     def suiting(self, jobs: Int32s, worker: int) -> npt.NDArray[np.bool_]:
-        """Which of many jobs are at home with a worker, or nowhere."""
+        """`suits` for many jobs."""
         labels = self._table.label[jobs]
         home = self._home[labels]
         return np.asarray((labels < 0) | (home == worker) | (home == _NOBODY))
@@ -496,29 +483,28 @@ class Affinity:
         self._home[own[own < len(self._home)]] = worker
         labels = self._table.label[jobs]
         labels = labels[labels >= 0]
-        if len(labels):
-            home = self._home[labels]
-            new = home == _NOBODY
-            at_home = int(np.count_nonzero(home == worker))
-            self.at_home += at_home
-            self.moved += len(labels) - at_home - int(np.count_nonzero(new))
-            self._home[labels[new]] = worker
+        home = self._home[labels]
+        new = labels[home == _NOBODY]
+        at_home = int(np.count_nonzero(home == worker))
+        self.at_home += at_home
+        self.moved += len(labels) - at_home - len(new)
+        self._home[new] = worker
 
     def is_unmeasured(self, job: int) -> bool:
-        """Whether a job has a label of many, of which no compile was measured."""
+        """Whether a job's label has MANY jobs, and no compile of them was measured."""
         label = self._table.label_at[job]
         return label >= 0 and bool(self._factor[label] < 0)
 
     def unmeasured(self, jobs: Int32s) -> npt.NDArray[np.bool_]:
-        """Which of some jobs have a label of many, of which no compile was measured."""
+        """`is_unmeasured` for many jobs."""
         labels = self._table.label[jobs]
         return np.asarray((labels >= 0) & (self._factor[labels] < 0))
 
     def measured(self, jobs: Int32s) -> float | None:
-        """Some jobs were compiled, and it is known how long they took.
+        """The time of compiling some jobs was measured.
 
         Returns:
-            How the estimates of their label were corrected, if they have one label, of many; else None.
+            The factor on the estimates of their label, if they all have one label with MANY jobs; else None.
         """
         labels = self._table.label[jobs]
         label = int(labels[0])
@@ -529,15 +515,10 @@ class Affinity:
         return factor
 
     def corrected(self, job: int, factor: float) -> Int32s:
-        """Jobs of a job's label take so many times what was estimated; returns all of them."""
+        """Set the factor on the estimates of a job's label; returns all jobs of the label."""
         label = self._table.label_at[job]
         self._factor[label] = factor
         return np.flatnonzero(self._table.label == label).astype(np.int32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of what is kept of labels."""
-        return self._home.nbytes + self._factor.nbytes
 
 
 def _module_labels(start: npt.NDArray[np.int64], index: Int32s) -> Int32s:
@@ -554,13 +535,13 @@ def _module_labels(start: npt.NDArray[np.int64], index: Int32s) -> Int32s:
     return labels
 
 
-FLOORS = tuple(2.0 ** (10 + number / 8) for number in range(BUCKETS))
-"""Shortest job of each bucket, nanoseconds."""
+FLOORS = tuple(2.0 ** (_FIRST_OCTAVE + number / _PER_OCTAVE) for number in range(BUCKETS))
+"""Smallest rank of each bucket, nanoseconds."""
 
 _NONE: Final = np.empty(0, np.int32)
 _FEW: Final = 6
 _PIECE: Final = 8
-"""Least size of a piece of the set that is handed out by itself; shorter ones are put together."""
+"""Least number of consecutive jobs that make a batch by themselves; shorter pieces share a batch."""
 
 
 class Limits(NamedTuple):
@@ -569,12 +550,11 @@ class Limits(NamedTuple):
     Attributes:
         base_ns: See above.
         slope: See above.
-        time_ns: Time to aim at: what comes after the first job has to fit into it.
-        most_ns: Time that the first job has to fit into; not less than time_ns.
+        time_ns: Time to aim at: the whole batch must fit into it, unless it is a single job.
+        most_ns: Time that the first job must fit into; not less than time_ns.
         size: Most jobs.
         picky: Whether to take only jobs that suit the worker.
-        adjacent: Whether jobs are wanted that follow one another in the set, where a driver reads them in
-            place.
+        adjacent: Whether to take consecutive jobs of the set, whose create infos the driver reads in place.
         cautious: Whether a job whose label was not measured goes alone.
     """
 
@@ -591,9 +571,8 @@ class Limits(NamedTuple):
 class Selector:
     """Takes batches for workers: job by job for a few, slices of buckets with array operations for many.
 
-    Both remove what they take and what is stale, and keep the order of the rest. What is taken is ASSIGNED
-    from then on. Where the first job may take any time, and none is asked to suit, a batch holds a job if the
-    line does.
+    Both remove stale entries and the jobs they take, which become ASSIGNED, and keep the order of the rest.
+    With an infinite `most_ns`, and not `picky`, a line that holds a job always gives a batch.
 
     Args:
         table: The jobs.
@@ -606,14 +585,7 @@ class Selector:
         self._named: dict[int, memoryview[int]] = {}
 
     def take(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
-        """Take a batch; empty where nothing fits, or suits.
-
-        Args:
-            queue: The queue.
-            line: The line in it.
-            worker: Who it is for.
-            limits: What it may hold.
-        """
+        """Take a batch for a worker from a line of a queue; empty where no job fits or suits."""
         mask = queue.masks[line]
         if not mask:
             return _NONE
@@ -674,7 +646,7 @@ class Selector:
                 if not chosen and time_ns > limits.most_ns:
                     passed += 1
                     if passed >= WINDOW:
-                        # Enough was tried: go on where all are short enough for certain.
+                        # Enough jobs were tried: go on with a bucket whose jobs all fit.
                         fitting = int((limits.most_ns - limits.base_ns) / max(limits.slope, 1e-9))
                         mask &= (1 << bucket_of(fitting)) - 1
                         break
@@ -701,7 +673,7 @@ class Selector:
         return chosen
 
     def _row(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
-        """The next entries, if they follow one another in the set and all are ready; else empty.
+        """The next entries, if they are consecutive jobs and all are ready; else empty.
 
         Entries are compared and changed as bytes: numpy would release the GIL while the schedule is locked.
         """
@@ -730,7 +702,7 @@ class Selector:
 
     def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
         table = self._table
-        # Who is choosy looks at more.
+        # A picky worker looks at more entries.
         wanted = 4 * limits.size + WINDOW if limits.picky else limits.size
         while queue.masks[line]:
             seen, segments = self._front(queue, line, wanted)
@@ -765,7 +737,7 @@ class Selector:
         return _NONE
 
     def _front(self, queue: ReadyQueue, line: int, wanted: int) -> tuple[Int32s, list[tuple[int, int]]]:
-        """The first entries of a line, and the buckets that they are from, each with the number of them."""
+        """The first entries of a line, and their buckets, each with its number of these entries."""
         parts: list[Int32s] = []
         segments: list[tuple[int, int]] = []
         mask = queue.masks[line]
@@ -787,7 +759,7 @@ class Selector:
         segments: list[tuple[int, int]],
         gone: npt.NDArray[np.bool_],
     ) -> None:
-        """Take entries that `_front` gave out of their buckets."""
+        """Remove entries that `_front` returned from their buckets."""
         ends = np.cumsum([size for _, size in segments])
         counts = np.append(0, np.cumsum(gone))[ends].tolist()
         begin = before = 0
@@ -804,7 +776,7 @@ class Selector:
 
 
 def _piece(jobs: Int32s) -> int:
-    """How many of some jobs make a batch: the first long piece of neighbours, or short pieces together."""
+    """How many of the first jobs make a batch: one long piece of consecutive jobs, or several short ones."""
     gaps = np.flatnonzero(jobs[1:] != jobs[:-1] + 1) + 1
     if not len(gaps):
         return len(jobs)

@@ -2,14 +2,13 @@
 
     cost = base(kind) + per_stage(kind) x stages + per_byte(kind) x bytes of SPIR-V          nanoseconds
 
-The default coefficients are a rough line through cold compiles of small shaders on one desktop driver (about
-2 ms a pipeline): order matters to the scheduler, not the absolute size, which it learns from the run. `fit`
-gives the coefficients of a device from its recorded compiles.
+The default coefficients are a rough fit to cold compiles of small shaders on one desktop driver (about 2 ms a
+pipeline). The scheduler needs only their order; it learns the absolute size from the run. `fit` gives the
+coefficients of a device from its recorded compiles.
 
-A driver's key (vkGetPipelineKeyKHR) counts only together with kind, modules and libraries. Where two
-pipelines of different code have one key, the driver's keys of that kind are worth nothing: NVIDIA 580.159
-gives one key to all ray-tracing pipelines. That keys of a kind tell pipelines apart is proven where those of
-different code differ.
+A driver's keys (vkGetPipelineKeyKHR) are checked against kind, modules and libraries. Where two pipelines of
+different code have one key, the keys of that kind are not used: NVIDIA 580.159 gives one key to all
+ray-tracing pipelines. Keys of a kind are proven where pipelines of different code have different keys.
 
 Guarantees: pure and thread-safe; images are only read; every estimate is at least 1 ns, so that a sum of
 costs is never zero while jobs are left.
@@ -105,14 +104,14 @@ def fit(
 
     Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide the estimate
     of one of 1 ms. A negative coefficient has no meaning; it is set to zero and the others are fitted again.
-    A kind with fewer records than coefficients keeps the line of `model`, scaled to the records there are.
+    A kind with fewer records than coefficients keeps the line of `model`, scaled to its records.
 
     Args:
         kinds: Position in `PipelineKind` of each record, shape (n,).
         spirv_bytes: Bytes of SPIR-V, shape (n,).
         stages: Number of stages, shape (n,).
-        recorded_ns: What each cost, shape (n,); records below 1 ns are left out.
-        model: What to fall back on.
+        recorded_ns: Measured cost of each, shape (n,); records below 1 ns are left out.
+        model: The fallback.
     """
     lines = dict(model.lines)
     for place, kind in enumerate(PipelineKind):
@@ -134,7 +133,7 @@ def fit(
 def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
     """Least squares of terms @ x = 1 with x >= 0, by leaving negative coefficients out one after another."""
     used = [0, 1, 2]
-    # Columns differ by orders of magnitude (1 and kilobytes): scaled, so that the rank is found rightly.
+    # Columns differ by orders of magnitude (1 and kilobytes), so scale them for `lstsq` to find the rank.
     scale = np.maximum(np.abs(terms).max(axis=0), np.finfo(np.float64).tiny)
     while True:
         solved = np.linalg.lstsq(terms[:, used] / scale[used], np.ones(len(terms)), rcond=None)[0]
@@ -150,7 +149,7 @@ def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
 def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = None) -> Nanoseconds:
     """What compiling each pipeline costs: as recorded, or estimated, nanoseconds, shape (n,).
 
-    What a device took for some pipelines of a set says what it will take for the rest.
+    Estimates are fitted to the recorded costs of the same set.
 
     Args:
         image: The pipelines.
@@ -162,7 +161,7 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
     if recorded_ns is not None and len(recorded_ns) != len(image):
         raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
     if recorded_ns is not None and (recorded_ns > 0).all():
-        return recorded_ns.copy()  # as in every second run of a set: there is nothing to estimate, nor to fit
+        return recorded_ns.copy()  # the usual case from the second run of a set on
     # SPIR-V bytes of all stages of each pipeline, and their number.
     sizes = np.fromiter((module.code_size for module in image.modules), np.int64, len(image.modules))
     start = image.module_slot_start
@@ -176,17 +175,17 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
 def candidate_duplicates(image: CreateInfoImage) -> npt.NDArray[np.bool_]:
     """Pipelines that may have the same pipeline key as another one of the image, shape (n,).
 
-    Those that share their kind, all of their shader modules and all of their libraries with another one: a
-    driver makes the key of a pipeline of its code and of the state that the code depends on. By accident of a
-    64-bit hash different pipelines may be among them, which costs a question. Pipelines whose modules differ
-    in their bytes and not to the driver are missed, and compiled twice.
+    They share their kind, all shader modules and all libraries with another pipeline: a driver makes a key
+    from the code and the state that the code depends on. A collision of 64-bit hashes costs one needless
+    question. Pipelines whose modules differ only in bytes that the driver ignores are missed, and compiled
+    twice.
     """
     _, numbers, counts = np.unique(code_numbers(image), return_inverse=True, return_counts=True)
     return np.asarray(counts[numbers] > 1)
 
 
 def code_numbers(image: CreateInfoImage) -> UInt64s:
-    """A number for what each pipeline is made of, shape (n,): equal where kind, modules and libraries are."""
+    """A hash of the kind, modules and libraries of each pipeline, shape (n,)."""
     return np.asarray(
         _mixed(image.kinds.astype(np.uint64) + _KIND)
         + _sums(image.module_slot_start, image.module_slot_module.astype(np.uint64))
@@ -195,7 +194,7 @@ def code_numbers(image: CreateInfoImage) -> UInt64s:
 
 
 def _sums(start: npt.NDArray[np.int64], values: UInt64s) -> UInt64s:
-    """Sum of the mixed values of each row of a ragged array: the order does not count, how often does."""
+    """Sum of the mixed values of each row of a ragged array: order does not matter, repetition does."""
     ends = np.concatenate((np.zeros(1, np.uint64), np.cumsum(_mixed(values), dtype=np.uint64)))
     return np.asarray(ends[start[1:]] - ends[start[:-1]])
 
@@ -212,7 +211,7 @@ Keys = Sequence[bytes | None]
 
 
 def distrusted_kinds(image: CreateInfoImage, keys: Keys) -> tuple[PipelineKind, ...]:
-    """The kinds of pipelines of which two of different code have one key.
+    """The kinds in which two pipelines of different code have one key.
 
     Args:
         image: The pipelines.
@@ -229,13 +228,13 @@ def distrusted_kinds(image: CreateInfoImage, keys: Keys) -> tuple[PipelineKind, 
 
 
 def trusted_keys(image: CreateInfoImage, keys: Keys) -> list[bytes | None]:
-    """The keys without those of the kinds that are not to be trusted."""
+    """The keys, with None for the kinds that `distrusted_kinds` names."""
     distrusted = {tuple(PipelineKind).index(kind) for kind in distrusted_kinds(image, keys)}
     return [None if kind in distrusted else key for key, kind in zip(keys, image.kinds.tolist(), strict=True)]
 
 
 def proven_keys(image: CreateInfoImage, keys: Keys) -> npt.NDArray[np.bool_]:
-    """Which pipelines have a key of a kind whose keys were seen to differ with the code, shape (n,)."""
+    """Which pipelines have a key of a kind whose keys differ for different code, shape (n,)."""
     code, trusted = code_numbers(image), trusted_keys(image, keys)
     codes: dict[int, set[int]] = {}
     for index, key in enumerate(trusted):

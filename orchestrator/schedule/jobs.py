@@ -1,6 +1,6 @@
-"""The jobs of a schedule, in columns: `JobGraph` comes in, `JobTable` is kept.
+"""The jobs of a schedule, in columns: `JobGraph` is the input, `JobTable` the state.
 
-One job is one pipeline, numbered as in the set. `JobTable` is the one place where a job changes its state:
+One job is one pipeline, numbered as in the set. Only `JobTable` changes the state of a job:
 
     event                                          from                     to
     entered                                        ABSENT, CANCELLED        WAITING; READY if it waits for
@@ -21,8 +21,8 @@ One job is one pipeline, numbered as in the set. `JobTable` is the one place whe
 CREATED, SHARED, FAILED and UNASSIGNABLE are final.
 
 Guarantees: the number of jobs in each state, and the cost of those that are WAITING, READY or PINNED, are
-known without a scan. An edge between a job and a library is walked a bounded number of times: all in all
-O(edges). Keys are compared in full.
+known without a scan. Each edge between a job and a library is walked a bounded number of times. Keys are
+compared in full.
 Assumptions: at most 2^31 jobs; a library has a smaller number than its dependents, so links form no circle.
 """
 
@@ -36,18 +36,17 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.image import CreateInfoImage, row
-from orchestrator.schedule.costs import estimated_costs, proven_keys, trusted_keys
+from orchestrator.schedule.costs import UInt64s, estimated_costs, proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
-UInt64s = npt.NDArray[np.uint64]
 
 
 class Priority(enum.IntEnum):
-    """How urgent a job is; whatever is more urgent is assigned first.
+    """How urgent a job is; more urgent jobs are assigned first.
 
-    NOW: Somebody waits for it.
-    SOON: The usual.
-    BACKGROUND: When nothing else is left.
+    NOW: A caller waits for it.
+    SOON: The default.
+    BACKGROUND: Assigned when nothing else is left.
     """
 
     NOW = 0
@@ -68,13 +67,12 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         pipeline_keys: Second-level key of each job, shape (n,), uint64; 0 where it is not known. Jobs with
             one such key compile to the same code.
         proven_keys: Jobs whose second-level key is proven, shape (n,), bool: only those share an outcome
-            (`Followers.SHARE`). None: all are the caller's word.
+            (`Followers.SHARE`). None: the caller vouches for all.
         hits: Jobs that a cache is expected to hold, shape (n,), bool.
-        speculative: Jobs whose code is lacking, so that they are tried without it first, shape (n,), bool.
+        speculative: Jobs without their code, which are tried without it first, shape (n,), bool.
         module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
         module_index: The shader modules of each job, shape (m,), int32.
         priorities: `Priority` of each job, shape (n,), uint8.
-        groups: A number of the caller's for each job, shape (n,), int32.
     """
 
     kinds: npt.NDArray[np.uint8]
@@ -89,7 +87,6 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
     module_start: npt.NDArray[np.int64] | None = None
     module_index: Int32s | None = None
     priorities: npt.NDArray[np.uint8] | None = None
-    groups: Int32s | None = None
 
     def __len__(self) -> int:
         """Number of jobs."""
@@ -109,12 +106,12 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
 
         Args:
             image: The image, which is only read.
-            recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none and it
-                is estimated.
+            recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where it is to be
+                estimated.
             hits: Pipelines that a cache is expected to hold, shape (n,).
-            speculative: Pipelines whose code is lacking, shape (n,).
+            speculative: Pipelines without their code, shape (n,).
             pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was
-                asked. Those of a kind that do not tell code apart are not used.
+                asked. Keys of a kind that do not distinguish code are ignored.
 
         Raises:
             ValueError: The number of costs or keys is not that of the pipelines.
@@ -155,7 +152,7 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             ValueError: What is wrong.
         """
         count = len(self)
-        names = "costs_ns keys pipeline_keys proven_keys hits speculative priorities groups"
+        names = "costs_ns keys pipeline_keys proven_keys hits speculative priorities"
         for name in names.split():
             column = getattr(self, name)
             if column is not None and len(column) != count:
@@ -206,11 +203,11 @@ class JobState(enum.IntEnum):
 DUPLICATE = 1
 """Flag: a follower that is created after its leader, and is expected to hit."""
 UNWANTED = 2
-"""Flag: nobody asked for it, or it was cancelled; it is queued only because a job that is wanted links it."""
+"""Flag: it was not entered by itself, or was cancelled; it is queued only because a wanted job links it."""
 BY_PIPELINE_KEY = 4
 """Flag: it joined by its second-level key."""
 CHAINED = 8
-"""Flag: it stands in the chain of a leader, though it may have been cancelled since."""
+"""Flag: it is in the chain of a leader, though it may have been cancelled since."""
 HIT = 16
 """Flag: a cache is expected to hold it."""
 SPECULATIVE = 32
@@ -236,15 +233,14 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
 
 
 KEEPS_GIL = 500
-"""For more elements numpy releases the GIL; under the schedule's lock many threads then queue for both."""
+"""With more elements numpy releases the GIL; threads would then queue for the GIL and the schedule's lock."""
 
 
 class JobTable:
     """Columns of all jobs, each ABSENT and its own leader at first.
 
-    Each column `x` is an array, and `x_at` the same memory for single elements, because reading one element
-    of an array takes three times as long. Large batches that follow one another in the set are changed there
-    too, as bytes.
+    Each column `x` is an array, and `x_at` a memoryview of it for single elements, which reads one three
+    times as fast. Large batches of consecutive jobs are changed through it too, as bytes.
 
     Args:
         count: Number of jobs.
@@ -258,16 +254,16 @@ class JobTable:
         priority: `Priority`, its own or that of the most urgent job that needs it.
         flags: DUPLICATE, UNWANTED, BY_PIPELINE_KEY, CHAINED, HIT, SPECULATIVE.
         cost: Estimated cost, nanoseconds.
-        rank: What it is ordered by: the cost of the longest chain of links that begins with it; 0 where jobs
-            are taken as given.
-        waiting: Libraries that it links and that were not created yet; and one for code that it waits for.
+        rank: What jobs are ordered by: cost of the longest chain of links that begins with it; 0 for the
+            given order.
+        waiting: Number of linked libraries that were not created yet, plus one while it waits for code.
         depth: Length of the longest chain of libraries below it.
-        leader: The job that it joined, itself where it leads; to be followed to its end.
+        leader: The job that it joined, itself where it leads; follow it until a job leads itself.
         next_follower: Next job that follows the same leader, or -1.
-        last_follower: Of a leader: end of that chain, itself where nobody follows.
+        last_follower: For a leader, the end of its chain, itself where it has no followers.
         label: What it shares with other jobs, for affinity, or -1.
         group: The caller's number.
-        worker: Who was assigned it; of a duplicate, who will be; or -1.
+        worker: The worker that was assigned it, or will be if it is a duplicate; or -1.
         live_dependents: Jobs that link it and are queued.
     """
 
@@ -308,7 +304,7 @@ class JobTable:
         self.extend(count)
 
     def extend(self, number: int) -> None:
-        """Add jobs behind the others. The columns are new ones, so nobody may hold one meanwhile."""
+        """Add jobs after the others. It replaces all columns, so callers must not keep references to them."""
         first, self.count = self.count, self.count + number
         for name, (kind, default) in _COLUMNS.items():
             column = np.full(self.count, default, kind)
@@ -337,7 +333,7 @@ class JobTable:
             self.open_cost += self.cost_at[job]
 
     def move_all(self, jobs: Int32s, old: int, state: int) -> None:
-        """Change the state of many jobs that are all in one state."""
+        """Change the state of many jobs, which all have the state `old`."""
         if len(jobs) == 1:
             self.move(int(jobs[0]), state)
             return
@@ -351,14 +347,14 @@ class JobTable:
             self.open_cost += int(self.cost[jobs].sum())
 
     def move_row(self, span: slice, old: int, state: int) -> None:
-        """Change the state of jobs that follow one another and are all in one state; not their cost."""
+        """`move_all` for consecutive jobs; the caller updates `open_cost`."""
         number = span.stop - span.start
         self.states[old] -= number
         self.states[state] += number
         self.state_at[span] = bytes((state,)) * number
 
     def find(self, job: int) -> int:
-        """The leader of a job. Shortens the way for the next time."""
+        """The leader of a job. Compresses the path for the next call."""
         leader_at = self.leader_at
         leader = leader_at[job]
         while (above := leader_at[leader]) != leader:
@@ -372,11 +368,6 @@ class JobTable:
         while (differ := (above := self.leader[leaders]) != leaders).any():
             leaders = np.where(differ, above, leaders)
         return leaders
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all columns."""
-        return sum(int(getattr(self, name).nbytes) for name in _COLUMNS)
 
 
 class Links:
@@ -461,11 +452,6 @@ class Links:
         places = np.arange(int(lengths.sum())) + np.repeat(begin - np.cumsum(lengths) + lengths, lengths)
         return self.library[places], self.dependent[places]
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all edges."""
-        return 16 * self.count + 12 * len(self.dependents)
-
 
 def _starts(counts: Int32s) -> Int32s:
     return np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
@@ -478,11 +464,11 @@ _SMALLEST = 16  # places of an empty table
 class KeyTable:
     """A map from 64-bit keys to the first job that claimed each; no key is ever removed.
 
-    Two arrays with open addressing, linear probing, at most half full: a dictionary of a million integers
-    takes a hundred bytes an entry and this takes 24 to 64. The place of a key is the top of its product with
-    2^64 / golden ratio (Fibonacci hashing), so that keys that count upwards spread too. A round of insertion
-    tries one place for all keys at once; where several want one place, one of them wins, and the others go on
-    to the next. Expected O(1) a key.
+    Two arrays with open addressing and linear probing, at most half full. They take 24 to 64 bytes per entry,
+    where a dictionary of a million integers takes a hundred. The place of a key is the top of its product
+    with 2^64 / golden ratio (Fibonacci hashing), so that consecutive keys spread too. Insertion tries one
+    place for all keys at once; where several keys want one place, one wins and the others try the next.
+    Expected O(1) per key.
     """
 
     def __init__(self) -> None:
@@ -501,7 +487,7 @@ class KeyTable:
             jobs: The job of each, shape (n,).
 
         Returns:
-            Who has the key, shape (n,): the job itself, an earlier one, or an earlier one of this call.
+            The job that owns each key, shape (n,): the job itself, or one that claimed it earlier.
         """
         distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
         owners = self._claim_distinct(distinct, jobs[first])
@@ -521,8 +507,7 @@ class KeyTable:
         while len(left):
             free = self._jobs[places] < 0
             if free.any():
-                # Of several new keys at one place one stays; all are read back below, and see whether it is
-                # theirs.
+                # Of several new keys at one place one stays; reading them back below tells which.
                 self._keys[places[free]] = keys[left[free]]
                 self._jobs[places[free]] = -2
             mine = self._keys[places] == keys[left]

@@ -1,7 +1,7 @@
-"""`Scheduler`: who compiles what, when. A pure machine: events in, assignments out.
+"""`Scheduler` decides which worker compiles which jobs, and when. A pure machine: events in, assignments out.
 
-It leaves nothing for last: the longest job first (or jobs as they are given), no work done twice, batches of
-the right size, urgent work first, and a stop whenever it is asked for.
+It assigns the most urgent jobs first, and of those the longest (or the next in the given order). It does no
+work twice, fits batches to the work that is left, and stops when asked.
 
     Lifecycle    what an event does to a job, and what follows from it for others (jobs.py has the states)
     HitTeam      how many workers take expected hits at a time
@@ -16,14 +16,14 @@ Answers to `request`:
     code, else a ready job                                              ──> Assignment, most urgent first
     otherwise                                                           ──> Wait
 
-Ready jobs are not handed to workers ahead of time, so a worker that is free takes what is left, whoever it
-suited better: that is all the stealing there is.
+Ready jobs wait in queues that all workers share, so no worker has to steal from another: a free worker takes
+what is left, even where it suits another worker better.
 
-Guarantees: a job is assigned at most once, and after all libraries that it links were created. One that can
-no longer be assigned is in `unassignable`, with the reason, from the event on that made it so. After `cancel`
-nothing more is assigned. The same events give the same answers.
-Assumptions: not thread-safe; the caller holds a lock (run/exchange.py), and wakes who waits. No clock: time
-is what `request` is told.
+Guarantees: a job is assigned at most once, and only after all libraries that it links were created. A job
+that can no longer be assigned is in `unassignable`, with the reason, as soon as the event that caused it
+returns. After `cancel` nothing more is assigned. The same events give the same answers.
+Assumptions: not thread-safe; the caller holds a lock (run/exchange.py) and wakes waiting workers. There is no
+clock: `request` is told the time.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from orchestrator.schedule.batches import (
     Selector,
     bucket_of,
 )
-from orchestrator.schedule.costs import DEFAULT_COST_NS
+from orchestrator.schedule.costs import DEFAULT_COST_NS, UInt64s
 from orchestrator.schedule.jobs import (
     ABSENT,
     ASSIGNED,
@@ -80,7 +80,6 @@ from orchestrator.schedule.jobs import (
     KeyTable,
     Links,
     Priority,
-    UInt64s,
 )
 
 _FIRST_TEAM: Final = 2
@@ -95,16 +94,16 @@ class HitTeam:
 
     A hit takes microseconds, and drivers look it up under locks, some under one for the process. With 16
     workers RADV spends on a hit 13 times what it takes alone, NVIDIA 14 to 52 times
-    (benchmarks/results/16-cores-h200-machine/hits-by-workers.jsonl). So two begin, and their number is
-    doubled as long as that makes all of them together quicker. What has to be compiled is for everyone: with
-    the first compile all may.
+    (benchmarks/results/16-cores-h200-machine/hits-by-workers.jsonl). So two workers begin, and their number
+    doubles as long as that raises the rate of all together. Compiles scale with workers: from the first
+    compile on, all workers may take these jobs.
 
     Args:
-        workers: Number of workers that there are.
-        few: Whether to begin with few; else all may from the start.
+        workers: Number of all workers.
+        few: Whether few begin; otherwise all may take hits from the start.
 
     Attributes:
-        most: How many may take hits at a time.
+        most: How many workers may take hits at a time.
     """
 
     def __init__(self, workers: int, *, few: bool) -> None:
@@ -117,7 +116,7 @@ class HitTeam:
         self._begin()
 
     def _begin(self) -> None:
-        # Batches that began while there were fewer say nothing of the new number.
+        # A batch that began with fewer workers says nothing about the new number.
         self._ignored = self._in_flight
         self._batches = 0
         self._hits = 0
@@ -133,13 +132,7 @@ class HitTeam:
         self._in_flight += 1
 
     def left(self, hits: int, compiles: int, elapsed_ns: int) -> None:
-        """A worker has ended a batch of them.
-
-        Args:
-            hits: How many of it were hits.
-            compiles: How many were not.
-            elapsed_ns: What the batch took.
-        """
+        """A worker has ended a batch of expected hits, with so many hits and compiles, in `elapsed_ns`."""
         self._in_flight -= 1
         if not self._open:
             return
@@ -156,7 +149,7 @@ class HitTeam:
             self._judge()
 
     def _judge(self) -> None:
-        """Go on with more workers, or with the number that was the quickest."""
+        """Go on with more workers, or with the fastest number."""
         rate = self.most * self._hits / max(self._elapsed_ns, 1)
         if rate > _WORTH_DOUBLING * self._best_rate:
             self._best_rate, self._best = rate, self.most
@@ -168,31 +161,32 @@ class HitTeam:
 
 
 HIT_COST_NS = 5_000
-"""Estimated cost of creating what a cache has."""
+"""Estimated cost of creating a pipeline that a cache holds."""
 
 _CALLS_OF_HITS: Final = 8
-"""Most calls of a worker for one batch of expected hits: asking costs many workers more than a call."""
+"""Most driver calls in one batch of expected hits: with many workers, a request costs more than a call."""
 
 _LEAST_NS: Final = 250_000
+"""No batch of hits is shorter than this: a call costs as much as dozens of hits."""
 _TURN_NS: Final = 60_000
-"""No batch of hits gets shorter for the sake of the end: a call costs as much as dozens of them. Nor than the
-workers need to ask one after the other: between two calls each holds the GIL for so long (estimated)."""
+"""Nor is it shorter than this times the workers: between two calls each holds the GIL so long (estimated)."""
 
 _ANSWER_NS: Final = 1_000_000
-"""Least time of a batch of compiles towards the end, for each worker that there is: with 16, 16 ms. Between
-two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of it stays free."""
+"""Least time of a batch of compiles towards the end, times the number of workers: with 16, 16 ms. Between
+two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of the GIL stays free."""
 
 _LEAST_ANSWERS: Final = 0.5
-"""Part of that which a batch takes at the very end, where estimates are exact: all ask once more at most."""
+"""Part of that least time which remains at the very end, where estimates are exact: each worker then asks at
+most once more."""
 
 _UNENDED: Final = 0.3
-"""Part of the jobs in flight that counts as left. It is half of them, if all go as was estimated."""
+"""Part of the jobs in flight that counts as left. Half of them are, if all estimates hold."""
 
 _FAR_OFF: Final = 2.0
 """An estimate that is wrong by this factor is corrected for all jobs of that label."""
 
 _TRUSTED: Final = 0.75
-"""Least share of hits among those expected with which they stay apart from what is to be compiled."""
+"""Expected hits keep their own queue while at least this share of them does hit."""
 
 
 class Assignment(msgspec.Struct, frozen=True, eq=False):
@@ -216,14 +210,14 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class Paused(Done, frozen=True):
-    """The time is over: nothing will be assigned to this worker under this deadline; jobs may be left."""
+    """The time is over: this worker gets nothing more under this deadline. Jobs may be left."""
 
 
 class Order(enum.StrEnum):
-    """In which order jobs of one urgency are assigned.
+    """In which order jobs of one priority are assigned.
 
-    COST: The longest first, with what waits for it.
-    GIVEN: As they are numbered.
+    COST: The longest chain of links first.
+    GIVEN: By number.
     """
 
     COST = "cost"
@@ -231,14 +225,14 @@ class Order(enum.StrEnum):
 
 
 class Followers(enum.StrEnum):
-    """What becomes of a job that is the same work as another one (its leader), once the leader was created.
+    """What happens to a follower, a job that is the same work as its leader, once the leader was created.
 
-    CREATE: It is created too, by the leader's worker, whose cache has it by then: one compile, and every job
-        has a pipeline of its own. Right where pipelines are kept, or outcomes are wanted from the driver.
-        Should followers turn out to be compiled all the same, they are from then on like all others, for any
-        worker; and while none was seen to hit, a worker that has nothing to do takes one by second-level key.
+    CREATE: The leader's worker creates it too, and finds it in its cache: one compile, and every job has its
+        own pipeline. Choose it where pipelines are kept, or where each outcome must come from the driver.
+        Followers that are compiled all the same become ordinary jobs for any worker. Until a follower by
+        second-level key was seen to hit, an idle worker may take one.
     SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
-    SEPARATE: It follows nobody: it is created as if it were other work.
+    SEPARATE: It follows no leader: it is created as if it were other work.
     """
 
     CREATE = "create"
@@ -247,7 +241,7 @@ class Followers(enum.StrEnum):
 
 
 def _second_keys(jobs: JobGraph, followers: Followers) -> UInt64s | None:
-    """The second-level keys that make jobs follow: where they are never created, only proven ones."""
+    """The second-level keys that make jobs followers: only proven ones where followers are not created."""
     keys = jobs.pipeline_keys
     if keys is None or jobs.proven_keys is None or followers is not Followers.SHARE:
         return keys
@@ -263,22 +257,21 @@ class ScheduleOptions:
         followers: What becomes of duplicates.
         pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the
             code. False where all workers use one cache.
-        affinity: Whether jobs that share a module or a library prefer one worker. Even so, a worker never
-            idles and a long job never waits for the sake of it. Without effect where jobs are taken as given.
-        target_ns: Time to aim at for a batch, nanoseconds. The default is for those who steer while it runs:
-            what is urgent waits no longer than that for a worker. A cold run that nobody steers does well
-            with 200 ms, for a call costs half a millisecond beside the driver.
-        batch_limit: Most jobs in a call to the driver. A batch is one call, but for expected hits that were
-            found to hit: those are handed out for several calls at once.
-        expect_hits: Estimated share of hits before anything was learned, 0..1, among jobs of which a cache is
-            not expected to hold each (`JobGraph.hits`).
-        capacity: Most jobs that may be queued: those who submit to a session wait beyond it. None: no bound.
-        streaming: Whether jobs are entered while it runs, and none at the start: workers are told to wait,
-            not that all is done, until `close` is called.
-        few_for_hits: Whether few workers take expected hits, and more as long as that is quicker; see
-            `HitTeam`.
-        costs_recorded: Whether the costs of nearly all jobs are what compiling them took before. Where they
-            prove true, batches are cut by them towards the end, and not by the number of jobs.
+        affinity: Whether jobs that share a module or a library prefer one worker. A preference never makes a
+            worker idle or a long job wait. Without effect in the given order.
+        target_ns: Time to aim at for a batch, nanoseconds. The default suits a run that is steered: an
+            urgent job waits no longer than this for a worker. 200 ms suits a cold run that is not, because
+            each call costs half a millisecond outside the driver.
+        batch_limit: Most jobs in one driver call. A batch is one call; only expected hits that did hit are
+            assigned for several calls at once.
+        expect_hits: Estimated share of hits before anything was learned, 0..1, among the jobs that
+            `JobGraph.hits` does not name.
+        capacity: Most jobs that may be queued; `submit` of a session waits beyond it. None: no bound.
+        streaming: Whether jobs are entered during the run, and none at the start. Until `close`, a worker is
+            told to wait where it would be told that all is done.
+        few_for_hits: Whether few workers begin with expected hits; see `HitTeam`.
+        costs_recorded: Whether the costs of nearly all jobs are recorded compile times. Once these prove
+            true, the last batches are cut by cost and not by number of jobs.
     """
 
     order: Order = Order.COST
@@ -299,14 +292,11 @@ class ScheduleStatistics(msgspec.Struct, frozen=True):
 
     Attributes:
         states: Number of jobs in each state.
-        saved_by_key: Jobs whose work another job with the same state key had done, so that they should hit.
-        saved_by_pipeline_key: The same of second-level keys.
-        saved_ns: What compiling them is estimated to cost, nanoseconds.
-        at_home: Jobs that went to the worker that was assigned their label first.
+        saved_by_key: Followers by state key whose leader was created, so that they should hit.
+        saved_by_pipeline_key: Followers by second-level key whose leader was created.
+        saved_ns: Estimated cost of compiling all these followers, nanoseconds.
+        at_home: Jobs that share code and went to the worker that got their label first.
         moved: Jobs that share code and went elsewhere.
-        hit_shares: For each kind, estimated share of jobs that hit.
-        cost_scales: For each kind, measured over estimated cost of compiles.
-        nbytes: Bytes that all jobs take.
     """
 
     states: dict[JobState, int]
@@ -315,21 +305,18 @@ class ScheduleStatistics(msgspec.Struct, frozen=True):
     saved_ns: int
     at_home: int
     moved: int
-    hit_shares: dict[int, float]
-    cost_scales: dict[int, float]
-    nbytes: int
 
 
 class Cancellation(msgspec.Struct, eq=False):
-    """What a call to cancel did. The scheduler changes it; the caller reads it, under the scheduler's lock.
+    """What a call of `cancel_jobs` did. The scheduler updates it; the caller reads it under the same lock.
 
-    A driver call cannot be stopped, so a cancelled job may still be inside one: `quiet` turns true with the
-    event that ends the last such batch, and stays true.
+    A driver call cannot be stopped, so a cancelled job may still be in one. `quiet` turns true when the last
+    such batch ends, and stays true.
 
     Attributes:
-        cancelled: Jobs that will not be assigned any more because of it.
-        kept: Jobs that are created all the same, because a job that is not cancelled links them.
-        pending: Workers with a batch that holds one of the jobs asked for.
+        cancelled: Number of jobs that will not be assigned any more.
+        kept: Number of jobs that are created all the same, because a job that is not cancelled links them.
+        pending: Workers whose batch holds one of the given jobs.
     """
 
     cancelled: int = 0
@@ -338,22 +325,20 @@ class Cancellation(msgspec.Struct, eq=False):
 
     @property
     def quiet(self) -> bool:
-        """Whether none of the jobs is in flight: nothing uses a cache on their behalf any more."""
+        """Whether none of the jobs is in flight: no driver call for them uses a cache any more."""
         return not self.pending
 
 
 class Lifecycle:
     """The jobs of a scheduler and the queues they are in.
 
-    Jobs that are the same work form a chain behind the one that does it, their leader; `unite` joins two
-    chains, whatever either is doing. Who waits for whom cannot form a circle: a job waits for its libraries,
-    which are less deep than it, or for its leader, which is as deep (others are never united) and itself
-    waits for libraries only.
+    Jobs that are the same work form a chain behind the job that does it, their leader. `unite` joins two
+    chains in any state. No two jobs can wait for each other: a job waits for its libraries, which have a
+    smaller depth, or for its leader, which has the same depth and waits for libraries only.
 
     Guarantees: every queued job is ready, or waits for code, or for a library or a leader that is queued or
-    assigned; so when nothing is ready, assigned, or without its code, nothing is queued. An event
-    costs O(jobs that it changes), except `raise_`, which may walk up the same libraries once for each
-    level of urgency or length.
+    assigned. So when no job is ready, assigned, or without its code, none is queued. An event costs O(jobs
+    that it changes). Only `raise_` may visit a library more than once, for each priority or rank it gets.
 
     Args:
         jobs: All jobs that there may be.
@@ -364,16 +349,16 @@ class Lifecycle:
         table: The jobs.
         links: Their links.
         queue: Ready jobs that any worker may take.
-        hits: Those of them that a cache is expected to hold.
-        wave: Those of them that are tried without their code.
-        duplicates: Ready duplicates by state key, and by second-level key: of each kind one queue a worker,
-            or one for all where they are not pinned.
+        hits: Ready jobs that a cache is expected to hold.
+        wave: Ready jobs that are tried without their code.
+        duplicates: Ready duplicates by state key, and by second-level key: one queue for each worker, or one
+            for all where they are not pinned.
         costs: Estimated cost of compiling each job, nanoseconds.
         excluded: Jobs that cannot be created, with the reason.
-        unassignable: Why jobs that were entered will never be assigned.
-        failures: Why jobs that were assigned were not created.
+        unassignable: Jobs that were entered and will never be assigned, with the reason.
+        failures: Jobs that were assigned and not created, with the reason.
         saved: Compiles saved by state key, and by second-level key.
-        saved_ns: Their estimated cost.
+        saved_ns: Estimated cost of the saved compiles.
     """
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
@@ -400,7 +385,7 @@ class Lifecycle:
         self.excluded: dict[int, str] = {}
         self.unassignable: dict[int, str] = {}
         self.failures: dict[int, str] = {}
-        self.saved = [0, 0]
+        self.saved: tuple[int, int] = (0, 0)
         self.saved_ns = 0
         self._joined_any = False
         self._trusts = [True, True]
@@ -409,10 +394,10 @@ class Lifecycle:
         self._describe(jobs, 0)
 
     def extend(self, jobs: JobGraph) -> int:
-        """Add jobs, none of them entered; the number of the first.
+        """Add jobs without entering them; returns the number of the first.
 
         Raises:
-            ValueError: As when it is made, or they have no keys where the others have; nothing was added.
+            ValueError: The graph is invalid, or it has no keys and earlier jobs have. Nothing was added.
         """
         jobs.check()
         if jobs.keys is None and any(not second for _, _, second in self._keys):
@@ -424,7 +409,7 @@ class Lifecycle:
             more = _second_keys(jobs, self._followers) if second else jobs.keys
             if more is None:
                 more = np.zeros(len(jobs), np.uint64)
-            elif second and len(keys):  # numbers of this graph alone; 0 is none
+            elif second and len(keys):  # the numbers mean something in this graph only; 0 is no key
                 more = np.where(more == 0, more, more + keys.max())
             self._keys[place] = (np.concatenate((keys, more)), known, second)
         if self._state_keys is not None and jobs.keys is not None:
@@ -433,15 +418,13 @@ class Lifecycle:
         return first
 
     def _describe(self, jobs: JobGraph, first: int) -> None:
-        """Write what is known of the jobs from `first` on."""
+        """Fill the columns of the jobs from `first` on."""
         table, count = self.table, len(jobs)
         costs = np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
         self.costs = np.concatenate((self.costs, costs))
         table.kind[first:] = jobs.kinds
         table.cost[first:] = costs
         table.priority[first:] = Priority.SOON if jobs.priorities is None else jobs.priorities
-        if jobs.groups is not None:
-            table.group[first:] = jobs.groups
         if jobs.hits is not None and self._by_cost:
             table.flags[first:][jobs.hits] = HIT
             table.cost[first:][jobs.hits] = HIT_COST_NS
@@ -452,29 +435,17 @@ class Lifecycle:
             table.rank[first:] = table.cost[first:]
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that all jobs take."""
-        return (
-            self.table.nbytes
-            + self.links.nbytes
-            + self.costs.nbytes
-            + sum(each.nbytes for each in self._settled)
-            + 8 * len(self._settled_alone)
-            + sum(queue.nbytes for queue in self._queues)
-            + sum(known.nbytes for _, known, _ in self._keys)
-        )
-
-    @property
     def _queues(self) -> tuple[ReadyQueue, ...]:
         return self.queue, self.hits, self.wave, *self.duplicates[0], *self.duplicates[1]
 
     # --- jobs in
 
     def enter(self, jobs: Int32s) -> None:
-        """Queue jobs that are ABSENT or CANCELLED; libraries that they link are among them, or are not so.
+        """Queue jobs that are ABSENT or CANCELLED.
 
         Args:
-            jobs: The jobs, ascending; their priorities and groups are in the table.
+            jobs: The jobs, ascending, with those of their libraries that are ABSENT or CANCELLED. The table
+                has their priorities and groups.
         """
         table = self.table
         again = jobs[table.state[jobs] == CANCELLED]
@@ -486,7 +457,7 @@ class Lifecycle:
             table.cost[hits] = HIT_COST_NS
             table.rank[again] = table.cost[again] if self._by_cost else 0
             table.move_all(again, CANCELLED, WAITING)
-            # Their old entries may be there still.
+            # The queues may still hold their old entries.
             for queue in self._queues:
                 queue.repeats = True
         table.move_all(new, ABSENT, WAITING)
@@ -518,7 +489,7 @@ class Lifecycle:
         self.queue.push_all(jobs[flags & (HIT | SPECULATIVE) == 0])
 
     def _claim(self, jobs: Int32s, keys: UInt64s, known: KeyTable, *, by_pipeline_key: bool) -> None:
-        """Unite jobs that were never entered with those that had their key before."""
+        """Unite jobs that are entered for the first time with earlier jobs of the same key."""
         if by_pipeline_key:
             jobs = jobs[keys[jobs] != 0]
         owners = known.claim(keys[jobs], jobs)
@@ -527,7 +498,7 @@ class Lifecycle:
             self._unite_new(jobs[other], owners[other], by_pipeline_key=by_pipeline_key)
 
     def _rejoin(self, job: int) -> None:
-        """A job that was cancelled comes again: somebody may do its work by now."""
+        """A cancelled job is entered again: another job may do its work by now."""
         table = self.table
         leader = table.find(job)
         if leader == job:
@@ -535,7 +506,7 @@ class Lifecycle:
         if not self._trusts[bool(table.flags_at[job] & BY_PIPELINE_KEY)]:
             table.leader_at[job] = job
         elif table.flags_at[job] & CHAINED:
-            # It stands behind its leader still.
+            # It is still in its leader's chain.
             table.move(job, JOINED)
             self.raise_(leader, table.priority_at[job], table.rank_at[job])
         else:
@@ -543,10 +514,10 @@ class Lifecycle:
             self.unite(job, leader)
 
     def _inherit(self, libraries: Int32s, dependents: Int32s) -> None:
-        """A library is as urgent as what links it, and so long that the whole chain starts in time.
+        """Give libraries the priority of their dependents, and the rank of the whole chain of links.
 
-        From the last dependent to the first, so that a dependent's own length is final when its libraries' is
-        found.
+        It goes from the last dependent to the first, so that each dependent has its final rank when it passes
+        it on to its libraries.
         """
         table = self.table
         for library, job in zip(reversed(libraries.tolist()), reversed(dependents.tolist()), strict=True):
@@ -554,7 +525,7 @@ class Lifecycle:
                 self.raise_(library, table.priority_at[job], table.cost_at[library] + table.rank_at[job])
 
     def _outlast(self, jobs: Int32s) -> None:
-        """Jobs, ascending, have become longer: so have the chains that begin with them."""
+        """The cost of jobs, ascending, has grown: so have the ranks of the chains that begin with them."""
         table = self.table
         if not self.links.count:
             return
@@ -572,7 +543,7 @@ class Lifecycle:
             self.reject(job, f"links pipeline {library}, which was not created: {cause}")
 
     def demote_hits(self) -> None:
-        """The caches do not hold what they were expected to: from now on those jobs are like all others."""
+        """The caches do not hold the expected hits: these jobs become ordinary jobs."""
         table = self.table
         jobs = np.flatnonzero(table.flags & HIT).astype(np.int32)
         table.flags[jobs] &= ~HIT & 0xFF
@@ -592,9 +563,9 @@ class Lifecycle:
             self.raise_(table.find(job), table.priority_at[job], table.rank_at[job])
 
     def distrust(self, *, by_pipeline_key: bool) -> None:
-        """Followers are compiled although their leaders were created: from now on they are like all others.
+        """Followers by one kind of key did not hit: they become ordinary jobs, which any worker may take.
 
-        Those that wait for their leader do so no more, and any worker may take each.
+        They do not wait for their leader any more.
         """
         table = self.table
         if not self._trusts[by_pipeline_key]:
@@ -603,8 +574,8 @@ class Lifecycle:
         followed = (table.flags & DUPLICATE > 0) & (table.state <= PINNED)
         told = table.flags & BY_PIPELINE_KEY > 0
         if by_pipeline_key and self._state_keys is not None:
-            # Who follows by its state key one that follows by the other has that one's leader, and not its
-            # work.
+            # A job may follow, by its state key, a job that follows a leader by its second-level key. It then
+            # has that leader, but another state key.
             told |= (
                 self._state_keys != self._state_keys[table.find_all(np.arange(table.count, dtype=np.int32))]
             )
@@ -615,9 +586,12 @@ class Lifecycle:
                 self._let_go(leader, by_pipeline_key=by_pipeline_key)
 
     def doubt(self, least: int) -> bool:
-        """Make the longest follower by second-level key like all others, if there are so many; or none.
+        """Make the longest follower by second-level key an ordinary job, if there are `least` such followers.
 
-        Where its leader was not created yet, it stays behind it, and is passed over there.
+        Where its leader was not created yet, the follower keeps its place in the chain, which then skips it.
+
+        Returns:
+            Whether there was one.
         """
         if not (self._create_followers and self._joined_any and self._trusts[1]):
             return False
@@ -635,7 +609,7 @@ class Lifecycle:
         return True
 
     def _follow_no_more(self, jobs: Int32s) -> None:
-        """Jobs that were to be created after their leader, which was, are like all others."""
+        """Make followers whose leader was created ordinary jobs."""
         table = self.table
         costs = np.where(table.flags[jobs] & (HIT | SPECULATIVE) > 0, HIT_COST_NS, self.costs[jobs])
         table.open_cost += int((costs - table.cost[jobs]).sum())
@@ -647,13 +621,13 @@ class Lifecycle:
         ready = jobs[table.state[jobs] == PINNED]
         table.move_all(ready, PINNED, READY)
         for queue in self._queues:
-            queue.repeats = True  # who was entered before it joined has its old entry
+            queue.repeats = True  # a job that was ready before it joined still has its old entry
         self._push_ready(ready)
         self._outlast(jobs)
         self._inherit(*self.links.edges_of(jobs))
 
     def _let_go(self, leader: int, *, by_pipeline_key: bool) -> None:
-        """Those that follow a leader by one kind of key are ready, if they wait for nothing else."""
+        """Free the followers of a leader by one kind of key: those that wait for nothing else are ready."""
         table, keys = self.table, self._state_keys
         stay: list[int] = []
         let: list[int] = []
@@ -676,9 +650,9 @@ class Lifecycle:
     # --- the same work
 
     def unite(self, job: int, other: int, *, by_pipeline_key: bool = False) -> None:
-        """Two jobs are the same work: the first follows the second, or the other way round.
+        """Make one of two jobs, which are the same work, follow the other.
 
-        Nothing happens where both are under way already, or where they cannot be the same (kind, depth).
+        Nothing happens where both were already assigned, or where their kind or depth differs.
         """
         table = self.table
         state_at = table.state_at
@@ -696,7 +670,7 @@ class Lifecycle:
             table.flags_at[mine] |= BY_PIPELINE_KEY
         state = state_at[theirs]
         if state in (UNASSIGNABLE, CANCELLED):
-            # It did not get to do the work: the others do, and who asks for its key from now on finds them.
+            # It will not do the work, so `mine` does; later jobs with its key find `mine` through it.
             table.leader_at[theirs] = mine
             self._chain(mine, joined[1:])
             return
@@ -704,7 +678,7 @@ class Lifecycle:
             table.leader_at[each] = theirs
         if state == CREATED:
             for each in joined:
-                # One that shares the outcome may give up a library that is among them.
+                # A job that shares the outcome may release a library that is itself in `joined`.
                 if state_at[each] <= JOINED:
                     self._follow(each, theirs, saved=True)
         elif state == FAILED:
@@ -717,11 +691,11 @@ class Lifecycle:
                 self.raise_(theirs, table.priority_at[each], table.rank_at[each])
 
     def _unite_new(self, jobs: Int32s, owners: Int32s, *, by_pipeline_key: bool) -> None:
-        """Unite many jobs, none of them queued yet, with those that had their key before."""
+        """Unite many jobs, none of them queued yet, with the owners of their keys."""
         table = self.table
         roots = table.find_all(owners)
         states = table.state[roots]
-        # The common case at once: a job that nobody follows joins one that is to be done or being done.
+        # The common case, for all at once: a job without followers joins one that is queued or assigned.
         simple = (states == WAITING) | (states == READY) | (states == ASSIGNED)
         simple &= (table.state[jobs] == WAITING) & (table.last_follower[jobs] == jobs)
         simple &= (table.kind[jobs] == table.kind[roots]) & (table.depth[jobs] == table.depth[roots])
@@ -773,7 +747,7 @@ class Lifecycle:
         return found
 
     def _unchain(self, job: int) -> int:
-        """Nobody stands behind a job any more, and it behind nobody; returns who stood behind it, or -1."""
+        """Take a job out of its chain; returns the job that was behind it, or -1."""
         table = self.table
         following = table.next_follower_at[job]
         table.next_follower_at[job] = -1
@@ -782,10 +756,11 @@ class Lifecycle:
         return following
 
     def _follow(self, job: int, leader: int, *, saved: bool) -> None:
-        """The leader of a job was created."""
+        """The leader of a job was created; `saved`: by a compile."""
         table = self.table
         if saved:
-            self.saved[bool(table.flags_at[job] & BY_PIPELINE_KEY)] += 1
+            second = bool(table.flags_at[job] & BY_PIPELINE_KEY)
+            self.saved = (self.saved[0] + (not second), self.saved[1] + second)
             self.saved_ns += table.cost_at[job]
         if not self._create_followers and not self._is_library(job):
             table.move(job, SHARED)
@@ -806,8 +781,7 @@ class Lifecycle:
         table = self.table
         if saved:
             second = int(np.count_nonzero(table.flags[jobs] & BY_PIPELINE_KEY))
-            self.saved[0] += len(jobs) - second
-            self.saved[1] += second
+            self.saved = (self.saved[0] + len(jobs) - second, self.saved[1] + second)
             self.saved_ns += int(table.cost[jobs].sum())
         shared = jobs[:0]
         if not self._create_followers:
@@ -825,12 +799,12 @@ class Lifecycle:
         by_second = table.flags[ready] & BY_PIPELINE_KEY > 0
         for queues, some in zip(self.duplicates, (ready[~by_second], ready[by_second]), strict=True):
             queues[worker if self._pinned else 0].push_all(some)
-        # Last, for it may cancel one of those above.
+        # Last, because it may cancel one of the jobs above.
         for job in shared.tolist() if self.links.count else ():
             self._give_up_libraries(job)
 
     def _queue_if_ready(self, job: int) -> None:
-        """A job leads now, or is to be created after its leader."""
+        """Queue a job that follows no leader any more, or whose leader was created."""
         if self.table.waiting_at[job]:
             self.table.move(job, WAITING)
         else:
@@ -851,10 +825,10 @@ class Lifecycle:
     # --- the ends of batches
 
     def correct(self, jobs: Int32s, factor: float) -> None:
-        """Some jobs will take so many times what was estimated first.
+        """Multiply the first estimates of jobs by a factor.
 
-        Nothing changes for those that are not waiting to be compiled; nor for those that link libraries,
-        whose ranks are made of theirs.
+        Jobs that do not wait for a compile keep their estimate. So do jobs that link libraries, because the
+        ranks of the libraries would have to change too.
         """
         table = self.table
         state = table.state[jobs]
@@ -866,18 +840,18 @@ class Lifecycle:
         table.open_cost += int(more.sum())
         if self._by_cost:
             table.rank[jobs] += more
-            self.queue.repeats = True  # their old entries are there still
+            self.queue.repeats = True  # the queue still holds their old entries
             self.queue.push_all(jobs[table.state[jobs] == READY])
 
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
-        """Assigned jobs were created; where none was compiled, for all hit, their followers saved nothing."""
+        """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
         table = self.table
         span = span_of(jobs) if len(jobs) > KEEPS_GIL else None
         if span is None:
             table.move_all(jobs, ASSIGNED, CREATED)
         else:
             table.move_row(span, ASSIGNED, CREATED)
-        self._settled.append(jobs)  # copying them would take memory, page by page, while others wait
+        self._settled.append(jobs)  # no copy: its page faults would keep other workers waiting
         if self._joined_any:
             followers: list[int] = []
             for leader in jobs[table.next_follower[jobs] >= 0].tolist():
@@ -892,12 +866,12 @@ class Lifecycle:
                     table.waiting_at[job] -= 1
                     if not table.waiting_at[job] and table.state_at[job] == WAITING:
                         ready.append(job)
-            # In the order of the set, whichever library came last.
+            # In the order of the set, whichever library was created last.
             for job in sorted(ready):
                 self._make_ready(job)
 
     def missed(self, jobs: Int32s) -> None:
-        """Assigned jobs were not found without their code: from now on they wait for it, like all others."""
+        """The driver did not find assigned jobs without their code: they wait for it as ordinary jobs."""
         table = self.table
         table.flags[jobs] &= ~(SPECULATIVE | DUPLICATE) & 0xFF
         table.cost[jobs] = self.costs[jobs]
@@ -909,17 +883,17 @@ class Lifecycle:
         self._outlast(jobs)
         for leader in jobs[table.next_follower[jobs] >= 0].tolist():
             follower = table.next_follower_at[leader] if table.leader_at[leader] == leader else -1
-            while follower >= 0:  # who joined while it was in flight may be more urgent
+            while follower >= 0:  # a job that joined while it was in flight may be more urgent
                 if table.state_at[follower] == JOINED:
                     self.raise_(leader, table.priority_at[follower], table.rank_at[follower])
                 follower = table.next_follower_at[follower]
-        # It was cancelled while it was tried.
+        # These were cancelled in flight.
         unwanted = (table.flags[jobs] & UNWANTED > 0) & (table.live_dependents[jobs] == 0)
         for job in jobs[unwanted].tolist():
             self._drop(job, CANCELLED)
 
     def supplied(self, jobs: Iterable[int]) -> None:
-        """The code that jobs wait for is there."""
+        """The code that jobs wait for has arrived."""
         table = self.table
         for job in jobs:
             table.waiting_at[job] -= 1
@@ -927,7 +901,7 @@ class Lifecycle:
                 self._make_ready(job)
 
     def failed(self, reasons: Mapping[int, str]) -> None:
-        """Assigned jobs were not created: neither is what is the same, or links them."""
+        """Assigned jobs were not created: neither are their followers and dependents."""
         table = self.table
         for job, reason in reasons.items():
             table.move(job, FAILED)
@@ -939,7 +913,7 @@ class Lifecycle:
             self._reject_dependents(job, reason)
 
     def reject(self, job: int, reason: str) -> None:
-        """A queued job will never be assigned, nor will what links it. Its followers go on without it."""
+        """Never assign a queued job and its dependents. Its first follower becomes the leader."""
         if self.table.state_at[job] <= JOINED:
             self._drop(job, UNASSIGNABLE)
             self.unassignable[job] = reason
@@ -952,7 +926,7 @@ class Lifecycle:
             for job in self.links.dependents_of(library):
                 if self.table.state_at[job] <= JOINED:
                     self._drop(job, UNASSIGNABLE)
-                    # The root cause only: a long chain must not give a long text.
+                    # Only the root cause, so that a long chain does not give a long text.
                     own = self.excluded.get(job)
                     self.unassignable[job] = (
                         own or f"links pipeline {library}, which was not created: {cause}"
@@ -960,7 +934,7 @@ class Lifecycle:
                     pending.append(job)
 
     def take_settled(self) -> Int32s:
-        """Jobs that, since the last call, reached a state which does not change by itself; in any order."""
+        """Jobs that were created, shared, lost or cancelled since the last call; in any order."""
         alone = np.array(self._settled_alone, np.int32)
         jobs = np.concatenate((alone, *self._settled))
         self._settled, self._settled_alone = [], []
@@ -969,7 +943,7 @@ class Lifecycle:
     # --- what a caller may ask for
 
     def raise_(self, job: int, priority: int, rank: int = 0) -> int:
-        """Make a job, and what it waits for, so urgent and long; returns how many became more urgent."""
+        """Give a job and all it waits for at least this priority and rank; returns how many more urgent."""
         table = self.table
         raised = 0
         pending = [(job, rank)]
@@ -1014,9 +988,9 @@ class Lifecycle:
                     cancellation.cancelled += self._drop(job, CANCELLED)
 
     def _drop(self, job: int, state: int) -> int:
-        """Take a queued job out, and libraries that only it kept; returns how many that are."""
+        """Remove a queued job, and libraries that only it needed; returns how many jobs were removed."""
         table = self.table
-        # A job that followed has the rest of that chain behind it still; it is not its own.
+        # A former follower still points to the rest of its leader's chain, which it does not lead.
         leads = table.leader_at[job] == job and table.next_follower_at[job] >= 0
         table.move(job, state)
         self._settled_alone.append(job)
@@ -1025,7 +999,7 @@ class Lifecycle:
         return 1 + self._give_up_libraries(job)
 
     def _give_up_libraries(self, job: int) -> int:
-        """A job needs its libraries no more: cancel those that nobody wants now; returns how many."""
+        """A job does not need its libraries any more: cancel unwanted ones; returns how many."""
         table = self.table
         dropped = 0
         for library in self.links.libraries_of(job):
@@ -1039,7 +1013,7 @@ class Lifecycle:
         return dropped
 
     def _hand_over(self, leader: int) -> None:
-        """A leader will not do the work: the first of its followers does."""
+        """A leader will not do the work: its first follower leads."""
         table = self.table
         last = table.last_follower_at[leader]
         job = self._unchain(leader)
@@ -1051,7 +1025,7 @@ class Lifecycle:
         table.leader_at[job] = job
         table.last_follower_at[job] = last
         table.flags_at[job] &= ~(BY_PIPELINE_KEY | CHAINED) & 0xFF
-        # It may have been queued before it joined: then its old entry is there still.
+        # If it was ready before it joined, a queue still holds its old entry.
         self.queue.repeats = self.hits.repeats = self.wave.repeats = True
         self._queue_if_ready(job)
         self.raise_(job, table.priority_at[leader], table.rank_at[leader])
@@ -1070,15 +1044,14 @@ class Scheduler:
     """The machine; see the top of the module. Not thread-safe.
 
     Args:
-        jobs: All jobs that there may be. They are queued at once, unless the options say that they are
-            streamed.
+        jobs: All jobs that may be entered. Without `ScheduleOptions.streaming` they are queued at once.
         workers: Number of workers, numbered 0..workers-1.
         options: Settings.
 
     Attributes:
         options: The settings.
         workers: Number of workers.
-        tells_hits: Whether the caller knows what hit. Where it does not, followers are taken to hit.
+        tells_hits: Whether the caller knows which jobs hit. Otherwise followers are assumed to hit.
 
     Raises:
         ValueError: A number is out of range, arrays do not fit together, or a job links a library that does
@@ -1113,15 +1086,15 @@ class Scheduler:
     # --- jobs in
 
     def enter(self, jobs: Int32s, priority: Priority, group: int = -1) -> None:
-        """Queue jobs, with the libraries that they link; make those that are queued at least so urgent.
+        """Queue jobs, with the libraries that they link; raise queued ones to the priority.
 
-        One that was created, or failed, is left alone; one that was cancelled is queued again. A library that
-        nobody asked for by itself goes when the last job that links it is cancelled.
+        A job that was created or failed stays as it is; a cancelled one is queued again. A library that was
+        not entered by itself is cancelled with the last job that links it.
 
         Args:
             jobs: The jobs, ascending, none twice.
             priority: How urgent they are.
-            group: A number of the caller's, see `members`; the last one counts.
+            group: A number of the caller's, see `members`; a later one replaces it.
 
         Raises:
             ValueError: The stream is not open.
@@ -1147,9 +1120,9 @@ class Scheduler:
         self.promote(there, priority)
 
     def extend(self, jobs: JobGraph) -> int:
-        """Add jobs that may be entered later, numbered behind the others; the number of the first.
+        """Add jobs that may be entered later, numbered after the others; returns the number of the first.
 
-        Costs time for all jobs that there are. What is ready, assigned or settled stays so.
+        Takes O(all jobs). No job changes its state.
 
         Raises:
             ValueError: The stream is not open, or the graph does not fit.
@@ -1165,7 +1138,7 @@ class Scheduler:
         self._open = False
 
     def exclude(self, reasons: Mapping[int, str]) -> None:
-        """Some jobs cannot be created: neither they nor what links them will be assigned.
+        """Never assign some jobs, which cannot be created, nor their dependents.
 
         Args:
             reasons: The jobs, queued or not, with the reason.
@@ -1183,7 +1156,7 @@ class Scheduler:
 
     @property
     def count(self) -> int:
-        """Jobs that there may be."""
+        """Number of jobs that may be entered."""
         return self._table.count
 
     @property
@@ -1193,19 +1166,19 @@ class Scheduler:
 
     @property
     def satisfied(self) -> bool:
-        """Whether all that is queued are expected hits, of which as many workers have some as may."""
+        """Whether only expected hits are queued, and as many workers as may take them have some."""
         life, table = self._life, self._table
         only_hits = life.hits.open and not (life.queue.open or life.wave.open)
         return bool(only_hits) and not self._team.has_room and table.queued == table.states[READY]
 
     @property
     def in_flight(self) -> int:
-        """Jobs that are assigned and not ended."""
+        """Number of assigned jobs."""
         return self._table.states[ASSIGNED]
 
     @property
     def done(self) -> int:
-        """Jobs that were assigned and have ended, well or badly."""
+        """Number of jobs that were created or failed."""
         return self._table.states[CREATED] + self._table.states[FAILED]
 
     @property
@@ -1215,21 +1188,18 @@ class Scheduler:
         return self._table.count - states[ABSENT] - states[CANCELLED]
 
     def estimated_ns(self, jobs: Int32s | None = None) -> int:
-        """Estimated nanoseconds of compiling some jobs, or all that were entered, whatever became of them.
-
-        It does not change with what is learned.
-        """
+        """First estimate, in nanoseconds, of compiling some jobs, or all that were entered, in any state."""
         chosen = self._table.state < CANCELLED if jobs is None else jobs
         return int(self._life.costs[chosen].sum())
 
     def final(self, jobs: Int32s) -> Int32s:
-        """Those of some jobs whose state does not change any more."""
+        """The jobs among some whose state does not change any more."""
         state = self._table.state[jobs]
         return jobs[(state > ASSIGNED) & (state < CANCELLED)]
 
     @property
     def unassignable(self) -> Mapping[int, str]:
-        """Jobs that were queued and will never be assigned, with the reason. Grows; do not change it."""
+        """Jobs that were entered and will never be assigned, with the reason. Live and read-only."""
         return self._life.unassignable
 
     @property
@@ -1239,7 +1209,7 @@ class Scheduler:
 
     @property
     def shares_outcomes(self) -> bool:
-        """Whether followers get their leader's outcome and are not created."""
+        """Whether followers get their leader's outcome without being created."""
         return self.options.followers is Followers.SHARE
 
     @property
@@ -1249,7 +1219,7 @@ class Scheduler:
 
     @property
     def remaining_ns(self) -> int:
-        """What the remaining jobs are estimated to take, one after another, nanoseconds."""
+        """Estimated time of all remaining jobs on one worker, nanoseconds."""
         table, queued, cost = self._table, self._table.queued, self._table.open_cost
         total = 0.0
         if self._life.hits.open or self._life.wave.open:
@@ -1263,12 +1233,12 @@ class Scheduler:
 
     @property
     def learned(self) -> bool:
-        """Whether `remaining_ns` rests on what jobs took in this run, for each kind that was begun."""
+        """Whether `remaining_ns` rests on times of this run, for each kind that was begun."""
         return self._experiences.learned
 
     @property
     def flights(self) -> list[tuple[Assignment, float]]:
-        """What workers do, with the estimated time of it, nanoseconds; may be read beside the workers."""
+        """Assignments in flight, each with its estimated time, nanoseconds. May be read without the lock."""
         found = []
         for worker, assignment in enumerate(self._assigned):
             if assignment is not None:
@@ -1280,44 +1250,35 @@ class Scheduler:
     @property
     def statistics(self) -> ScheduleStatistics:
         """What was done so far."""
-        life, table = self._life, self._table
-        return ScheduleStatistics(
-            {state: table.states[state] for state in JobState},
-            life.saved[0],
-            life.saved[1],
-            life.saved_ns,
-            self._affinity.at_home,
-            self._affinity.moved,
-            {kind: each.hit_share for kind, each in self._experiences.items()},
-            {kind: each.scale for kind, each in self._experiences.items()},
-            life.nbytes + self._affinity.nbytes,
-        )
+        life, affinity = self._life, self._affinity
+        states = {state: self._table.states[state] for state in JobState}
+        return ScheduleStatistics(states, *life.saved, life.saved_ns, affinity.at_home, affinity.moved)
 
     def state_of(self, job: int) -> JobState:
         """State of a job."""
         return JobState(self._table.state_at[self._checked(job)])
 
     def leader_of(self, job: int) -> int:
-        """The job that does the work of a job: itself, or the one that it joined."""
+        """The job that does the work of a job: itself, or its leader."""
         return self._table.find(self._checked(job))
 
     def absent(self, jobs: Int32s) -> npt.NDArray[np.bool_]:
-        """Which of some jobs are not there: never entered, or cancelled."""
+        """Which of some jobs were never entered, or were cancelled."""
         return self._table.state[jobs] >= CANCELLED
 
     def unsettled(self, jobs: Int32s) -> Int32s:
-        """Those of some jobs that are queued or in flight."""
+        """The jobs among some that are queued or in flight."""
         return jobs[self._table.state[jobs] <= ASSIGNED]
 
     def members(self, group: int | None) -> Int32s:
-        """The jobs of a group that were entered and not cancelled, or of all groups and none; ascending."""
+        """Entered jobs of a group that were not cancelled, ascending; None: of all groups and none."""
         there = self._table.state < CANCELLED
         if group is not None:
             there &= self._table.group == group
         return np.flatnonzero(there).astype(np.int32)
 
     def shared(self) -> tuple[Int32s, Int32s]:
-        """Jobs that have the outcome of another one, ascending, and their leaders."""
+        """Jobs that share their leader's outcome, ascending, and their leaders."""
         table = self._table
         if not table.states[SHARED]:
             return np.empty(0, np.int32), np.empty(0, np.int32)
@@ -1342,7 +1303,7 @@ class Scheduler:
 
         Args:
             worker: The worker.
-            now_ns: Now, on the clock of the deadline; without effect where there is none.
+            now_ns: Now, on the clock of the deadline; without effect where there is no deadline.
 
         Raises:
             ValueError: The worker's last assignment has not ended, or there is no such worker.
@@ -1361,12 +1322,12 @@ class Scheduler:
         life, experience = self._life, self._experiences.followers[1]
         found = self._choose(worker, priorities, left_ns)
         if found is None and self.tells_hits and not experience.proven and life.doubt(self.workers):
-            # Nobody has seen yet whether such keys are true. Rather than do nothing, a worker
-            # believes one less.
+            # It is not known yet whether followers by second-level key hit. Rather than idle, the worker
+            # takes one as an ordinary job.
             found = self._choose(worker, priorities, left_ns)
         if found is not None:
             return found
-        # What is ready and was not taken did not fit into the time that is left.
+        # A ready job that was not taken did not fit into the time that is left.
         ready = life.queue.open or (life.hits.open and self._team.has_room) or life.wave.open
         if left_ns != math.inf and (any(self._duplicates(worker)) or ready):
             return _PAUSED
@@ -1378,7 +1339,7 @@ class Scheduler:
         return [each[place] for each in self._life.duplicates if each[place].open]
 
     def _choose(self, worker: int, priorities: int, left_ns: float) -> Assignment | None:
-        """The most urgent batch for a worker, followers first; None where nothing is ready, or fits."""
+        """The most urgent batch for a worker, followers first; None where nothing is ready or fits."""
         open_cost, duplicates = self._table.open_cost, self._duplicates(worker)
         for priority in range(priorities):
             first = [*duplicates, self._life.wave] if self._life.wave.open else duplicates
@@ -1391,48 +1352,30 @@ class Scheduler:
         return None
 
     def finished(
-        self, worker: int, assignment: Assignment, *, hits: int = 0, compiles: int = 0, elapsed_ns: int = 0
-    ) -> None:
-        """A worker's assignment ended and all its jobs were created.
-
-        Args:
-            worker: The worker.
-            assignment: What it was assigned.
-            hits: How many of its jobs a cache had.
-            compiles: How many were compiled.
-            elapsed_ns: How long the batch took; 0 where the caller does not know, and nothing is learned
-                then.
-
-        Raises:
-            ValueError: It is not what the worker was assigned last.
-        """
-        self.failed(worker, assignment, {}, hits=hits, compiles=compiles, elapsed_ns=elapsed_ns)
-
-    def failed(
         self,
         worker: int,
         assignment: Assignment,
-        reasons: Mapping[int, str],
+        reasons: Mapping[int, str] | None = None,
         *,
         hits: int = 0,
         compiles: int = 0,
         elapsed_ns: int = 0,
         missed: Int32s | None = None,
     ) -> None:
-        """A worker's assignment ended and some of its jobs were not created; otherwise as `finished`.
+        """A worker's assignment ended. Its jobs were created, except those in `reasons` and `missed`.
 
         Args:
             worker: The worker.
-            assignment: What it was assigned.
-            reasons: The jobs that were not created, by number, with the reason; the others were.
-            hits: As in `finished`.
-            compiles: As in `finished`.
-            elapsed_ns: As in `finished`.
-            missed: Speculative jobs of it that were not found; each waits until it is
-                `supplied`, or excluded.
+            assignment: Its assignment.
+            reasons: The jobs that failed, by number, with the reason.
+            hits: How many jobs were cache hits.
+            compiles: How many were compiled.
+            elapsed_ns: Time of the batch; 0 where it is not known, and then nothing is learned from it.
+            missed: Speculative jobs that the driver did not find; each waits until it is `supplied` or
+                excluded.
 
         Raises:
-            ValueError: It is not what the worker was assigned last, or a reason is for another job.
+            ValueError: It is not the worker's last assignment, or a reason is for a job outside it.
         """
         created = assignment.indices
         if missed is not None:
@@ -1449,7 +1392,7 @@ class Scheduler:
         if experience is self._experiences.hits:
             self._team.left(hits, compiles, elapsed_ns)
         follows = experience in self._experiences.followers
-        # Of links drivers tell no hits, or hits of their libraries.
+        # For jobs that link libraries, drivers report no hits, or those of the libraries.
         judged = not follows or self._life.links.lacks(assignment.indices)
         if judged:
             if elapsed_ns > 0 and not follows and self._affinity.active and compiles == len(created) > 0:
@@ -1471,11 +1414,11 @@ class Scheduler:
                 self._life.distrust(by_pipeline_key=experience is self._experiences.followers[1])
 
     def _correct(self, jobs: Int32s, cost: int, experience: Experience, elapsed_ns: int) -> int:
-        """What compiles of one label took is what the rest of that label will take, if it is far off.
+        """Correct the estimates of a label by the measured time of its jobs, where that is far off.
 
         Returns:
-            What the jobs would be estimated to cost now; else what they were, so that what is learned of all
-            is not learned from one label.
+            The corrected estimate of the jobs, so that one label does not distort what is learned of a kind;
+            else `cost`.
         """
         factor = self._affinity.measured(jobs)
         if factor is None:
@@ -1488,54 +1431,52 @@ class Scheduler:
         return int(first * factor)
 
     def supplied(self, jobs: Iterable[int]) -> None:
-        """The code of jobs that were `missed` is there: each is assigned once more, by its cost."""
+        """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
         self._life.supplied(jobs)
 
     def urgency_of(self, job: int) -> tuple[int, int]:
-        """What jobs are ordered by: the smaller, the sooner."""
+        """The sort key of a job: smaller is sooner."""
         return self._table.priority_at[job], -self._table.rank_at[job]
 
     # --- steering
 
     def promote(self, jobs: Iterable[int], priority: Priority) -> int:
-        """Make jobs at least so urgent, with the libraries and the leaders that they wait for.
-
-        A job that is not queued stays as it is.
+        """Raise queued jobs to a priority, with the libraries and the leaders that they wait for.
 
         Returns:
-            How many became more urgent, those that they wait for included.
+            How many jobs became more urgent, libraries and leaders included.
         """
         return sum(self._life.raise_(self._checked(int(job)), priority) for job in jobs)
 
     def set_deadline(self, deadline_ns: float | None, *, at_least_one: bool = False) -> None:
-        """Let work begin until then, in the place of what was said before.
+        """Assign work until a deadline, which replaces any earlier one.
 
-        A worker is handed what is estimated to end in time, and `Paused` where nothing is. The first batch
-        under a deadline may overrun it by one job, if nothing else is in flight, or jobs longer than a frame
-        would never run.
+        A worker gets a batch that is estimated to end in time, else `Paused`. The first batch under a
+        deadline may overrun it by one job if nothing else is in flight, because otherwise a job longer than a
+        frame would never run.
 
         Args:
-            deadline_ns: On the clock that `request` is told; None: for ever.
-            at_least_one: Whether a batch begins also where nobody asks before it: who said it may be far
-                away.
+            deadline_ns: On the clock of `request`; None: no deadline.
+            at_least_one: Whether one batch begins even if the first request comes after the deadline, as it
+                may where another process set it.
         """
         self._deadline_ns = math.inf if deadline_ns is None else deadline_ns
         self._fresh_deadline = deadline_ns is not None
         self._owes = at_least_one
 
     def exempt(self, priority: Priority | None) -> None:
-        """Assign jobs that are at least so urgent whatever the deadline says; None: no job."""
+        """Exempt jobs of at least this priority from the deadline; None: no job."""
         self._exempt = 0 if priority is None else priority + 1
 
     def cancel(self) -> None:
-        """Assign nothing more. What is in flight still ends; what is queued stays so. Idempotent."""
+        """Assign nothing more. Jobs in flight still end; queued jobs stay queued. Idempotent."""
         self._cancelled = True
 
     def cancel_jobs(self, jobs: Iterable[int]) -> Cancellation:
-        """Cancel those of the jobs that are queued, and the libraries that nobody else wants.
+        """Cancel queued jobs, and libraries that no other job needs.
 
-        One that others link is created all the same, unless they are cancelled too. One that is in flight
-        ends as it would; the answer says when. One that others follow hands the work over to them.
+        A job that others link is still created, unless they are cancelled too. A job in flight still ends;
+        `Cancellation.quiet` says when. If a leader is cancelled, its first follower leads.
         """
         table = self._table
         given = (
@@ -1560,7 +1501,7 @@ class Scheduler:
     # --- inside
 
     def _lines(self, priority: int) -> list[tuple[ReadyQueue, int]]:
-        """Lines of a priority that any worker may take from, the one with the longest job first."""
+        """Lines of a priority that any worker may take from, the line with the longest job first."""
         queue, hits = self._life.queue, self._life.hits
         takes_hits = hits.open and self._team.has_room
         if not (queue.open and takes_hits):
@@ -1579,7 +1520,7 @@ class Scheduler:
         return self._experiences.followers[queue in self._life.duplicates[1]]
 
     def _take(self, queue: ReadyQueue, line: int, worker: int, left_ns: float) -> Int32s:
-        """A batch from a line that has entries; empty where its jobs do not fit into the time left."""
+        """A batch from a line that has entries; empty where no job fits into the time left."""
         experience = self._experience_of(queue, line)
         base, slope = experience.line()
         table, workers = self._table, self.workers
@@ -1594,13 +1535,13 @@ class Scheduler:
             if experience.proven:
                 least_ns = max(_LEAST_NS, _TURN_NS * workers)
                 whole = min(size * _CALLS_OF_HITS, max(share, int(least_ns / base)))
-                size = whole - whole % size if whole > size else whole  # a rest would be a call of its own
+                size = whole - whole % size if whole > size else whole  # a remainder would need its own call
             else:
                 size = min(size, share)
         elif queue is self._life.queue or adjacent:
             shares = SHARES * workers
             left_all_ns = base * table.queued + slope * table.open_cost
-            # What short ones really take counts here: estimates may be all wrong.
+            # Bounded by the measured time of a compile too, because estimates may be far off.
             answers_ns = _ANSWER_NS * workers
             unended = table.queued + int(_UNENDED * table.states[ASSIGNED])
             few = min(size, table.queued, max(1, unended // workers), int(answers_ns / experience.compile_ns))
@@ -1613,14 +1554,14 @@ class Scheduler:
             else:
                 size, time_ns = few, min(time_ns, (few + 0.5) * left_all_ns / table.queued)
             if not experience.tried and experience.hit_share < MOST_HIT:
-                # How far off the costs are is not known yet, and whoever cuts the first batch pays for it.
+                # The error of the estimates is not known yet, so the first batch is one job.
                 size = 1
-            # Where everything hits as it is, nothing is to be gained from who does it.
+            # Where nearly everything hits, affinity gains nothing.
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
                 cautious = True
                 longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
                 picky = longest_ns * SHORT * workers <= table.open_cost
-        else:  # followers, which one worker creates while others may have nothing to do
+        else:  # followers: one worker creates them while others may be idle
             size = min(size, share if experience.proven else 1)
         limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent, cautious)
         jobs = self._selector.take(queue, line, worker, limits)

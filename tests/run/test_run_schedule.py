@@ -78,7 +78,7 @@ async def test_a_run_teaches_the_scheduler_that_it_hits() -> None:
         scheduler=scheduler,
     )
     assert warm.counts()[OutcomeStatus.CACHE_HIT] == 300
-    assert all(share > 0.9 for share in scheduler.statistics.hit_shares.values())
+    assert all(scheduler._experiences.of(kind).hit_share > 0.9 for kind in set(prepared.image.kinds.tolist()))
     device.close()
 
 

@@ -24,7 +24,6 @@ def job_graph(
     keys: Sequence[int] | None = None,
     pipeline_keys: Sequence[int] | None = None,
     priorities: Sequence[int] | None = None,
-    groups: Sequence[int] | None = None,
     hits: Sequence[bool] | None = None,
     speculative: Sequence[bool] | None = None,
 ) -> JobGraph:
@@ -45,7 +44,6 @@ def job_graph(
         if modules is None
         else np.array([each for group in staged for each in group], np.int32),
         priorities=None if priorities is None else np.array(priorities, np.uint8),
-        groups=None if groups is None else np.array(groups, np.int32),
     )
 
 

@@ -94,7 +94,7 @@ def test_batches_aim_at_the_time_asked_for() -> None:
     found = sizes(scheduler, hit=False, compile_ns=5_000_000)
     assert found[0] == 1
     assert set(found[1:20]) <= {7, 8}
-    assert scheduler.statistics.cost_scales[0] == pytest.approx(10, rel=0.01)
+    assert scheduler._experiences.of(0).scale == pytest.approx(10, rel=0.01)
 
 
 def test_kinds_learn_apart() -> None:
@@ -105,8 +105,9 @@ def test_kinds_learn_apart() -> None:
         batch = requested(scheduler, 0)
         size = len(jobs_of(batch))
         largest[batch.kind] = max(largest[batch.kind], size)
-        told = {"hits": size} if batch.kind else {"compiles": size}
-        scheduler.finished(0, batch, **told, elapsed_ns=size * (1_000 if batch.kind else 5_000_000))
+        each_ns = 1_000 if batch.kind else 5_000_000
+        hits = size if batch.kind else 0
+        scheduler.finished(0, batch, hits=hits, compiles=size - hits, elapsed_ns=size * each_ns)
     assert largest[1] == 256
     assert largest[0] <= 2
 

@@ -78,7 +78,7 @@ def test_any_interleaving_assigns_each_job_once_after_its_libraries(case: Case, 
             jobs = set(batch.indices.tolist())
             bad = jobs & case.failing
             if bad:
-                scheduler.failed(worker, batch, dict.fromkeys(bad, "it failed"))
+                scheduler.finished(worker, batch, dict.fromkeys(bad, "it failed"))
             else:
                 scheduler.finished(worker, batch)
             created |= jobs - bad
@@ -184,7 +184,7 @@ def test_a_kind_does_not_wait_for_another() -> None:
 def test_a_failed_library_takes_what_links_it_with_the_root_cause() -> None:
     scheduler = Scheduler(job_graph(4, libraries={1: [0], 2: [1], 3: []}), 1, given_order(1))
     first = requested(scheduler, 0)
-    scheduler.failed(0, first, {0: "VK_ERROR_UNKNOWN"})
+    scheduler.finished(0, first, {0: "VK_ERROR_UNKNOWN"})
     assert scheduler.unassignable == {
         1: "links pipeline 0, which was not created: VK_ERROR_UNKNOWN",
         2: "links pipeline 1, which was not created: VK_ERROR_UNKNOWN",

@@ -205,7 +205,7 @@ class Schedule(RuleBasedStateMachine):
         compiles = len(jobs) - len(missed) - hits
         elapsed_ns = data.draw(st.integers(0, 10**9))
         if failed or missed:
-            self.scheduler.failed(
+            self.scheduler.finished(
                 worker,
                 assignment,
                 dict.fromkeys(failed, "refused"),
