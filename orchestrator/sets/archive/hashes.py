@@ -1,10 +1,10 @@
-"""The 64-bit hash that archives name their records by, and the names of modules, applications and links.
+"""The 64-bit hash by which archives name records, and the names of modules, applications and links.
 
-Per 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit value is its
-low word, then its high word; a string is 0xff and then its bytes; an absent string is one 0. `state_hashes`
-has the names of the other records. The recurrence is sequential, so one module is hashed by a loop over its
-words (0.16 us a word on a 2.5 GHz core); many modules go in step, one lane a module and one step a word, four
-to five times as fast.
+For each 32-bit value v: h = (h * 0x100000001b3 mod 2^64) xor v, from h = 0xcbf29ce484222325. A 64-bit value
+is its low word, then its high word; a string is 0xff and then its bytes; an absent string is one 0.
+`state_hashes` has the names of the other records. The recurrence is sequential, so one module is hashed by a
+loop over its words (0.16 us a word on a 2.5 GHz core). Many modules are hashed in parallel lanes, one step a
+word, four to five times as fast.
 
 Guarantees: pure, thread-safe. 64 bits find accidents; they are no security boundary.
 """
@@ -19,11 +19,11 @@ OFFSET = 0xCBF29CE484222325
 PRIME = 0x100000001B3
 _MASK = 0xFFFFFFFFFFFFFFFF
 _LOW_MASK = 0xFFFFFFFF
-_LANES_MIN = 24  # fewer modules at a time are faster one by one
+_LANES_MIN = 24  # fewer modules are faster one by one
 _BLOCK = 64  # words transposed at a time when modules are hashed in lanes
 _LANES_MAX = 4096
 
-# Structures whose members are hashed in another order than they are written in the JSON, by sType:
+# Structures whose members are hashed in another order than in the JSON, by sType:
 # VkPhysicalDeviceFragmentShadingRateEnumsFeaturesNV, VkPhysicalDevicePrimitivesGeneratedQueryFeaturesEXT.
 _HASHED_ORDER: dict[int, tuple[str, ...]] = {
     1000326001: (
@@ -61,14 +61,14 @@ def hash_string(text: str | bytes | None, h: int = OFFSET) -> int:
 
 
 def hash_words(code: bytes, h: int = OFFSET) -> int:
-    """Hash little-endian 32-bit words, from `h` on; a ValueError where the code is not whole words."""
+    """Hash little-endian 32-bit words, continuing from `h`; ValueError for a partial word."""
     if len(code) % 4:
         raise ValueError(f"{len(code)} bytes are not whole 32-bit words")
     return hash_values(np.frombuffer(code, "<u4").tolist(), h)
 
 
 def module_hash(code: bytes, flags: int) -> int:
-    """Hash of a shader module: all words of its code, then its flags; a ValueError as `hash_words` has it."""
+    """Hash of a shader module: all words of its code, then its flags; ValueError for a partial word."""
     return hash_values((flags,), hash_words(code))
 
 
@@ -104,7 +104,7 @@ def application_hash(
 def application_info_hash(
     versions: tuple[int, int, int], names: tuple[str | bytes | None, str | bytes | None]
 ) -> int:
-    """The half of an application's hash that is over VkApplicationInfo; 0 where a recorder was given none."""
+    """The VkApplicationInfo half of an application's hash; a recorder without one uses 0."""
     application, engine, api = versions
     h = hash_values((application, api, engine))
     for name in names:
@@ -113,7 +113,7 @@ def application_info_hash(
 
 
 def features_hash(robust_buffer_access: int, features: Sequence[tuple[int, Mapping[str, int]]]) -> int:
-    """The half of an application's hash that is over the features; 0 where a recorder was given none."""
+    """The features half of an application's hash; a recorder without features uses 0."""
     device = hash_values((robust_buffer_access,))
     for s_type, members in features:
         device = hash_values((s_type,), device)
@@ -128,7 +128,7 @@ def link_hash(application: int, tag: int, key: int) -> int:
 
 
 def _hash_lanes(codes: Sequence[bytes]) -> list[int]:
-    """Hash codes that are sorted by falling length, one lane each, in step."""
+    """Hash codes, sorted by descending length, one lane for each."""
     for code in codes:
         if len(code) % 4:
             raise ValueError(f"{len(code)} bytes are not whole 32-bit words")
@@ -137,7 +137,7 @@ def _hash_lanes(codes: Sequence[bytes]) -> list[int]:
     prime = np.uint64(PRIME)
     active, start = len(arrays), 0
     while True:
-        # All active lanes have at least `stop` words; a lane that has fewer leaves with its rest to hash.
+        # All active lanes have at least `stop` words; the rest of a shorter one is hashed at the end.
         stop = start + _BLOCK
         while active and len(arrays[active - 1]) < stop:
             active -= 1

@@ -4,17 +4,17 @@ A payload is JSON, and after its first NUL byte binary data:
 
     {"version": 6, "shaderModules": {"<hash>": {"varintOffset", "varintSize", "codeSize", "flags"}}}
 
-where the offset counts from behind the NUL; the older form has {"flags", "codeSize", "code": base64} and no
+where the offset counts from after the NUL; the older form has {"flags", "codeSize", "code": base64} and no
 binary part. The binary data are the 32-bit words of the code as LEB128, low seven bits first, one to five
-bytes each. A word may be longer than it needs to be; encoders never write it so.
+bytes each. Longer encodings of a word than necessary are valid; encoders never write them.
 
 A loop over the words would cost hundreds of nanoseconds a word in Python, so the decoder works on many words
-at once. A word begins where the byte before it ends one. The four bytes from there on are taken as a number,
-what lies behind the word's end is masked, and its groups of seven bits are moved together; the few words of
-five bytes get their last bits afterwards.
+at once. A word begins after the last byte of another. Its first four bytes are taken as a number, bytes of
+the next word are masked, and the groups of seven bits are moved together; the few words of five bytes get
+their last bits afterwards.
 
 Guarantees: a module has whole words, SPIR-V's magic in this machine's order and exactly the declared size;
-everything else is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four
+anything else is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four
 times the payload, whatever the JSON claims. Pure and thread-safe.
 Assumptions: a little-endian machine, as the archives were recorded on.
 """
@@ -78,7 +78,7 @@ class ShaderModule(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_module(key: int, payload: bytes) -> ShaderModule:
-    """Decode the decompressed payload of a shader-module record of that hash.
+    """Decode the decompressed payload of a shader-module record with that hash.
 
     Raises:
         RecordError: It is damaged, or its code is no SPIR-V.
@@ -90,7 +90,7 @@ def decode_module(key: int, payload: bytes) -> ShaderModule:
 
 
 def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
-    """Those modules of some that can be decoded, by hash: small ones together, which takes half the time."""
+    """The modules that can be decoded, by hash; small ones are decoded together, in half the time."""
     found: dict[int, ShaderModule] = {}
     encoded: list[_Encoded] = []
     for key, payload in payloads.items():
@@ -100,7 +100,7 @@ def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
                 found[key] = _checked(key, module, code)
             else:
                 encoded.append((key, module, code))
-        except (ValueError, RecursionError):  # whoever reads it by itself learns what is wrong
+        except (ValueError, RecursionError):  # `decode_module` reports it
             continue
     for group in _groups(encoded):
         runs = [(code, module.code_size // 4) for _, module, code in group]
@@ -115,7 +115,7 @@ def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
 
 
 def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
-    """Payload of a shader-module record, in the form that version 6 writes."""
+    """Payload of a shader-module record in the form of version 6."""
     spirv_words(code)
     if key is None:
         key = module_hash(code, flags)
@@ -126,10 +126,7 @@ def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
 
 
 def misnamed_modules(modules: Sequence[ShaderModule]) -> list[tuple[ShaderModule, int]]:
-    """Modules whose code and flags do not have the hash they are named by, each with the hash they have.
-
-    Hashing them together is several times as fast as one by one.
-    """
+    """Modules whose code and flags do not have the hash in their name, each with its real hash."""
     hashes = module_hashes([(module.code, module.flags) for module in modules])
     return [(module, h) for module, h in zip(modules, hashes, strict=True) if h != module.key]
 
@@ -145,7 +142,7 @@ _Encoded = tuple[int, _Module, memoryview]
 
 
 def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
-    """What the JSON says, and the code: as it is, or encoded in a view."""
+    """The JSON, and the code: plain bytes, or a view of encoded ones."""
     json_size = payload.find(b"\0")
     view = memoryview(payload)
     document = _decoder.decode(view if json_size < 0 else view[:json_size])
@@ -178,7 +175,7 @@ def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
 
 def _checked(key: int, module: _Module, code: bytes) -> ShaderModule:
     if not (code.startswith(_MAGIC) and len(code) >= _HEADER_SIZE and len(code) % 4 == 0):
-        spirv_words(code)  # which says what is wrong
+        spirv_words(code)  # raises the right error
     return ShaderModule(key, code, module.flags)
 
 
@@ -197,7 +194,7 @@ def _groups(encoded: Iterable[_Encoded]) -> Iterator[list[_Encoded]]:
 
 
 MAX_BYTES = 5
-"""A 32-bit word never takes more."""
+"""Most bytes of an encoded 32-bit word."""
 
 _CHUNK = 32 << 10  # bytes decoded at a time: the temporaries stay in the cache, and in the heap of malloc
 _CONTINUES, _FIFTH_MAX = np.uint8(0x80), np.uint8(0x0F)
@@ -211,8 +208,8 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
     """Decode words.
 
     Args:
-        data: The encoded words, and nothing else.
-        word_count: How many words they are.
+        data: The encoded words and nothing else.
+        word_count: Number of words.
 
     Returns:
         The words, shape (word_count,).
@@ -246,7 +243,7 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
 
 
 def _decode_runs(runs: Sequence[tuple[bytes | memoryview, int]]) -> list[bytes]:
-    """Words of several runs, each as `decode_varint` would give them; raises where any of them is wrong."""
+    """Words of several runs, like `decode_varint` for each; ValueError where any of them is wrong."""
     if len(runs) == 1:
         return [decode_varint(*each).tobytes() for each in runs]
     data = b"".join([each for each, _ in runs])
@@ -281,7 +278,7 @@ def encode_varint(words: npt.ArrayLike) -> bytes:
 def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: int) -> npt.NDArray[np.uint32]:
     """Decode whole words from data[start:stop], whose last byte ends a word."""
     size = stop - start
-    padded = b"".join((data[start:stop], b"\0\0\0\0"))  # a word may begin at the last byte, and has five
+    padded = b"".join((data[start:stop], b"\0\0\0\0"))  # a word may begin at the last byte, and five are read
     octets: npt.NDArray[np.uint8] = np.frombuffer(padded, np.uint8)
     begins = np.empty(size, np.bool_)
     begins[0] = True
@@ -306,7 +303,7 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     words |= spare
     if len(longer):
         fifth = octets.take(starts.take(longer) + 4)
-        # It holds the top four bits; more than those, or a sixth byte, is not a 32-bit word.
+        # The fifth byte holds the top four bits; more bits, or a sixth byte, exceed 32 bits.
         if len(too_long := (fifth > _FIFTH_MAX).nonzero()[0]):
             word = int(longer[too_long[0]])
             raise ValueError(
@@ -317,7 +314,7 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
 
 
 def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, first_word: int) -> int:
-    """Move `stop` back to just behind a byte that ends a word."""
+    """Move `stop` back to just after a byte that ends a word."""
     for end in range(stop, max(start, stop - MAX_BYTES), -1):
         if data[end - 1] < 0x80:
             return end
@@ -327,6 +324,6 @@ def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, f
 
 
 def _end_of_words(data: bytes | memoryview, start: int, stop: int, count: int) -> int:
-    """How many bytes the first `count` words of a chunk take."""
+    """Number of bytes of the first `count` words of a chunk."""
     ends = np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) < 0x80)
     return int(ends[count - 1]) + 1 if count else 0

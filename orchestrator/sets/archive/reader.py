@@ -11,15 +11,14 @@ A file is 16 bytes (0x81 "FOSSILIZEDB" 0 0 0 version), then records to the end, 
 
 There is no index and no footer. Opening scans the headers once over a memory map: sizes chain the records, so
 a small loop walks the chain, and numpy checks and decodes the headers of a block together. Where the chain
-breaks, the search for the next header starts inside the record before, if its payload is damaged too, else
-behind the break.
+breaks, the search for the next header starts inside the previous record if its payload is damaged too, else
+after the break.
 
-Guarantees: payloads are checked whenever they are read: crc, sizes, a zlib stream that ends. Nothing is
-allocated on the word of a header, and a hostile file costs a constant times its size. A bad record never
-stops the good ones: it stays in `keys`, raises RecordError when read, and stands in `damage`. All reads are
-thread-safe.
-Assumptions: nobody shortens the file while it is open. Its size is checked before every read; a mapped file
-that shrinks in that instant ends the process (SIGBUS).
+Guarantees: every read checks the payload: crc, sizes, and the end of the zlib stream. No allocation trusts a
+header, and a hostile file costs a constant times its size. A bad record does not affect the good ones: it
+stays in `keys`, raises RecordError when it is read, and is listed in `damage`. All reads are thread-safe.
+Assumptions: no process shortens the file while it is open. Its size is checked before every read; a file that
+shrinks between check and read ends the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -49,14 +48,14 @@ DEFLATE_RATIO, DEFLATE_SLACK = 1032, 64  # deflate cannot exceed this ratio: 258
 
 
 def deflate_bound(stored: int) -> int:
-    """Most bytes that a deflate stream of `stored` bytes can hold."""
+    """Most bytes that `stored` deflated bytes can hold."""
     return stored * DEFLATE_RATIO + DEFLATE_SLACK
 
 
 def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
     """Decode a zlib stream that must give exactly `size` bytes."""
     if len(stored) <= _INFLATED_AT_ONCE and not whole:
-        # Half the time. It is bounded by what so little can hold; what is wrong is said below.
+        # Takes half the time. The input is small, so the output is bounded; errors are reported below.
         with contextlib.suppress(zlib.error):
             data = zlib.decompress(stored, bufsize=size + 1)
             if len(data) == size:
@@ -100,15 +99,15 @@ _NAME_PATTERN = re.compile(rb"0{23}[0-9aA][0-9a-fA-F]{16}")
 
 
 class ArchiveLimits(msgspec.Struct, frozen=True):
-    """What an archive may ask for before it is refused.
+    """Limits beyond which an archive is refused.
 
     Attributes:
         entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
-        entries: Most records; an archive of more is refused.
-        total_bytes: Largest sum of the uncompressed sizes; an archive of more is refused.
-        free_bytes: A sum that is allowed whatever the size of the file.
-        expansion: Largest sum beyond that, as a multiple of the file's size. Captures have less than 2; a
-            file of little that decodes to much is made to waste time.
+        entries: Most records.
+        total_bytes: Largest sum of the uncompressed sizes.
+        free_bytes: A sum that is allowed for a file of any size.
+        expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
+            2; a larger expansion is an attack.
     """
 
     entry_bytes: int = 64 << 20
@@ -119,10 +118,10 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
-    """Where the records of an archive are. One element a record, in file order; immutable.
+    """The records of an archive, one element for each, in file order; immutable.
 
     Attributes:
-        offsets: Of the record's header in the file, shape (n,).
+        offsets: Offset of each header in the file, shape (n,).
         tags: RecordTag of each, shape (n,).
         keys: Hash of each, shape (n,).
         stored: Stored size of each, shape (n,).
@@ -130,9 +129,9 @@ class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
         crcs: crc32 of the stored bytes, 0 unchecked, shape (n,).
         sizes: Uncompressed size of each, shape (n,).
         positions: For each tag, the element of each hash; the first of equal names.
-        refusals: Elements whose header breaks a rule, with the reason.
-        duplicates: Records left out because one of the same name came before.
-        damage: What was found, in file order.
+        refusals: Elements whose header is invalid, with the reason.
+        duplicates: Records left out because of an earlier one with the same name.
+        damage: The damage found, in file order.
     """
 
     offsets: npt.NDArray[np.int64]
@@ -200,7 +199,7 @@ def _check_file_header(data: mmap.mmap | bytes, path: str) -> None:
 def _scan(
     data: mmap.mmap | bytes, path: str, limits: ArchiveLimits, damage: list[Damage]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void], npt.NDArray[np.uint8]]:
-    """Follow the chain of records, over its breaks; offset, header and digits of all with a hex name."""
+    """Follow the chain of records across breaks; offset, header and digits of all with a hex name."""
     size = len(data)
     resume = _Resume(data)
     offset_blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
@@ -232,7 +231,7 @@ def _scan(
 
 
 def _follow(data: mmap.mmap | bytes, position: int, size: int, count: int) -> tuple[list[int], int]:
-    """Offsets of up to `count` records that fit, chained from `position`, and where the next would begin."""
+    """Offsets of up to `count` chained records from `position` that fit, and where the next would begin."""
     chain: list[int] = []
     unpack = _STORED_SIZE.unpack_from
     while len(chain) < count and position + RECORD_SIZE <= size:
@@ -245,7 +244,7 @@ def _follow(data: mmap.mmap | bytes, position: int, size: int, count: int) -> tu
 
 
 class _Resume:
-    """Decides where the scan goes on after a break in the chain, on a budget."""
+    """Decides where the scan goes on after a break in the chain, with a bounded effort."""
 
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
@@ -254,7 +253,7 @@ class _Resume:
         self._breaks_left = _BREAKS_MAX
 
     def after(self, broken: int, last: int | None, damage: list[Damage]) -> int:
-        """Where to go on; the end of the file when nothing more can be found."""
+        """Where to go on; the end of the file where no record is found."""
         size = self._size
         tag, key = self._name_at(broken)
         if tag is not None:
@@ -288,14 +287,14 @@ class _Resume:
         return found
 
     def _name_at(self, offset: int) -> tuple[int | None, int | None]:
-        """Tag and hash that a name says, None where it is not one."""
+        """Tag and hash in a name, None where it is invalid."""
         name = self._data[offset + 8 : offset + 40]
         if len(name) < 32 or (_NIBBLES[np.frombuffer(name, np.uint8)] == 0xFF).any():
             return None, None
         return int(name[:16], 16), int(name[16:], 16)
 
     def _plausible_end(self, offset: int) -> int | None:
-        """Where a record ends whose sizes and flags make sense, whatever its name."""
+        """End of a record with consistent sizes and flags and any name, else None."""
         if offset + RECORD_SIZE > self._size:
             return None
         stored, flags, _, size = _PARAMETERS.unpack_from(self._data, offset + 40)
@@ -310,13 +309,13 @@ class _Resume:
         stored, flags, crc, size = _PARAMETERS.unpack_from(self._data, offset + 40)
         self._bytes_left -= max(stored, size)
         if self._bytes_left < 0:
-            return True  # unknown; going on behind it needs no more work
+            return True  # unknown; to go on after it needs no more work
         begin = offset + RECORD_SIZE
         payload = self._data[begin : begin + stored]
         if crc != 0:
             return bool(zlib.crc32(payload) == crc)
         if flags == FLAG_RAW:
-            return True  # two sizes that agree are all there is
+            return True  # there is nothing to check besides the equal sizes
         try:
             inflate(payload, size, whole=True)
         except ValueError:
@@ -324,13 +323,13 @@ class _Resume:
         return True
 
     def _search(self, start: int) -> int | None:
-        """Offset of the next bytes that look like a record which fits."""
+        """Offset of the next bytes that look like a record and fit into the file, or None."""
         step = _SEARCH_FIRST
         while self._bytes_left > 0 and start + RECORD_SIZE <= self._size:
             window = np.frombuffer(self._data[start : start + step + RECORD_SIZE - 1], np.uint8)
             count = len(window) - RECORD_SIZE + 1
-            # A few bytes decide for nearly all positions; a regular expression alone would take 40 steps at
-            # each position of a long run of zeros.
+            # A few bytes exclude nearly all positions; the regular expression alone would take 40 steps at
+            # each position in a long run of zeros.
             flags = window[44 : 44 + count]
             candidates = (flags == FLAG_RAW) | (flags == FLAG_DEFLATE)
             for at, value in ((45, 0), (46, 0), (47, 0), (0, 0x30), (22, 0x30)):
@@ -346,7 +345,7 @@ class _Resume:
 
 
 def _refusals(headers: npt.NDArray[np.void], limits: ArchiveLimits) -> dict[int, str]:
-    """Records whose header breaks a rule."""
+    """Records with an invalid header, with the reason."""
     stored, size, flags = (headers[name].astype(np.int64) for name in ("stored", "size", "flags"))
     raw, deflate = flags == FLAG_RAW, flags == FLAG_DEFLATE
     rules = (
@@ -394,7 +393,7 @@ def _keys_of(nibbles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
 def _positions(
     tags: npt.NDArray[np.uint8], keys: npt.NDArray[np.uint64], tag: RecordTag, refusals: dict[int, str]
 ) -> dict[int, int]:
-    """Element of each hash of a tag: of equal names the first that is not refused, if there is one."""
+    """Element of each hash of a tag; of equal names the first, preferably one that is not refused."""
     rows = np.flatnonzero(tags == tag)
     names = keys[rows].tolist()
     elements = rows.tolist()
@@ -415,9 +414,9 @@ class ArchiveRecord(msgspec.Struct, frozen=True):
     Attributes:
         tag: What it holds.
         key: Its hash.
-        offset: Of its header in the file, bytes.
-        stored_size: Bytes of payload in the file.
-        size: Bytes of payload when decoded, as declared.
+        offset: Offset of its header in the file, bytes.
+        stored_size: Bytes of the payload in the file.
+        size: Declared bytes of the decoded payload.
         flags: 1 raw, 2 deflate.
         crc: crc32 of the stored bytes, 0 where unchecked.
         refusal: Why its header is refused, or None.
@@ -434,7 +433,7 @@ class ArchiveRecord(msgspec.Struct, frozen=True):
 
 
 class StoredPayload(msgspec.Struct, frozen=True):
-    """A payload as it stands in an archive.
+    """A payload as stored in an archive.
 
     Attributes:
         data: The stored bytes.
@@ -475,16 +474,16 @@ class Archive(Closing):
 
         Args:
             path: The file.
-            limits: Caps on what it may hold; the defaults of `ArchiveLimits`.
-            indexed: Whether it is scanned at once. Otherwise the first call that needs the index scans it,
-                and raises what is over a cap.
+            limits: Limits on its content; by default those of `ArchiveLimits`.
+            indexed: Whether to scan it at once. Otherwise the first call that needs the index scans it, and
+                raises ArchiveError where it exceeds a limit.
 
         Raises:
             ArchiveError: The file cannot be opened, is not an archive, or is over a cap.
         """
         name = os.fspath(path)
         try:
-            # Non-blocking, so that a pipe by that name is refused below instead of waited for.
+            # Non-blocking, so that a pipe is refused below and not waited for.
             flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
             descriptor = os.open(name, flags | getattr(os, "O_BINARY", 0))
         except (OSError, ValueError) as error:
@@ -506,7 +505,7 @@ class Archive(Closing):
 
     @property
     def _index(self) -> ArchiveIndex:
-        """Where the records are; scanned once."""
+        """The index, which is scanned once."""
         scanned = self._scanned
         if scanned is None:
             with self._scanning:
@@ -526,25 +525,25 @@ class Archive(Closing):
         return self._path
 
     def content_hash(self, hash_bytes: Callable[[memoryview], bytes]) -> bytes:
-        """What a hash says of the whole file."""
+        """The hash of the whole file by a given function."""
         self._require_open()
         with memoryview(self._data) as content:
             return hash_bytes(content)
 
     @property
     def descriptor(self) -> int:
-        """The open file; a fork that reads it must have it."""
+        """The descriptor of the open file; a forked child that reads it must keep it open."""
         return self._require_open()
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """What was found damaged: headers at once, payloads when they are read."""
+        """The damage found so far: headers at once, payloads when they are read."""
         self._index  # noqa: B018 - scans
         return self._log.entries
 
     @property
     def duplicates(self) -> int:
-        """Records left out because one of the same tag and hash came before."""
+        """Records left out because of an earlier one with the same tag and hash."""
         return self._index.duplicates
 
     @property
@@ -604,10 +603,11 @@ class Archive(Closing):
             raise self._damaged(row, str(error)) from error
 
     def payload_at(self, offset: int, tag: RecordTag, key: int) -> bytes:
-        """The decoded payload of the record whose header is at an offset, without the index.
+        """The decoded payload of a record by the offset of its header, without the index.
 
         Raises:
-            RecordError: No such record is there, or it is damaged.
+            KeyError: There is no such record.
+            RecordError: It is damaged.
         """
         index = self._scanned
         header = self._data[offset : offset + RECORD_SIZE] if offset >= FILE_HEADER_SIZE else b""
@@ -624,17 +624,17 @@ class Archive(Closing):
             if flags == FLAG_DEFLATE and max(size, stored_size) <= self._limits.entry_bytes:
                 with contextlib.suppress(ValueError):
                     return inflate(stored, size)
-        return self.payload(tag, key)  # which says what is wrong with it
+        return self.payload(tag, key)  # raises the right error
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
-        """A record's payload as it stands in the file, for a copy without loss. Its crc is checked."""
+        """A record's payload as stored in the file, to copy it unchanged. Its crc is checked."""
         index = self._index
         row = index.positions[tag][key]
         stored, flags, size = self._read(index, row)
         return StoredPayload(data=stored, flags=flags, crc=int(index.crcs[row]), size=size)
 
     def offset(self, tag: RecordTag, key: int) -> int:
-        """Where a record's header is in the file, bytes."""
+        """Offset of a record's header in the file, bytes."""
         return int(self._index.offsets[self._index.positions[tag][key]])
 
     def close(self) -> None:
@@ -645,7 +645,7 @@ class Archive(Closing):
             os.close(descriptor)
 
     def _read(self, index: ArchiveIndex, row: int) -> tuple[bytes, int, int]:
-        """Stored bytes of a record, checked against its header and crc; its flags and its size."""
+        """Stored bytes of a record, checked against its header and crc, with its flags and size."""
         if row in index.refusals:
             raise self._damaged(row, index.refusals[row])
         self._require_open()
@@ -691,8 +691,8 @@ def _cause(error: OSError | ValueError) -> str:
 class CombinedRecords(Closing):
     """Several sources as one, such as a capture's base archive and the `name.N.foz` of its processes.
 
-    Of records of the same name the first source's wins; the next one's stands in where that is damaged.
-    Thread-safe as far as its sources are. `close` closes the sources that can be closed.
+    Of records with the same name, the first undamaged one is used. Thread-safe as far as its sources are.
+    `close` closes the sources that can be closed.
     """
 
     def __init__(self, sources: Sequence[RecordSource]) -> None:
@@ -707,7 +707,7 @@ class CombinedRecords(Closing):
 
     @property
     def sources(self) -> tuple[RecordSource, ...]:
-        """What it is combined of."""
+        """The sources, in order."""
         return self._sources
 
     @property
@@ -717,7 +717,7 @@ class CombinedRecords(Closing):
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """What the sources found, source by source; the reason begins with the source's name."""
+        """Damage of the sources, source by source; the reason begins with the source's name."""
         return tuple(
             Damage(each.offset, each.tag, each.key, f"{source.name}: {each.reason}")
             for source in self._sources
@@ -770,7 +770,7 @@ def open_archives(
 
 
 def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
-    """Where a record is in its file, None for one that is in no file."""
+    """Offset of a record in its file, None for one that is in no file."""
     if isinstance(source, Archive):
         return source.offset(tag, key) if (tag, key) in source else None
     if isinstance(source, CombinedRecords):
@@ -780,18 +780,18 @@ def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
 
 
 Place = tuple[int, int]
-"""Where a record is in a source that is made of archives: which of them, and the offset of its header."""
+"""Place of a record in a source of archives: number of the archive, and offset of the record's header."""
 
 
 def archives_of(source: RecordSource) -> tuple[Archive, ...]:
-    """The archives that a source is made of; none where it is made of something else too."""
+    """The archives of a source; empty where it has another source too."""
     several = source.sources if isinstance(source, CombinedRecords) else (source,)
     found = tuple(each for each in several if isinstance(each, Archive))
     return found if len(found) == len(several) else ()
 
 
 def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None:
-    """Where a record is; None for one that is in no archive."""
+    """Place of a record; None for one that is in no archive."""
     for number, archive in enumerate(archives_of(source)):
         if (tag, key) in archive:
             return number, archive.offset(tag, key)
@@ -799,7 +799,7 @@ def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None
 
 
 def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> bytes:
-    """The payload of a record that is, or is found somewhere else in the source where it is not.
+    """The payload of a record at a place, or elsewhere in the source if it is not there.
 
     Raises:
         KeyError: There is no such record.
@@ -816,10 +816,9 @@ def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> 
 
 
 class MemoryRecords:
-    """A mutable `RecordSource`. Of records of one name the first is kept."""
+    """A mutable `RecordSource`, empty at first. Of records with the same name the first is kept."""
 
     def __init__(self, name: str = "memory") -> None:
-        """Begin an empty set."""
         self._name = name
         self._payloads: dict[RecordTag, dict[int, bytes]] = {tag: {} for tag in RecordTag}
 
@@ -830,7 +829,7 @@ class MemoryRecords:
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Nothing: what is in memory was never stored."""
+        """Always empty."""
         return ()
 
     def __len__(self) -> int:
@@ -846,7 +845,7 @@ class MemoryRecords:
         """Add a record.
 
         Returns:
-            False where one of that name is there: it stays.
+            False where a record with that name exists; it stays.
 
         Raises:
             ValueError: The key does not have 64 bits.

@@ -1,15 +1,15 @@
-"""Proof that records are what their names say: every key is recomputed from the content it names.
+"""Proves that records match their names, by recomputing every key from the content.
 
 A crc finds bytes that changed in storage. A recomputed key also finds a record that was altered and stored
-again, or stored under another's name, which would compile something else than was recorded. A key is good
-under today's rules, under those of an older recorder (`Era`), and, in documents of format 5, when it
-continues from the key of the application.
+again, or stored under another record's name, which would compile something else. A key is valid under today's
+rules, under those of an older recorder (`Era`), and, in documents of format 5, if its hash starts with the
+application's key.
 
-A key that is not its content's is reported only where that is certain. Not judged are records that hold a
-structure which the registry, a set or recorders do not have, graphics pipelines whose render pass is not
-there, and records whose recorder hashed more than it wrote (`is_written_in_full`).
+A wrong key is reported only where it is certain. Not judged are records with a structure that the registry,
+sets or recorders do not know, graphics pipelines whose render pass is missing, and records whose recorder
+hashed more than it wrote (`is_written_in_full`).
 
-Guarantees: reads only; damaged records are reported and never raised. Cheap: 0.1 ms a pipeline.
+Guarantees: reads only; damaged records are reported and not raised. Cheap: 0.1 ms a pipeline.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class RecordProof:
         self._subpasses: dict[int, tuple[SubpassUse, ...]] = {}
 
     def unusable(self, report: Callable[[Damage], None], progress: Callable[[int], object]) -> int:
-        """Read all records but modules and recompute their keys.
+        """Read all records except modules and recompute their keys; returns how many are unusable.
 
         Args:
-            report: Told of each that is not what it is named.
-            progress: Told how many were read so far.
+            report: Called with each record whose key is wrong.
+            progress: Called with the number of records read so far.
         """
         bad = read = 0
         for tag in RecordTag:
@@ -125,7 +125,7 @@ class RecordProof:
 
 
 def application_start(payload: bytes) -> tuple[int, ...]:
-    """Where the hash of a record of format 5 starts: the key of its application, or nothing."""
+    """Start value of the hash of a record of format 5, the key of its application; else empty."""
     try:
         head = _head_decoder.decode(payload.split(b"\0", 1)[0])
         return (int(head.application, 16),) if head.version == 5 and head.application else ()
@@ -134,7 +134,7 @@ def application_start(payload: bytes) -> tuple[int, ...]:
 
 
 def is_module_of_format_5(module: ShaderModule, payload: bytes) -> bool:
-    """Whether a module's key is its content's in format 5, where it continues from the application's."""
+    """Whether a module's key is right in format 5, where the hash starts with the application's key."""
     return any(
         hash_values((module.flags,), hash_words(module.code, start)) == module.key
         for start in application_start(payload)
@@ -142,7 +142,7 @@ def is_module_of_format_5(module: ShaderModule, payload: bytes) -> bool:
 
 
 def _named(key: int, actual: int) -> str | None:
-    """What to say of a record with another key than its content has."""
+    """The message for a record whose key is not that of its content, or None."""
     if key == actual:
         return None
     return (
@@ -170,7 +170,7 @@ def _application_refusal(application: Application, payload: bytes) -> str | None
     versions = (application.application_version, application.engine_version, application.api_version)
     info = application_info_hash(versions, names)
     features = features_hash(int(application.robust_buffer_access), application.features)
-    # A recorder that knew one of the two not wrote nothing and hashed a zero.
+    # A recorder without application info, or without features, wrote nothing and hashed a zero.
     infos = (info,) if any(versions) or any(each is not None for each in names) else (info, 0)
     devices = (features,) if application.robust_buffer_access or application.features else (features, 0)
     if any(hash_u64(device, hash_u64(each)) == application.key for each in infos for device in devices):

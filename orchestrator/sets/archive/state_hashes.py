@@ -1,30 +1,30 @@
-"""The 64-bit hash that the format's recorders name a record by, recomputed from the record's document.
+"""Recomputes, from a record's document, the 64-bit hash by which the format's recorders name it.
 
-For the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes` has
-the others. A structure becomes a sequence of 32-bit words, and the words are hashed. The order of the members
-is the recorders' own and nowhere but in their sources, so it is written down here as data. What a record
-refers to counts by its key, with one exception: the subpass of a graphics pipeline says whether its
-colour-blend and depth/stencil state count.
+It covers the records that hold one Vulkan structure: samplers, layouts, render passes and pipelines; `hashes`
+has the others. A structure becomes a sequence of 32-bit words, which are hashed. Only the sources of the
+recorders define the order of the members, so it is written down here as data. A referenced record counts by
+its key, with one exception: the subpass of a graphics pipeline decides whether its colour-blend and
+depth/stencil state count.
 
 Each table entry is a list of steps in words:
 
     member          its value: a number, an array, a structure by its own entry; nothing where it is null
     member?7        the same, and the number 7 where it is null; ``member?`` is ``member?0``
-    #array          how many elements the array has
+    #array          the number of elements of the array
     member@STATE    the number 0 instead where the dynamic state STATE (VK_DYNAMIC_STATE_*) is on
     member-STATE    nothing where the dynamic state is on
     =7              the number 7
     a.b             member b of the structure a
-    !rule           what the rule of that name adds
-    pNext           the chain: of each structure its sType, then its entry
+    !rule           the words that the rule of that name adds
+    pNext           the chain: for each structure its sType, then its entry
 
-What does not reach the compiled code does not reach the hash: members that a dynamic state replaces, state of
-stages or attachments that the pipeline does not have, creation flags that only ask for statistics or limit
-the time. Recorders changed the rules over the years; `Era` names the changes, so a key of an older recorder
-is found under the rules of its time.
+The hash leaves out what does not affect the compiled code: members that a dynamic state replaces, state of
+stages or attachments that the pipeline does not have, creation flags that only request statistics or limit
+the time. Recorders changed the rules over the years; `Era` names the changes, so that keys of older recorders
+can be checked too.
 
-Guarantees: pure, thread-safe. Structures of pNext chains that recorders do not know are hashed too, member by
-member, so that records that differ have different keys.
+Guarantees: pure, thread-safe. Chained structures that recorders do not know are hashed too, member by member,
+so that different records have different keys.
 Assumptions: values were decoded by `documents`, so that each is in its C range.
 """
 
@@ -75,7 +75,7 @@ _STENCIL_FACES: Final = " ".join(
 )
 
 
-#: What the hash of a record takes, and of the structures in it.
+#: Steps for the structure of a record, and for the structures in it.
 OBJECTS: Final[dict[str, str]] = {
     "VkSamplerCreateInfo": (
         "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable "
@@ -177,7 +177,7 @@ OBJECTS: Final[dict[str, str]] = {
     ),
 }
 
-#: What the hash takes of the structures that recorders know in pNext chains, after the sType.
+#: Steps, after the sType, for the structures that recorders know in pNext chains.
 CHAINED: Final[dict[str, str]] = {
     "VkAttachmentDescriptionStencilLayout": "stencilInitialLayout stencilFinalLayout",
     "VkAttachmentReferenceStencilLayout": "stencilLayout",
@@ -255,7 +255,7 @@ CHAINED: Final[dict[str, str]] = {
 
 _MASK: Final = 0xFFFFFFFF
 _CLEARED_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x80000000
-"""Creation flags that do not count: capture of statistics, of internal representations and of data, failing
+"""Creation flags that do not count: capture of statistics, of internal representations and of data, failure
 where a compile is required, early return on failure."""
 _CAPTURE_REPLAY: Final = 0x8  # VK_SAMPLER_CREATE_DESCRIPTOR_BUFFER_CAPTURE_REPLAY_BIT_EXT
 _DERIVATIVE: Final = 0x4
@@ -266,9 +266,8 @@ _TESSELLATION_STAGES: Final = 0x2 | 0x4
 _MESH_STAGES: Final = 0x40 | 0x80
 _UNUSED_ATTACHMENT: Final = 0xFFFFFFFF
 _SAMPLER_TYPES: Final = (0, 1)  # VK_DESCRIPTOR_TYPE_SAMPLER, VK_DESCRIPTOR_TYPE_COMBINED_IMAGE_SAMPLER
-_CONSTANT_FACTORS: Final = frozenset(
-    {10, 12}
-)  # VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
+# VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
+_CONSTANT_FACTORS: Final = frozenset({10, 12})
 _USER_DEFINED_RANGE: Final = 1  # VK_DEPTH_CLAMP_MODE_USER_DEFINED_RANGE_EXT
 _SHADER_RECORD_INDEX: Final = 8  # VK_DESCRIPTOR_MAPPING_SOURCE_HEAP_WITH_SHADER_RECORD_INDEX_EXT
 
@@ -279,11 +278,11 @@ _factors: Final = operator.attrgetter(
 SubpassUse = tuple[bool, bool]
 """Whether a subpass has colour attachments, and whether it has a depth/stencil attachment."""
 FindSubpasses = Callable[[int], Sequence[SubpassUse]]
-"""Gives the subpasses of a render pass by its key; raises LookupError where there is no such render pass."""
+"""Gives the subpasses of a render pass by its key; raises LookupError for an unknown one."""
 
 
 class Era(enum.IntEnum):
-    """When recorders began to hash as they do; each value includes the earlier ones."""
+    """Changes of the recorders' rules; each value includes the earlier ones."""
 
     APART_FROM_APPLICATION = 0  # May 2019: format 6, keys without the application
     FLAGS_CLEARED = 1  # September 2021: flags that do not reach the code are cleared
@@ -310,15 +309,15 @@ def _no_subpasses(render_pass: int) -> Sequence[SubpassUse]:
 
 @frozen
 class _Context:
-    """What the words of a structure depend on besides itself.
+    """What the words of a structure depend on besides the structure.
 
     Attributes:
-        era: Whose rules.
-        dynamic: Dynamic states of the pipeline, as far as the era minds them.
+        era: The rules.
+        dynamic: Dynamic states of the pipeline that the era regards.
         parts: VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines.
-        described: The parts that the pipeline describes, those and no others of which count. They are fewer
-            than `parts` in a library whose flags stand in VkPipelineCreateFlags2CreateInfo: recorders drop
-            what it does not describe, then hash it as a whole pipeline.
+        described: The parts that the pipeline describes; only their state counts. They are fewer than `parts`
+            in a library whose flags are in VkPipelineCreateFlags2CreateInfo: recorders drop the state of
+            other parts, then hash it as a whole pipeline.
         render_pass: Whether it has a render pass.
         subpasses: Finds the subpasses of a render pass.
     """
@@ -349,13 +348,12 @@ def state_hash(
 
     Args:
         value: The structure, as `decode_document` returned it.
-        subpasses: Finds the subpasses of the render pass that a graphics pipeline names; it is asked for
-            nothing else.
-        era: Whose rules; those of today where not given.
-        start: Where the hash starts: in format 5, the key of the application.
+        subpasses: Finds the subpasses of the render pass that a graphics pipeline names.
+        era: The rules, by default today's.
+        start: Start value of the hash; in format 5, the key of the application.
 
     Raises:
-        LookupError: The render pass, or its subpass, does not exist, so that the key cannot be known.
+        LookupError: The render pass or its subpass is missing, so that the key cannot be computed.
     """
     words: list[int] = []
     _write(value, words, _Context(era, subpasses=subpasses))
@@ -363,7 +361,7 @@ def state_hash(
 
 
 def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
-    """What the subpasses of a decoded render pass have, in their order."""
+    """The attachment uses of the subpasses of a decoded render pass, in order."""
     return tuple(
         (
             bool(each.pColorAttachments),
@@ -375,11 +373,10 @@ def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
 
 
 def is_written_in_full(value: Any) -> bool:
-    """Whether the document of a record holds all that its recorder hashed.
+    """Whether the document of a record holds all that its recorder hashed; if not, its key proves nothing.
 
-    Recorders leave out two things that they hash, so that a key which differs proves nothing: blend constants
-    where blending is dynamic or a constant factor stands beside disabled blending, and the offset of a
-    separate sampler in a shader record.
+    Recorders hash, but do not write, blend constants where blending is dynamic or a constant factor is given
+    with blending disabled, and the offset of a separate sampler in a shader record.
     """
     name = type(value).__name__
     if "PipelineCreateInfo" not in name:
@@ -431,7 +428,7 @@ def _dynamic_states() -> dict[str, int]:
 
 
 def _declared_order(struct: Struct) -> str:
-    """The order of a structure that recorders do not know: every member as it is declared."""
+    """Steps for a structure that recorders do not know: every member in declared order."""
     counts = count_members(struct)
     order = []
     for member in struct.members:
@@ -485,7 +482,7 @@ def _nested(struct: Struct, member: str, rest: str) -> _Step:
 
 
 def _count_step(members: dict[str, Member], array: Member) -> _Step:
-    """How many elements: as the document says, else as many as it lists."""
+    """The number of elements: the count in the document, else the length of the list."""
     count = members[array.length]
     wide = count.format == "Q"
 
@@ -508,7 +505,7 @@ def _member_step(struct: Struct, member: Member, absent: int | None) -> _Step:
         found = getattr(value, member.name)
         if found is None and zeros:
             words.extend([0] * zeros)
-        elif absent is not None and (found is None or found == []):  # recorders take an empty array for null
+        elif absent is not None and (found is None or found == []):  # recorders treat an empty array as null
             words.append(absent)
         elif found is not None:
             write(found, words, context)
@@ -517,7 +514,7 @@ def _member_step(struct: Struct, member: Member, absent: int | None) -> _Step:
 
 
 def _writer(struct: Struct, member: Member) -> _Step:
-    """What writes the value of a member that is there."""
+    """The step for the value of a member that is present."""
     if (struct.name, member.name) in WORD_ARRAYS:
         return lambda value, words, _context: words.extend(value)
     if member.length == "null-terminated":
@@ -576,11 +573,11 @@ def _write_chain(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _chained(value: Any, name: str) -> list[Any]:
-    """The structures of that name in a value's chain: one or none."""
+    """The structures with that name in a value's chain: one or none."""
     return [each for each in value.pNext or () if type(each).__name__ == name]
 
 
-# Rules: what the tables cannot say.
+# Rules that the tables cannot express.
 
 
 def _sampler_flags(value: Any, words: list[int], _context: _Context) -> None:
@@ -668,7 +665,7 @@ def _logic_op(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _blend_attachments(value: Any, words: list[int], context: _Context) -> None:
-    """The attachments of colour blending, and the blend constants where one of them may use them."""
+    """The attachments of colour blending, and the blend constants where an attachment may use them."""
     recent = context.era >= Era.DYNAMIC_BLENDING
     equation = context.on("COLOR_BLEND_EQUATION_EXT")
     enable, mask = context.on("COLOR_BLEND_ENABLE_EXT"), context.on("COLOR_WRITE_MASK_EXT")
@@ -862,7 +859,7 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
 
 
 def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
-    """The state structures that count, by member; those that the driver ignores are left out."""
+    """The state structures by member, with None for those that the driver ignores."""
     states = {name: getattr(pipeline, name) for name in _STATES}
     if context.era < Era.IGNORED_STATE:
         return states

@@ -1,8 +1,8 @@
 """Writing archives, version 6 of the format that `reader` describes.
 
-Guarantees: the archive appears under its name whole or not at all: it is written beside it, synced and
-renamed, and the directory is synced. The same records in the same order give the same bytes (with the same
-zlib). Of records of one name the first is kept.
+Guarantees: the archive appears under its name whole or not at all: it is written to a temporary file, synced
+and renamed, and the directory is synced. The same records in the same order give the same bytes (with the
+same zlib). Of records with the same name the first is kept.
 Assumptions: one thread uses a writer.
 """
 
@@ -43,9 +43,9 @@ class ArchiveWriter:
         """Begin an archive.
 
         Args:
-            path: Where it will appear; an archive of that name is replaced at commit. Or the descriptor of an
-                empty file without a name, which gets it as it is written, and stays the caller's.
-            compress: Deflate payloads that get smaller by it.
+            path: The path, whose old file is replaced at commit; or the descriptor of an empty unnamed file,
+                which is written directly and stays the caller's.
+            compress: Whether to deflate payloads that this makes smaller.
             level: zlib's compression level, 1 to 9.
 
         Raises:
@@ -90,7 +90,7 @@ class ArchiveWriter:
         """Write a record.
 
         Returns:
-            False where one of that name was written before; this one is left out then.
+            False where a record with that name was written before; this one is left out.
 
         Raises:
             ArchiveError: It cannot be written.
@@ -105,10 +105,10 @@ class ArchiveWriter:
         return self.add_stored(tag, key, stored)
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
-        """Write a record whose payload comes from another archive, as it is stored there.
+        """Write a record with a payload as stored in another archive.
 
         Returns:
-            False where a record of that name was written before.
+            False where a record with that name was written before.
 
         Raises:
             ValueError: It is larger than the format holds.
@@ -129,7 +129,7 @@ class ArchiveWriter:
         """Make the archive appear under its name, durably, and close the writer.
 
         Raises:
-            ArchiveError: It cannot be written; what stood under the name before still does.
+            ArchiveError: It cannot be written; the old file is unchanged.
             ValueError: The writer is closed.
         """
         file = self._open_file()
@@ -193,11 +193,10 @@ class ArchiveWriter:
 
 
 def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
-    """Copy all records of a source that can be read; from archives as they are stored, in file order.
+    """Copy all readable records of a source; those of archives as stored, in file order.
 
     Returns:
-        How many the writer does not have, because they are damaged in every source (see the source's
-        `damage`).
+        How many records were not copied, because they are damaged in every source (see its `damage`).
 
     Raises:
         ArchiveError: The writer's file cannot be written.
@@ -205,7 +204,7 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
     for each in source.sources if isinstance(source, CombinedRecords) else (source,):
         if isinstance(each, Archive):
             for record in each.records():
-                with contextlib.suppress(RecordError):  # it stands in the damage
+                with contextlib.suppress(RecordError):  # it is listed in `damage`
                     writer.add_stored(record.tag, record.key, each.stored_payload(record.tag, record.key))
             continue
         for tag in RecordTag:

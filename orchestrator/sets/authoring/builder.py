@@ -1,18 +1,18 @@
-"""`PipelineSetBuilder`: sets made in code, the same records as a capture of the same objects would give.
+"""`PipelineSetBuilder` makes sets in code, with the same records as a capture of the same objects.
 
-Every method returns the key of its record: that which the format's recorders compute, so keys are stable
-across runs and machines. Things that differ only in what does not reach the compiled code have one key; the
-first of them is the record.
+Every method returns the key of its record, as the format's recorders compute it, so that keys are stable
+across runs and machines. Objects that differ only in what does not affect the compiled code share a key; the
+first one becomes the record.
 
-People write short forms: fixed-function state under one flat set of names with defaults, attachments by their
-format only, vertex inputs and layouts from the shaders, shader groups without a type. What is written out in
-full is taken as it is. State that the driver would ignore is left out, as a capture leaves it out:
-tessellation without tessellation shaders, vertex input of mesh pipelines, everything after rasterizer
-discard, and in a pipeline library all state of other parts (specification, "Graphics Pipeline Library").
+Short forms are accepted: fixed-function state under one flat set of names with defaults, attachments by their
+format only, vertex inputs and layouts from the shaders, shader groups without a type. Full forms are taken
+unchanged. State that the driver ignores is left out, as in a capture: tessellation without tessellation
+shaders, vertex input of mesh pipelines, everything after rasterizer discard, and in a pipeline library all
+state of other parts (specification, "Graphics Pipeline Library").
 
-Guarantees: what cannot be right (unknown member, name, key, constant, entry point, a stage of another kind
-than a group needs) is a ManifestError that names the entry. A record is written whole or not at all, after
-everything that it refers to.
+Guarantees: an unknown member, name, key, constant or entry point, and a stage of the wrong kind for its
+group, are ManifestErrors that name the entry. A record is written whole or not at all, after all records that
+it refers to.
 Assumptions: one thread builds; the records can be read from any thread once building has ended.
 """
 
@@ -33,7 +33,13 @@ from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
-from orchestrator.sets.authoring.structures import encode_chain, encode_structure, handle, member_names
+from orchestrator.sets.authoring.structures import (
+    encode_chain,
+    encode_structure,
+    handle,
+    member_names,
+    sequence,
+)
 from orchestrator.sets.groups import Application, encode_application, encode_link
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
@@ -64,7 +70,7 @@ class ShaderStage:
         specialization: Values by constant id or by the constant's name in the module.
         required_subgroup_size: VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, or None.
         flags: VkPipelineShaderStageCreateFlags.
-        p_next: Further structures of the pNext chain, each a mapping that names its ``structure``.
+        p_next: More structures of the pNext chain, each a mapping with its name as ``structure``.
     """
 
     module: int
@@ -89,7 +95,7 @@ def stage_bit(stage: ShaderStage, interface: ShaderInterface, where: str) -> int
 
 
 def encode_stage(stage: ShaderStage, interface: ShaderInterface, where: str) -> dict[str, object]:
-    """A stage as the archive writes it."""
+    """A stage in the archive's form."""
     document: dict[str, object] = {
         "flags": flags_number("VkPipelineShaderStageCreateFlags", stage.flags, f"{where}.flags"),
         "name": stage.entry,
@@ -120,10 +126,10 @@ def find_constant(interface: ShaderInterface, name: int | str) -> Specialization
 def encode_specialization(
     values: Specialization, interface: ShaderInterface, where: str
 ) -> dict[str, object] | None:
-    """VkSpecializationInfo as the archive writes it, entries by ascending id; None for no values.
+    """VkSpecializationInfo in the archive's form, entries by ascending id; None without values.
 
-    A constant that the module does not have is an error: a driver would ignore it silently, and the
-    permutation would compile the same thing twice.
+    A constant that the module does not have is an error: a driver would silently ignore it, and permutations
+    of it would compile the same code.
     """
     entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
     for name, value in values.items():
@@ -211,10 +217,9 @@ FRAGMENT_OUTPUT_INTERFACE = 8
 ALL_PARTS = 15
 
 TESSELLATION_STAGES = 2 | 4
-FRAGMENT_STAGE = 16
 MESH_STAGE = 0x80
 
-# The archive's table of each structure, the structure, and the members of it that are written elsewhere.
+# Structures of graphics state, by the archive's names of their tables.
 _STRUCTURES = {
     "inputAssemblyState": "VkPipelineInputAssemblyStateCreateInfo",
     "tessellationState": "VkPipelineTessellationStateCreateInfo",
@@ -257,13 +262,13 @@ BLEND_PRESETS: dict[str, dict[str, object]] = {
 
 @frozen
 class Attachments:
-    """What a pipeline draws into, as far as its state depends on it.
+    """The attachments of a pipeline, as far as its state depends on them.
 
     Attributes:
         colors: Number of colour attachments, unused ones included.
         depth: Whether there is a depth attachment.
         stencil: Whether there is a stencil attachment.
-        dynamic: Whether that comes from formats for dynamic rendering, not from a render pass.
+        dynamic: Whether they are formats for dynamic rendering, not those of a render pass.
     """
 
     colors: int
@@ -273,12 +278,12 @@ class Attachments:
 
 
 def state_names() -> frozenset[str]:
-    """Every name that graphics state is given under."""
+    """Every name of graphics state."""
     return frozenset(_owners()) | frozenset(_OWN) | frozenset(_CHAINS)
 
 
 def _owners() -> dict[str, str]:
-    """Flat name to the archive's table that holds it."""
+    """The archive's table for each flat name."""
     owners: dict[str, str] = {}
     for table, structure in _STRUCTURES.items():
         for name in member_names(structure):
@@ -295,16 +300,16 @@ def encode_graphics_state(
     parts: int = ALL_PARTS,
     where: str,
 ) -> dict[str, object]:
-    """The state structures of a graphics pipeline, by the archive's table names; vertex input excepted.
+    """The state structures of a graphics pipeline, by the archive's table names, without vertex input.
 
     Args:
         state: Values by flat name: the members of the Vk*StateCreateInfo structures in snake case;
             ``blend`` (a preset, a table of VkPipelineColorBlendAttachmentState, or a list of those);
             ``color_write_mask``; ``rasterization_p_next`` and the like for pNext chains. ``dynamic_state`` is
-            viewport and scissor where it is not given.
+            viewport and scissor by default.
         stages: All stages of the pipeline, VkShaderStageFlags.
-        attachments: What it draws into.
-        parts: VkGraphicsPipelineLibraryFlagsEXT whose state is wanted.
+        attachments: Its attachments.
+        parts: VkGraphicsPipelineLibraryFlagsEXT to encode.
         where: The entry, for errors.
     """
     owners = _owners()
@@ -329,7 +334,7 @@ def encode_graphics_state(
         _refuse_foreign_state(state, wanted | {"dynamicState"}, owners, where)
     encoded: dict[str, object] = {}
     for table, structure in _STRUCTURES.items():
-        # Encoded even where it is not wanted, so that a mistake is reported whatever the stages are.
+        # Encoded even where it is not wanted, so that mistakes are always reported.
         document = encode_structure(structure, {**defaults.get(table, {}), **grouped[table]}, where)
         if table in wanted:
             encoded[table] = document
@@ -352,7 +357,7 @@ def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool)
         if parts & (FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
             tables.add("multisampleState")
         # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering
-        # does not know its formats, so it needs the state whatever they are.
+        # does not know its formats, so it always needs the state.
         unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
         if parts & FRAGMENT_SHADER and (attachments.depth or attachments.stencil or unknown_formats):
             tables.add("depthStencilState")
@@ -364,7 +369,7 @@ def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool)
 def _refuse_foreign_state(
     state: Members, wanted: Collection[str], owners: Mapping[str, str], where: str
 ) -> None:
-    """State of another part is a mistake in a library: nothing would ever read it."""
+    """Refuse state of another part in a library, because nothing would read it."""
     for name in state:
         table = owners.get(name, _CHAINS.get(name, "colorBlendState"))
         if table not in wanted:
@@ -372,7 +377,7 @@ def _refuse_foreign_state(
 
 
 def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
-    """What holds where nothing is given; everything else is zero."""
+    """Default values; everything else is zero."""
     keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
     return {
         "inputAssemblyState": {"topology": "triangle_list"},
@@ -429,7 +434,7 @@ class Rendering:
     Attributes:
         color_formats: Formats of the colour attachments, by name or number.
         depth_format: Format of the depth attachment, or None.
-        stencil_format: Format of the stencil attachment; None takes the depth format where that has stencil.
+        stencil_format: Format of the stencil attachment; None: the depth format if that has stencil.
         view_mask: Views of multiview rendering.
     """
 
@@ -452,7 +457,7 @@ class Rendering:
         return chained
 
     def attachments(self, where: str) -> Attachments:
-        """What a pipeline with these formats draws into."""
+        """The attachments of a pipeline with these formats."""
         depth, stencil = self._depth_stencil(where)
         return Attachments(len(self.color_formats), depth != 0, stencil != 0, dynamic=True)
 
@@ -469,7 +474,7 @@ class Rendering:
 
 @frozen
 class Subpass:
-    """A subpass of a render pass, to draw into.
+    """A subpass of a render pass that a pipeline is used in.
 
     Attributes:
         render_pass: Key of the render pass.
@@ -481,28 +486,28 @@ class Subpass:
 
 
 def components(number: int) -> str:
-    """Components of a format, such as ``RGBA`` or ``DS``; "" for one that the registry does not know."""
+    """Components of a format, such as ``RGBA`` or ``DS``; "" for an unknown format."""
     found = registry().formats.get(number)
     return found.components if found is not None else ""
 
 
 def encode_render_pass(document: Members, where: str, *, version: int = 2) -> dict[str, object]:
-    """A render pass as the archive writes it.
+    """A render pass in the archive's form.
 
     Args:
         document: Members of VkRenderPassCreateInfo2 (or VkRenderPassCreateInfo for version 1), in snake case
             or the archive's spelling. An attachment may be a format only; an attachment reference may be a
-            number only. Attachments are cleared, stored, of one sample and end in the layout that suits their
-            format where nothing else is said.
+            number only. By default attachments are cleared and stored, have one sample, and end in the layout
+            that suits their format.
         where: The entry, for errors.
         version: 2 for VkRenderPassCreateInfo2, 1 for VkRenderPassCreateInfo.
     """
     full = dict(document)
-    attachments = _list(full.get("attachments", ()), f"{where}.attachments")
+    attachments = sequence(full.get("attachments", ()), f"{where}.attachments")
     full["attachments"] = [
         _attachment(each, f"{where}.attachments[{i}]") for i, each in enumerate(attachments)
     ]
-    subpasses = _list(full.get("subpasses", ()), f"{where}.subpasses")
+    subpasses = sequence(full.get("subpasses", ()), f"{where}.subpasses")
     if not subpasses:
         raise ManifestError(f"{where}: a render pass has one subpass or more")
     full["subpasses"] = [
@@ -514,19 +519,19 @@ def encode_render_pass(document: Members, where: str, *, version: int = 2) -> di
 
 
 def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attachments:
-    """What a pipeline for a subpass of an encoded render pass draws into."""
-    subpasses = _list(render_pass["subpasses"], where)
+    """The attachments of a pipeline for a subpass of an encoded render pass."""
+    subpasses = sequence(render_pass["subpasses"], where)
     if not 0 <= subpass < len(subpasses):
         raise ManifestError(
             f"{where}: subpass {subpass} does not exist; the render pass has {len(subpasses)}"
         )
     chosen = _table(subpasses[subpass], where)
-    colors = _list(chosen.get("colorAttachments", ()), where)
+    colors = sequence(chosen.get("colorAttachments", ()), where)
     reference = chosen.get("depthStencilAttachment")
     index = _table(reference, where)["attachment"] if reference is not None else UNUSED
     kinds = ""
     if isinstance(index, int) and index != UNUSED:
-        number = _table(_list(render_pass["attachments"], where)[index], where)["format"]
+        number = _table(sequence(render_pass["attachments"], where)[index], where)["format"]
         kinds = components(number) if isinstance(number, int) else ""
     return Attachments(len(colors), "D" in kinds, "S" in kinds)
 
@@ -563,7 +568,7 @@ def _subpass(value: object, attachments: int, where: str, *, version: int) -> di
             one = snake == "depth_stencil_attachment"
             references = [
                 _reference(each, layout, attachments, at, version=version)
-                for each in ([given[name]] if one else _list(given[name], at))
+                for each in ([given[name]] if one else sequence(given[name], at))
             ]
             given[name] = references[0] if one else references
     return given
@@ -590,12 +595,6 @@ def _reference(
     return given
 
 
-def _list(value: object, where: str) -> Sequence[object]:
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ManifestError(f"{where}: a list is expected, not {value!r}")
-    return value
-
-
 def _table(value: object, where: str) -> Members:
     if not isinstance(value, Mapping):
         raise ManifestError(f"{where}: a table is expected, not {value!r}")
@@ -618,12 +617,12 @@ class RecordSink(Protocol):
     """Takes records; `orchestrator.sets.archive.reader.MemoryRecords` is one."""
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> object:
-        """Take a record. One of equal tag and key may come again, with the same payload."""
+        """Take a record. The same record may be given again."""
 
 
 @define
 class _Library:
-    """What a link has to know of a pipeline library."""
+    """What linking needs to know of a pipeline library."""
 
     layout: int | None
     parts: int = 0
@@ -637,8 +636,8 @@ class PipelineSetBuilder:
     name or member is unknown or does not fit.
 
     Attributes:
-        records: Where records go, such as a `MemoryRecords`.
-        where: What messages call the thing that is being added; set it before a call to name your own entry.
+        records: Receives the records, such as a `MemoryRecords`.
+        where: Names the current entry in messages; set it before a call.
     """
 
     records: RecordSink
@@ -661,7 +660,7 @@ class PipelineSetBuilder:
         engine_version: int = 0,
         api_version: str = "1.3",
     ) -> int:
-        """Say which application the set belongs to. At most once, and before everything else.
+        """Name the application of the set. At most once, and before everything else.
 
         Every later record is linked to it, so that the set keeps its settings when archives are merged.
 
@@ -669,12 +668,11 @@ class PipelineSetBuilder:
             name: Name of the application.
             engine: Name of its engine.
             robust_buffer_access: Whether it compiles with robustBufferAccess.
-            features: Feature structures that its pipelines were made under, each a mapping that names its
-                ``structure`` (such as VkPhysicalDeviceMeshShaderFeaturesEXT) and gives members.
-            application_version: As VkApplicationInfo has it.
-            engine_version: As VkApplicationInfo has it.
-            api_version: Such as ``1.3``.
-
+            features: Feature structures that its device enables, each a mapping with its name as
+                ``structure`` (such as VkPhysicalDeviceMeshShaderFeaturesEXT) and its members.
+            application_version: VkApplicationInfo::applicationVersion.
+            engine_version: VkApplicationInfo::engineVersion.
+            api_version: VkApplicationInfo::apiVersion, such as ``1.3``.
         """
         if self._application is not None or self._keys:
             raise ManifestError(f"{self.where}: the application is named once, before everything else")
@@ -721,14 +719,14 @@ class PipelineSetBuilder:
     def supplied_module(
         self, key: int, stage: str, entry: str = "main", *, interface: ShaderInterface | None = None
     ) -> int:
-        """Name a shader module whose code is not here: `PipelineSet.supplied_by` says who gives it.
+        """Name a shader module whose code is supplied later, see `PipelineSet.supplied_by`.
 
         Args:
             key: The application's own key of the shader, 64 bits and not 0.
             stage: Name of the stage of its entry point, such as ``compute``.
             entry: Its entry point.
-            interface: What its code says about itself (`shader_interface`), as far as pipelines ask for it.
-                Without it layouts and vertex inputs have to be given, and nothing can be specialized.
+            interface: The interface of its code (`shader_interface`), as far as pipelines need it. Without it
+                layouts and vertex inputs have to be given, and nothing can be specialized.
         """
         if not 0 < key < 1 << 64:
             raise ManifestError(
@@ -742,7 +740,7 @@ class PipelineSetBuilder:
         return key
 
     def interface(self, module: int) -> ShaderInterface:
-        """What a module that was added says about itself."""
+        """The interface of a module that was added."""
         if module not in self._interfaces:
             raise ManifestError(f"{self.where}: shader module {module:016x} was not added to this set")
         return self._interfaces[module]
@@ -763,9 +761,9 @@ class PipelineSetBuilder:
         """Add a descriptor set layout.
 
         Args:
-            bindings: Members of VkDescriptorSetLayoutBinding each; ``descriptor_count`` is 1 (or
-                the number of samplers) and
-                ``stage_flags`` is all where not given; ``immutable_samplers`` are keys of samplers.
+            bindings: Members of VkDescriptorSetLayoutBinding each. By default ``descriptor_count`` is 1, or
+                the number of immutable samplers, and ``stage_flags`` is all. ``immutable_samplers`` are keys
+                of samplers.
             flags: VkDescriptorSetLayoutCreateFlags.
             p_next: Structures of the pNext chain.
         """
@@ -805,7 +803,7 @@ class PipelineSetBuilder:
         )
 
     def automatic_layout(self, stages: Sequence[ShaderStage]) -> int:
-        """Add the pipeline layout that shaders need together, from the decorations in their modules."""
+        """Add the pipeline layout that some shaders need together, by the decorations in their modules."""
         shaders = [
             (stage_bit(each, self.interface(each.module), self.where), self.interface(each.module))
             for each in stages
@@ -838,7 +836,7 @@ class PipelineSetBuilder:
                 raise ManifestError(f"{self.where}: {what} {shown} was not added to this set")
 
     def _add(self, tag: RecordTag, document: Members, table: str = "") -> int:
-        """Add a record under the key that it has in the format; see the top of the module for equal keys."""
+        """Add a record under its key, unless it exists."""
         table = table or _TABLES[tag]
         unnamed = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(None): document}})
         try:
@@ -914,15 +912,14 @@ class PipelineSetBuilder:
 
         Args:
             stages: Its shaders.
-            layout: Key of a pipeline layout, or "auto": that of the first library linked, else
-                `automatic_layout`. None where no part that is described needs one.
-            rendering: What it draws into: formats for dynamic rendering, or a subpass of a render pass.
-            state: Fixed-function state by flat name, as `encode_graphics_state` takes it; and
-                ``vertex_input``: members of VkPipelineVertexInputStateCreateInfo (``bindings``,
-                ``attributes``, ``p_next``), or "auto", as where it is not given, for the vertex shader's
-                inputs, interleaved in binding 0.
+            layout: Key of a pipeline layout, or "auto": that of the first linked library, else
+                `automatic_layout`. None where its parts need no layout.
+            rendering: Formats for dynamic rendering, or a subpass of a render pass.
+            state: Fixed-function state by flat name, see `encode_graphics_state`; and ``vertex_input``:
+                members of VkPipelineVertexInputStateCreateInfo (``bindings``, ``attributes``, ``p_next``), or
+                "auto", the default, for the vertex shader's inputs, interleaved in binding 0.
             libraries: Keys of pipeline libraries to link.
-            library_flags: VkGraphicsPipelineLibraryFlagsEXT: makes a library of those parts.
+            library_flags: VkGraphicsPipelineLibraryFlagsEXT, to make a library of these parts.
             flags: VkPipelineCreateFlags.
             p_next: Structures of the pNext chain.
         """
@@ -995,14 +992,14 @@ class PipelineSetBuilder:
 
         Args:
             stages: Its shaders.
-            groups: Members of VkRayTracingShaderGroupCreateInfoKHR each, shaders as indices of stages; the
-                type follows from the shaders where it is not given. "auto": a group a shader.
+            groups: Members of VkRayTracingShaderGroupCreateInfoKHR each, with shaders as indices of stages;
+                the type defaults to the one that fits the shaders. "auto": one group for each shader.
             layout: As for graphics.
-            state: ``max_pipeline_ray_recursion_depth`` (1 where it is not given) and ``dynamic_state``.
+            state: ``max_pipeline_ray_recursion_depth`` (default 1) and ``dynamic_state``.
             libraries: Keys of ray-tracing libraries to link.
-            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; a library, and what
-                links one, needs it.
-            flags: VkPipelineCreateFlags; with ``library`` it is a library.
+            library_interface: Members of VkRayTracingPipelineInterfaceCreateInfoKHR; a library, and a
+                pipeline that links one, need it.
+            flags: VkPipelineCreateFlags; ``library`` makes a library.
             p_next: Structures of the pNext chain.
         """
         where = self.where
@@ -1050,7 +1047,7 @@ class PipelineSetBuilder:
         return key
 
     def _drawn(self, parts: int, rendering: Rendering | Subpass | None) -> tuple[Attachments, Members | None]:
-        """What is drawn into, and the structure that says so for dynamic rendering."""
+        """The attachments, and the chained structure for dynamic rendering."""
         if isinstance(rendering, Subpass):
             self._require(RecordTag.RENDER_PASS, [rendering.render_pass], "render pass")
             encoded = self._render_passes[rendering.render_pass]
@@ -1058,7 +1055,7 @@ class PipelineSetBuilder:
         if rendering is not None:
             drawn = rendering.attachments(self.where)
             if not parts & FRAGMENT_OUTPUT_INTERFACE:
-                # Formats belong to the output part; the others have only the view mask of the structure.
+                # Formats belong to the output part; other parts use only the structure's view mask.
                 rendering = Rendering(view_mask=rendering.view_mask)
             return drawn, rendering.structure(self.where)
         if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
@@ -1121,10 +1118,9 @@ SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "cl
 def encode_groups(
     given: Sequence[Members] | Literal["auto"], stages: Sequence[int], where: str
 ) -> list[dict[str, object]]:
-    """Shader groups as the archive writes them; `stages` are VkShaderStageFlagBits.
+    """Shader groups in the archive's form; `stages` are VkShaderStageFlagBits.
 
-    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 and the two beside it say of which kind stages must
-    be.
+    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476 define the allowed stages.
     """
     if isinstance(given, str):
         given = [
@@ -1159,7 +1155,7 @@ def _feature_members(structure: Members) -> tuple[int, dict[str, int]]:
 
 
 def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
-    """Features as `PipelineSetBuilder.application` takes them: a table a structure, by name."""
+    """Features as `PipelineSetBuilder.application` takes them: one table for each structure, by name."""
     tables: dict[str, dict[str, object]] = {}
     for structure, member in sorted(features):
         tables.setdefault(structure, {"structure": structure})[member] = True
@@ -1167,7 +1163,7 @@ def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
 
 
 def api_version_number(text: str, where: str) -> int:
-    """VkApplicationInfo::apiVersion of a text such as "1.3"; a ManifestError where it is no version."""
+    """VkApplicationInfo::apiVersion for a text such as "1.3"; ManifestError for an invalid one."""
     parts = text.split(".")
     if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
         raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')

@@ -1,13 +1,13 @@
 """Manifests: pipeline sets written by hand in TOML; docs/manifest.md describes them by example.
 
 A manifest names shaders, layouts, render passes and pipelines. A pipeline may be permuted over specialization
-constants, fixed-function state and what it draws into: the cross product of the dimensions, the last one
-fastest, each permutation with a readable name. Reading is decoding into the tables below, so a misspelt key
-or a value of the wrong type is refused before anything is built. What may stand in free tables (members of
-Vulkan structures, state) the registry says.
+constants, fixed-function state and attachments: it then stands for the cross product of the dimensions, the
+last one fastest, each permutation with a readable name. A manifest is decoded into the tables below, so a
+misspelt key or a value of the wrong type is refused before anything is built. The registry defines the keys
+of free tables (members of Vulkan structures, state).
 
-Guarantees: the same manifest and shaders give the same records in the same order, so an archive packed twice
-is the same bytes. Nothing is written before everything was understood. Errors name the file, the entry and
+Guarantees: the same manifest and shaders give the same records in the same order, so that packing twice gives
+the same bytes. Nothing is written before the whole manifest was checked. Errors name the file, the entry and
 the key. The size of a product is checked before it is enumerated.
 """
 
@@ -81,7 +81,7 @@ class ShaderTable(_Strict, frozen=True, kw_only=True):
 
 
 class StageTable(_Strict, frozen=True, kw_only=True):
-    """An entry of ``stages`` as a table; a plain name or path stands for one with that shader only."""
+    """An entry of ``stages`` as a table; a plain name or path is short for a table with that shader only."""
 
     shader: str
     specialization: dict[str, Value] = {}
@@ -132,7 +132,7 @@ class ComputeTable(_Strict, frozen=True, kw_only=True):
 
 
 class GraphicsTable(_Strict, frozen=True, kw_only=True):
-    """``[graphics.NAME]``: a render pass by its name, or formats, which make it dynamic rendering."""
+    """``[graphics.NAME]``, with a render pass by its name, or formats for dynamic rendering."""
 
     stages: list[str | StageTable] = []
     layout: str = "auto"
@@ -271,7 +271,7 @@ class Permutation:
 
 
 def permutations_of(table: PermutationsTable, where: str, *, kind: str) -> Iterator[Permutation]:
-    """Every permutation of an entry; one without a label where nothing is permuted."""
+    """Every permutation of an entry; one without a label if there are no dimensions."""
     fields = ("vertex_input", "render_pass", "color_formats", "depth_format")
     others: list[tuple[str, str, list[Any]]] = [("state", *each) for each in table.state.items()]
     others += [("fields", name, values) for name in fields if (values := getattr(table, name))]
@@ -329,13 +329,13 @@ class PackedPipeline:
 
 @frozen
 class PackReport:
-    """What a manifest gave.
+    """The set that a manifest describes.
 
     Attributes:
         manifest: The manifest.
         pipelines: Every pipeline that the manifest describes, in its order; equal ones share a key.
-        modules: Shader modules in the set.
-        records: Records in the set, links included.
+        modules: Number of shader modules in the set.
+        records: Number of records in the set, links included.
     """
 
     manifest: Path
@@ -345,7 +345,7 @@ class PackReport:
 
     @property
     def unique(self) -> int:
-        """Pipelines in the set: different ones only."""
+        """Number of different pipelines in the set."""
         return len({(each.kind, each.key) for each in self.pipelines})
 
     def counts(self) -> dict[PipelineKind, int]:
@@ -360,7 +360,7 @@ class PackedSet:
 
     Attributes:
         records: The set.
-        report: What it is made of.
+        report: Its summary.
     """
 
     records: MemoryRecords
@@ -374,7 +374,7 @@ def load_manifest(path: Path) -> PackedSet:
         path: The TOML file; shaders are looked up beside it.
 
     Raises:
-        ManifestError: It cannot be understood, or a shader cannot be read; names the file and the entry.
+        ManifestError: It is invalid, or a shader cannot be read; names the file and the entry.
     """
     manifest = read_manifest(path)
     packer = _Packer.of(path, manifest)
@@ -397,7 +397,7 @@ def pack_manifest(path: Path, destination: Path) -> PackReport:
 
     Args:
         path: The TOML file.
-        destination: The `.foz` file; replaced only when the whole manifest was understood.
+        destination: The `.foz` file; replaced only if the whole manifest is valid.
 
     Raises:
         ManifestError: As `load_manifest`.
@@ -418,7 +418,7 @@ class _Shader(NamedTuple):
 
 @define(eq=False)
 class _Packer:
-    """Walks a manifest and calls the builder."""
+    """Builds the set of a manifest."""
 
     path: Path
     manifest: Manifest
@@ -505,7 +505,7 @@ class _Packer:
             self.layouts[name] = self.builder.pipeline_layout(sets, layout.push_constant_ranges, layout.flags)
 
     def _shader(self, name: str, where: str) -> _Shader:
-        """A shader by its name, or by its path where no shader has that name."""
+        """A shader by its name, else by its path."""
         if name in self.shaders:
             return self.shaders[name]
         table = self.manifest.shaders.get(name)
@@ -523,7 +523,7 @@ class _Packer:
         return self.shaders[name]
 
     def _stage(self, given: str | StageTable, values: Mapping[str, Value], where: str) -> ShaderStage:
-        """A stage, with those of the values whose constants it has."""
+        """A stage, with the values of the constants that it has."""
         table = StageTable(shader=given) if isinstance(given, str) else given
         shader = self._shader(table.shader, where.removeprefix(f"{self.path}: "))
         interface = self.builder.interface(shader.module)
@@ -566,7 +566,7 @@ class _Packer:
         return "auto" if name == "auto" else self._find("pipeline layout", name, self.layouts)
 
     def _entry(self, entry: str) -> list[tuple[str, int]]:
-        """Pack an entry, with the libraries that it links before it; label and key of each permutation."""
+        """Pack an entry after the libraries that it links; returns label and key of each permutation."""
         if entry in self.packed:
             return self.packed[entry]
         if entry in self.pending:
@@ -692,7 +692,7 @@ class _Packer:
         )
 
     def _group(self, group: Table, names: Sequence[str]) -> dict[str, Any]:
-        """A group with its shaders as indices."""
+        """A group with its shaders replaced by indices."""
         indexed: dict[str, Any] = dict(group)
         for member in SHADER_MEMBERS:
             shader = indexed.get(member)

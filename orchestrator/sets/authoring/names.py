@@ -1,7 +1,7 @@
-"""From the names that people write to the numbers that Vulkan takes, by the registry's tables.
+"""Translates the names of enum values and bits to numbers, by the registry's tables.
 
 Guarantees: a full name (VK_FORMAT_R8G8B8A8_UNORM) and its short form (r8g8b8a8_unorm) give the same number; a
-number is taken as it is; what is not known is a ManifestError that names it and its nearest neighbours.
+number stays as it is; an unknown name is a ManifestError with the most similar names.
 Assumptions: values begin with their type's name, and bits end in _BIT, both before the author's tag (style
 guide).
 """
@@ -29,7 +29,7 @@ def snake_case(name: str) -> str:
 
 
 def unknown(where: str, what: str, name: object, known: Iterable[str]) -> ManifestError:
-    """The error for a name that is not known, with the names that it may have been meant for."""
+    """The error for an unknown name, with the names that may have been meant."""
     choices = sorted(known)
     close = difflib.get_close_matches(str(name).lower(), choices, n=3, cutoff=0.6)
     if close:
@@ -83,8 +83,8 @@ def _numbers(type_name: str) -> dict[str, int]:
     enum_type = _enum_type(type_name)
     prefix = _prefix(type_name)
     table: dict[str, int] = {}
-    # Full names first and shortest forms last, so that a value of the core keeps the short form that an
-    # extension's value would share with it.
+    # Full names first and shortest forms last, so that a core value keeps a short form that an extension's
+    # value shares with it.
     shorts: list[tuple[str, int]] = []
     bare: list[tuple[str, int]] = []
     for number, value in enum_type.values.items():
@@ -114,7 +114,7 @@ def _enum_type(type_name: str) -> EnumType:
     ):
         if candidate in enums:
             return enums[candidate]
-    # Flags types of reserved bits have no values at all: zero is all that can be written.
+    # Flags types with only reserved bits have no values; only zero can be written.
     return EnumType(bits=32, bitmask=True, values={})
 
 

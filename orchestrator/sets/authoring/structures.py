@@ -1,10 +1,10 @@
-"""A Vulkan structure as the archive's JSON writes it, from members that a person or a program names.
+"""Encodes a Vulkan structure as the archive's JSON, from named members.
 
-The counterpart of documents.py, which reads that JSON, by the same registry and tables of exceptions.
+It is the counterpart of documents.py, which reads that JSON with the same registry and tables of exceptions.
 
-Guarantees: an unknown member, a name that is no value of its enum, a value of the wrong type, a number out of
-its C range and a pNext structure that may not stand there are ManifestErrors that name the entry and the
-member. Members that were not given are zero; pointers that were not given are left out.
+Guarantees: an unknown member or enum value, a value of the wrong type, a number out of its C range and a
+pNext structure that is not allowed there are ManifestErrors that name the entry and the member. Missing
+members are zero; missing pointers are left out.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from orchestrator.sets.image.documents import (
     json_name,
 )
 
-# Structures whose count is written although it could be counted: the array may be absent (dynamic state), or
-# the format's reference reader asks for it.
+# Structures whose count is written although it follows from the array: the array may be absent (dynamic
+# state), or the format's reference reader needs it.
 _COUNT_WRITTEN = frozenset({
     "VkDescriptorSetLayoutBinding", "VkPipelineViewportStateCreateInfo",
     "VkPipelineVertexInputDivisorStateCreateInfo",
@@ -43,7 +43,7 @@ _INTEGER_RANGES = {
 
 
 def handle(key: int | None) -> str:
-    """A handle as the archive writes it: the 16-digit hash of the record; zeros for None."""
+    """A handle in the archive: the 16-digit hash of the record; zeros for None."""
     return NULL_HANDLE if key is None else f"{key:016x}"
 
 
@@ -63,7 +63,7 @@ def member_names(structure: str) -> dict[str, Member]:
 
 
 def encode_structure(structure: str, members: Mapping[str, object], where: str) -> dict[str, object]:
-    """A structure as the archive writes it, without sType."""
+    """A structure in the archive's form, without sType."""
     struct = registry().struct(structure)
     names = member_names(structure)
     given: dict[str, tuple[str, object]] = {}
@@ -98,7 +98,7 @@ def encode_structure(structure: str, members: Mapping[str, object], where: str) 
 
 
 def encode_chain(parent: str, chain: object, where: str) -> list[dict[str, object]]:
-    """A pNext chain as the archive writes it: an array of structures tagged by sType."""
+    """A pNext chain in the archive's form: an array of structures tagged by sType."""
     if isinstance(chain, str | Mapping) or not isinstance(chain, Iterable):
         raise ManifestError(f"{where}: a list of structures is expected")
     allowed = {each.name for each in chain_members(registry().struct(parent).name)}
@@ -122,7 +122,7 @@ def encode_chain(parent: str, chain: object, where: str) -> list[dict[str, objec
 
 
 def _count(struct: Struct, count: Member, given: Mapping[str, tuple[str, object]]) -> int:
-    """How many: as given, else the length of the longest array that it counts."""
+    """The given count, else the length of the longest array that it counts."""
     lengths = [
         len(value)
         for member in struct.members
@@ -159,14 +159,14 @@ def _encode_member(struct: Struct, member: Member, value: object, where: str) ->
             enum_number("VkComponentSwizzle", each, where)
             if member.name == "components"
             else _integer(Member("word", "uint32_t", "integer", 0, 4, "I"), each, where)
-            for each in _sequence(value, where, words)
+            for each in sequence(value, where, words)
         ]
     if member.length == "null-terminated":
         if not isinstance(value, str):
             raise ManifestError(f"{where}: a text is expected, not {value!r}")
         return value
     if member.array or (member.pointer and member.length):
-        elements = _sequence(value, where, member.array)
+        elements = sequence(value, where, member.array)
         return [_encode_value(member, each, f"{where}[{index}]") for index, each in enumerate(elements)]
     return _encode_value(member, value, where)
 
@@ -175,7 +175,7 @@ def _encode_value(member: Member, value: object, where: str) -> object:
     if member.type in BARE_ARRAYS:
         inner = registry().struct(member.type)
         element = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
-        return [_encode_value(element, each, where) for each in _sequence(value, where, 0)]
+        return [_encode_value(element, each, where) for each in sequence(value, where)]
     if member.category == "struct":
         if not isinstance(value, Mapping):
             raise ManifestError(f"{where}: a table of members of {member.type} is expected, not {value!r}")
@@ -184,7 +184,7 @@ def _encode_value(member: Member, value: object, where: str) -> object:
 
 
 def encode_scalar(member: Member, value: object, where: str) -> object:
-    """A number, boolean, enum value, combination of bits or handle as the archive writes it."""
+    """A number, boolean, enum value, combination of bits or handle in the archive's form."""
     match member.category:
         case "bool":
             if not isinstance(value, bool) and value not in (0, 1):
@@ -222,7 +222,8 @@ def _integer(member: Member, value: object, where: str) -> int:
     return value
 
 
-def _sequence(value: object, where: str, size: int) -> Sequence[object]:
+def sequence(value: object, where: str, size: int = 0) -> Sequence[object]:
+    """Check that a value is a list, of a given size if that is not 0."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         raise ManifestError(f"{where}: a list is expected, not {value!r}")
     if size and len(value) != size:

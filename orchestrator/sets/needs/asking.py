@@ -1,10 +1,10 @@
-"""What was asked about a device while a set was decoded, so that the same can be asked again.
+"""Records the questions about a device that decoding a set asks, with the answers.
 
-What a decoded set holds depends on the device by these answers alone: a device that gives the same ones takes
-the same pipelines, in the same form.
+A decoded set depends on the device only through these answers: a device that gives the same ones takes the
+same pipelines, in the same form.
 
-Guarantees: every question to what an `AskedDevice` has and could have is kept, each once, in the order asked.
-Assumptions: a device gives one answer to one question. Thread-safe as far as the device is.
+Guarantees: every question to an `AskedDevice`, about enabled or supported things, is kept once, in order.
+Assumptions: a device always gives the same answer to a question. Thread-safe as far as the device is.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
     """One question about a device, and its answer.
 
     Attributes:
-        enabled: Whether it was about what is enabled, or about what could be.
-        question: What was asked for.
+        enabled: Whether it was about what is enabled, or about what is supported.
+        question: Its kind.
         name: Extension, structure, or number of a format; "" for the version.
         member: Member of the structure, or "".
         value: The answer.
@@ -55,7 +55,7 @@ class AskedCapabilities:
     """Implements `DeviceCapabilities`: passes questions on and keeps the answers."""
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
-        """Listen to the questions about what a device has, or could have."""
+        """Record the questions to `capabilities`."""
         self._capabilities = capabilities
         self.answers: Final[dict[tuple[Question, str, str], Value]] = {}
 
@@ -92,19 +92,19 @@ class AskedDevice:
 
     Attributes:
         device: The device.
-        capabilities: What it has.
-        supported: What it could have.
+        capabilities: What is enabled.
+        supported: What could be enabled.
     """
 
     def __init__(self, device: Device) -> None:
-        """Listen to the questions about a device."""
+        """Record the questions about a device."""
         self.device: Final = device
         self.capabilities: Final = AskedCapabilities(device.capabilities)
         self.supported: Final = AskedCapabilities(device.supported)
 
     @property
     def answers(self) -> tuple[DeviceAnswer, ...]:
-        """What was asked so far."""
+        """All questions so far, with their answers."""
         return tuple(
             DeviceAnswer(enabled, *question, value)
             for enabled, asked in ((True, self.capabilities), (False, self.supported))
@@ -113,7 +113,7 @@ class AskedDevice:
 
 
 def changed_answer(device: Device, answers: Iterable[DeviceAnswer]) -> str:
-    """The first answer that a device gives otherwise, in words; "" where it gives them all."""
+    """The first answer that differs on a device, in words; "" where all are the same."""
     for each in answers:
         asked = device.capabilities if each.enabled else device.supported
         value = ask(asked, each.question, each.name, each.member)

@@ -1,14 +1,13 @@
-"""Requirements that take several members, or a member and its surroundings, to decide.
+"""Requirements that depend on several members, or on a member and its surroundings.
 
-State that dynamic state replaces, limits on sums, formats by the use that is made of them, descriptors of a
-pipeline layout, and what a structure must hold itself, whatever the device: where that is missing, common
-drivers read outside of an array.
+They concern state that dynamic state replaces, limits on sums, formats by their use, descriptors of a
+pipeline layout, and completeness: what a structure must hold on any device, because common drivers read
+outside of an array without it.
 
 Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or
-None. What a document lacks itself is `Malformed`. Nothing is assumed of untrusted values: every index is
-checked before it is used. A requirement is stated only where the device really cannot take the structure:
-what the specification forbids but no compiler looks at (a line width where no lines are drawn) is left alone.
-Nothing is asked for that a recorder leaves out rightly.
+None. An incomplete document is `Malformed`. Values are untrusted: every index is checked before it is used. A
+requirement is stated only where the device cannot take the structure: what the specification forbids but no
+compiler reads (a line width where no lines are drawn) is accepted, and so is what recorders may leave out.
 """
 
 from __future__ import annotations
@@ -39,10 +38,9 @@ Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
 
 
 class Malformed(str):
-    """A reason that is the captured document's own fault, not the device's: it refers to what is not there.
+    """A fault of the captured document, and not of the device, such as a reference to something missing.
 
-    It is found where requirements are, and no driver may be given such a document, but the pipeline has
-    failed rather than been skipped.
+    No driver may be given such a document. Its pipeline is reported as failed, not as skipped.
     """
 
     __slots__ = ()
@@ -77,14 +75,14 @@ def dynamic_state(name: str) -> int:
 
 
 def feature(answers: DeviceAnswers, struct: str, member: str) -> str | None:
-    """A feature, where it is missing."""
+    """The text for a feature if it is missing, or None."""
     return None if answers.feature(struct, member) else f"feature {struct}::{member}"
 
 
 def limit(
     answers: DeviceAnswers, struct: str, member: str, value: float, *, below: bool = False
 ) -> str | None:
-    """A property, where a value is greater (or, with `below`, not less); unknown properties bound nothing."""
+    """The text for a property that a value exceeds (with `below`: reaches); unknown ones bound nothing."""
     most = answers.property(struct, member)
     if not isinstance(most, int | float) or value < most or (value == most and not below):
         return None
@@ -92,7 +90,7 @@ def limit(
 
 
 def format_use(answers: DeviceAnswers, number: int, features: int, use: str) -> str | None:
-    """A format, where no tiling has one of the features that a use needs; the undefined format needs none.
+    """The text for a format if no tiling has a feature that a use needs; VK_FORMAT_UNDEFINED needs none.
 
     "Potential format features" are those of linear and optimal tiling together (specification, "Format
     Properties").
@@ -140,8 +138,8 @@ def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | 
     if raster is None:
         return None
     topology = assembly.topology if assembly is not None else None
-    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00749 asks for a width of 1 even where no line is ever
-    # drawn, where programs record 0 and nothing reads it; here the pipeline must be known to draw lines.
+    # VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-00749 demands a width of 1 even where no line is drawn.
+    # Programs record 0 there, and nothing reads it, so this checks only pipelines that draw lines.
     draws_lines = topology in _LINES or raster.polygonMode == _POLYGON_MODE_LINE
     if draws_lines and raster.lineWidth != 1 and dynamic_state("LINE_WIDTH") not in dynamic:
         missing = feature(answers, BASE, "wideLines")
@@ -165,8 +163,8 @@ def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | 
 
 
 def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
-    # VUID-VkGraphicsPipelineCreateInfo-dynamicRendering-06576: libraries that hold vertex input only need no
-    # render pass, and what links libraries takes the rest from them.
+    # VUID-VkGraphicsPipelineCreateInfo-dynamicRendering-06576: a library of vertex input only needs no render
+    # pass, and a pipeline that links libraries takes it from them.
     if value.renderPass or chained(value, "VkPipelineLibraryCreateInfoKHR") is not None:
         return None
     library = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
@@ -176,7 +174,7 @@ def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
 
 
 def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> str | None:
-    """What a graphics pipeline lacks in a subpass, or in dynamic rendering, of that view mask.
+    """What is missing for a graphics pipeline in a subpass, or in dynamic rendering, of that view mask.
 
     VUID-VkGraphicsPipelineCreateInfo-renderPass-06047, -06048, -07064 for render passes; -06057, -06058,
     -07720, -06578 for dynamic rendering.
@@ -291,9 +289,9 @@ def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicSt
 
 
 def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """Samples that no framebuffer of the device can have: VkPhysicalDeviceLimits::framebuffer*SampleCounts.
+    """A sample count above all of VkPhysicalDeviceLimits::framebuffer*SampleCounts.
 
-    Drivers size their tables of sample locations by the greatest count and do not check it.
+    Drivers size their tables of sample locations by the greatest count, without a check.
     """
     if dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic:
         return None
@@ -457,7 +455,7 @@ def _after_bind(answers: DeviceAnswers, bindings: Any, flags: Any) -> str | None
 
 
 def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = frozenset()) -> str | None:
-    """Formats of the attachments of a render pass, by the use that its subpasses make of them.
+    """Formats of the attachments of a render pass, by their use in subpasses.
 
     VUID-VkSubpassDescription-pInputAttachments-02647, -pColorAttachments-02648, -pResolveAttachments-02649,
     -pDepthStencilAttachment-02650; VUID-VkSubpassDescription2-pInputAttachments-02897 and those beside it.
@@ -468,7 +466,7 @@ def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = fr
             if index == ATTACHMENT_UNUSED:
                 continue
             if index >= len(attachments):
-                # Broken rather than beyond the device, and a driver would read past its array.
+                # The document is broken, and a driver would read past its array.
                 return Malformed(f"attachment {index} of a render pass that has {len(attachments)}")
             missing = format_use(answers, attachments[index].format, features, use)
             if missing is not None:
@@ -477,7 +475,7 @@ def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = fr
 
 
 def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
-    """Every reference of a subpass: attachment, format features any one of which is enough, and the use."""
+    """Every reference of a subpass: attachment, format features of which one is needed, and the use."""
     for each in subpass.pColorAttachments or ():
         yield each.attachment, COLOR_ATTACHMENT, "color attachment"
     for each in subpass.pResolveAttachments or ():
@@ -560,13 +558,13 @@ class DescriptorLimit(msgspec.Struct, frozen=True):
 
     Attributes:
         types: VkDescriptorType names that count, without VK_DESCRIPTOR_TYPE_.
-        property: The property that holds the greatest number.
+        property: The property that holds the limit.
         source: Valid usage statement, without "VUID-VkPipelineLayoutCreateInfo-".
-        per_stage: Whether each stage is counted for itself, instead of all together.
+        per_stage: Whether each stage is counted separately.
         all_sets: Whether sets that are updated after bind count too.
-        or_property: Another property, whose number counts where it is greater.
+        or_property: Another property, which replaces the first where it is greater.
         bindings: Whether bindings are counted instead of descriptors.
-        maintenance_7: The state of the feature of that name in which the limit holds; None for both.
+        maintenance_7: Whether the limit holds with or without the feature maintenance7; None for both.
     """
 
     types: tuple[str, ...]
@@ -677,13 +675,13 @@ _Counts = dict[_Key, list[int]]
 
 @define(eq=False)
 class DescriptorCounts:
-    """The descriptors of one set layout. Thread-safe: what is added later, any thread would compute alike.
+    """The descriptors of one set layout. Thread-safe: any thread would compute the same values.
 
     Attributes:
-        after_bind: Whether only the limits on all sets count them.
-        total: Descriptors of all types; none of the counts is greater.
+        after_bind: Whether only limits on all sets count them.
+        total: Number of all descriptors, an upper bound of each count.
         types: VkDescriptorType of each binding that has descriptors.
-        groups: Descriptors, by type, whether bindings are counted instead, and stages.
+        groups: Counts by type, whether bindings instead of descriptors are counted, and stages.
     """
 
     after_bind: bool
@@ -693,7 +691,7 @@ class DescriptorCounts:
     _by_key: _Counts | None = field(init=False, default=None, repr=False)
 
     def by_key(self) -> Mapping[_Key, list[int]]:
-        """By type and whether bindings count: how many any stage can access, then each of `stage_bits`."""
+        """Counts by type and `bindings`: for any stage, then for each of `stage_bits`."""
         if self._by_key is None:
             by_key: _Counts = {}
             bits = stage_bits()
@@ -727,7 +725,7 @@ def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
 
 
 def descriptor_count(binding: Any) -> int:
-    """VkDescriptorSetLayoutBinding::descriptorCount; where it is absent, the number of immutable samplers."""
+    """VkDescriptorSetLayoutBinding::descriptorCount, or the number of immutable samplers if it is absent."""
     count = binding.descriptorCount
     return len(binding.pImmutableSamplers or ()) if count is None else count
 
@@ -751,7 +749,7 @@ def count_descriptors(value: Any) -> DescriptorCounts:
 
 
 class _Bound(msgspec.Struct, frozen=True, eq=False):
-    """A limit on one device: what counts, and its greatest number."""
+    """A limit on one device: what it counts, and its value."""
 
     row: DescriptorLimit
     keys: tuple[_Key, ...]
@@ -759,13 +757,13 @@ class _Bound(msgspec.Struct, frozen=True, eq=False):
     most: int
 
     def of(self, counts: _Counts) -> list[int]:
-        """How many are accessible to any stage, and to each stage."""
+        """Counts for any stage, then for each stage."""
         found = [counts[key] for key in self.keys if key in counts]
         return [sum(each) for each in zip(*found, strict=True)] if found else [0]
 
 
 class DescriptorLimits:
-    """Compares pipeline layouts with what one device takes. Thread-safe."""
+    """Checks pipeline layouts against the limits of one device. Thread-safe."""
 
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
@@ -773,14 +771,14 @@ class DescriptorLimits:
         maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
         rows = [each for each in DESCRIPTOR_LIMITS if each.maintenance_7 in (None, maintenance_7)]
         self._bounds = [bound for each in rows if (bound := self._bound(each)) is not None]
-        # The least limit on each type: a layout whose total is not above it is within all of them.
+        # The smallest limit on each type: a layout whose total does not exceed it is within all limits.
         self._least: dict[int, int] = {}
         for bound in self._bounds:
             for kind, _ in bound.keys:
                 self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
 
     def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The first limit that the sets of a pipeline layout exceed, with its number and theirs; or None."""
+        """The first limit that the sets of a pipeline layout exceed, with both numbers; or None."""
         total = sum([each.total for each in sets])
         least = self._least
         if not total or all(total <= least.get(kind, total) for each in sets for kind in each.types):
@@ -796,7 +794,7 @@ class DescriptorLimits:
         return None
 
     def _bound(self, row: DescriptorLimit) -> _Bound | None:
-        """The limit on this device; None where it has no such property, which then bounds nothing."""
+        """The limit on this device; None where the device does not have the property."""
         names = (row.property,) if row.or_property is None else (row.property, row.or_property)
         known = [(most, each) for each in names if isinstance(most := self._answers.property(*each), int)]
         if len(known) < len(names):
@@ -806,7 +804,7 @@ class DescriptorLimits:
 
 
 def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
-    """Counts of several sets, those that are updated after bind among them or not."""
+    """Sum of the counts of several sets, with or without those that are updated after bind."""
     counts: _Counts = {}
     for each, times in several.items():
         if after_bind or not each.after_bind:
@@ -815,7 +813,7 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
     return counts
 
 
-# What a structure must hold itself, whatever the device.
+# Completeness: what a structure must hold on any device.
 
 _LIBRARY = 0x800
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
@@ -831,7 +829,7 @@ _GROUP_SHADERS = {
 }
 
 
-# What a group of a VkRayTracingShaderGroupTypeKHR cannot do without: general, procedural hit.
+# The shader that a group of a VkRayTracingShaderGroupTypeKHR must have: general, procedural hit.
 _GROUP_NEEDS = {0: "generalShader", 2: "intersectionShader"}
 
 _VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _FRAGMENT_SHADER_PART, _OUTPUT_PART = 0x1, 0x2, 0x4, 0x8
@@ -840,17 +838,17 @@ _LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
 
 
 def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """State that goes with the parts that a pipeline holds itself.
+    """State that belongs to the pipeline's own parts.
 
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
-    states that may replace it; one of each is looked for here.
+    states that may replace it; this looks for one of each.
     VUID-VkGraphicsPipelineCreateInfo-pStages-00729 to -00731 for tessellation.
     """
     parts, stages = own_parts(value), 0
     for each in value.pStages or ():
         stages |= each.stage
     if parts == _ALL_PARTS and not stages & _FIRST_STAGES:
-        return None  # `incomplete_pipeline` has a word on it
+        return None  # `incomplete_pipeline` reports it
     if stages & _TESSELLATION and stages & _TESSELLATION != _TESSELLATION:
         return Malformed("pStages: one tessellation stage without the other")
     raster = value.pRasterizationState
@@ -875,7 +873,7 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
 
 
 def own_parts(value: Any) -> int:
-    """VkGraphicsPipelineLibraryFlagBitsEXT that a graphics pipeline holds itself, beside its libraries."""
+    """VkGraphicsPipelineLibraryFlagBitsEXT of a graphics pipeline without its libraries."""
     if not getattr(value, "pNext", None):
         return _ALL_PARTS
     info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
@@ -886,14 +884,14 @@ def own_parts(value: Any) -> int:
 
 
 class GraphicsParts(msgspec.Struct, frozen=True):
-    """What a graphics pipeline holds, with the libraries that it links; other kinds have no parts.
+    """Properties of a pipeline together with the libraries that it links.
 
     Attributes:
-        parts: VkGraphicsPipelineLibraryFlagBitsEXT.
+        parts: VkGraphicsPipelineLibraryFlagBitsEXT of a graphics pipeline.
         mesh: Whether it has a mesh shader, which reads no vertex input.
         discards: Whether it rasterizes nothing.
         retains: Whether it can be linked with link-time optimization.
-        stages: How many stages it has, which groups of ray tracing count through.
+        stages: Number of all stages, which ray-tracing groups index.
     """
 
     parts: int
@@ -921,7 +919,7 @@ class GraphicsParts(msgspec.Struct, frozen=True):
 
 
 def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | None:
-    """What a pipeline of any kind lacks, its libraries considered; drivers read it without looking for it.
+    """What is missing in a pipeline of any kind with its libraries; drivers read it without a check.
 
     VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -flags-06609 and -06610, "Complete
     Graphics Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
@@ -972,7 +970,7 @@ def create_flags(value: Any) -> int:
 
 
 def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Stages that groups name, where no library is linked whose stages may be meant."""
+    """Stages that groups name, unless a library is linked, which may have them."""
     if value.pLibraryInfo is not None and value.pLibraryInfo.pLibraries:
         return None
     return _group_shaders(value, len(value.pStages or ()))
@@ -981,7 +979,7 @@ def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicS
 def _group_shaders(value: Any, count: int) -> Malformed | None:
     """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476.
 
-    Of `count` stages those behind the pipeline's own are libraries', of which the kind is not known here.
+    The last of `count` stages are those of libraries, whose kind is not known here.
     """
     stages = [each.stage for each in getattr(value, "pStages", None) or ()]
     for each in getattr(value, "pGroups", None) or ():
@@ -1000,7 +998,7 @@ def _group_shaders(value: Any, count: int) -> Malformed | None:
 
 
 def complete_specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Entries within their data, of sizes that constants have, one a constant.
+    """Map entries lie within their data, have a valid size, and name each constant once.
 
     VUID-VkSpecializationInfo-offset-00773, -pMapEntries-00774, -constantID-04911,
     VUID-VkSpecializationMapEntry-constantID-00776.
@@ -1029,9 +1027,8 @@ def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: Dyn
     return Malformed(f"{count} sample locations where grid and samples make {expected}")
 
 
-# The greatest binding number that is taken. Drivers make tables as long as the greatest number of
-# a layout, which the specification advises to keep low (VkDescriptorSetLayoutBinding); captures
-# stay below some thousands.
+# The greatest accepted binding number. Drivers allocate a table up to the greatest number of a layout, so the
+# specification advises to keep it low (VkDescriptorSetLayoutBinding); captures stay below some thousands.
 _LAST_BINDING = (1 << 20) - 1
 
 
@@ -1067,7 +1064,7 @@ def complete_render_pass(_answers: DeviceAnswers, value: Any, _dynamic: DynamicS
 
 
 def _as_long(value: Any, chained_struct: str, array: str, own: str) -> str | None:
-    """An array in a chain that is read by the index of an array of the structure itself."""
+    """A chained array that is read by the indices of the structure's own array must be as long."""
     found, expected = chained(value, chained_struct), len(getattr(value, own) or ())
     length = len(getattr(found, array, None) or ())
     if not length or length == expected:
@@ -1076,14 +1073,14 @@ def _as_long(value: Any, chained_struct: str, array: str, own: str) -> str | Non
 
 
 class ReplacedArray(msgspec.Struct, frozen=True):
-    """An array that may be null beside its count only where dynamic states replace it.
+    """An array that may be null with a nonzero count only where dynamic states replace it.
 
     Attributes:
         array: The member.
         count: The member that counts it.
-        states: Names of the dynamic states, each a group of which one is enough; all groups are asked for.
+        states: Groups of dynamic states: one state of each group must be on.
         source: The valid usage statement.
-        enable: The member that says whether the array is read at all, or "" where it always is.
+        enable: The member that says whether the array is read, or "" where it always is.
     """
 
     array: str
@@ -1093,67 +1090,43 @@ class ReplacedArray(msgspec.Struct, frozen=True):
     enable: str = ""
 
 
+# fmt: off
 REPLACED_ARRAYS: dict[str, tuple[ReplacedArray, ...]] = {
     "VkPipelineViewportStateCreateInfo": (
-        ReplacedArray(
-            "pViewports",
-            "viewportCount",
-            (("VIEWPORT", "VIEWPORT_WITH_COUNT"),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-04130",
-        ),
-        ReplacedArray(
-            "pScissors",
-            "scissorCount",
-            (("SCISSOR", "SCISSOR_WITH_COUNT"),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-04131",
-        ),
+        ReplacedArray("pViewports", "viewportCount", (("VIEWPORT", "VIEWPORT_WITH_COUNT"),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-04130"),
+        ReplacedArray("pScissors", "scissorCount", (("SCISSOR", "SCISSOR_WITH_COUNT"),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-04131"),
     ),
     "VkPipelineViewportWScalingStateCreateInfoNV": (
-        ReplacedArray(
-            "pViewportWScalings",
-            "viewportCount",
-            (("VIEWPORT_W_SCALING_NV",),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-01715",
-        ),
+        ReplacedArray("pViewportWScalings", "viewportCount", (("VIEWPORT_W_SCALING_NV",),),
+            "VkGraphicsPipelineCreateInfo-pDynamicStates-01715"),
     ),
     "VkPipelineColorBlendStateCreateInfo": (
-        ReplacedArray(
-            "pAttachments",
-            "attachmentCount",
+        ReplacedArray("pAttachments", "attachmentCount",
             (("COLOR_BLEND_ENABLE_EXT",), ("COLOR_BLEND_EQUATION_EXT",), ("COLOR_WRITE_MASK_EXT",)),
-            "VkPipelineColorBlendStateCreateInfo-pAttachments-07353",
-        ),
+            "VkPipelineColorBlendStateCreateInfo-pAttachments-07353"),
     ),
     "VkPipelineColorWriteCreateInfoEXT": (
-        ReplacedArray(
-            "pColorWriteEnables",
-            "attachmentCount",
-            (("COLOR_WRITE_ENABLE_EXT",),),
-            "VkPipelineColorWriteCreateInfoEXT-pColorWriteEnables-parameter",
-        ),
+        ReplacedArray("pColorWriteEnables", "attachmentCount", (("COLOR_WRITE_ENABLE_EXT",),),
+            "VkPipelineColorWriteCreateInfoEXT-pColorWriteEnables-parameter"),
     ),
     "VkPipelineDiscardRectangleStateCreateInfoEXT": (
-        ReplacedArray(
-            "pDiscardRectangles",
-            "discardRectangleCount",
-            (("DISCARD_RECTANGLE_EXT",),),
-            "VkPipelineDiscardRectangleStateCreateInfoEXT, pDiscardRectangles",
-        ),
+        ReplacedArray("pDiscardRectangles", "discardRectangleCount", (("DISCARD_RECTANGLE_EXT",),),
+            "VkPipelineDiscardRectangleStateCreateInfoEXT, pDiscardRectangles"),
     ),
     "VkPipelineCoverageModulationStateCreateInfoNV": (
-        ReplacedArray(
-            "pCoverageModulationTable",
-            "coverageModulationTableCount",
+        ReplacedArray("pCoverageModulationTable", "coverageModulationTableCount",
             (("COVERAGE_MODULATION_TABLE_NV",),),
             "VkPipelineCoverageModulationStateCreateInfoNV-coverageModulationTableEnable-01405",
-            enable="coverageModulationTableEnable",
-        ),
+            enable="coverageModulationTableEnable"),
     ),
 }
+# fmt: on
 
 
 def complete_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """Arrays that no dynamic state replaces: `REPLACED_ARRAYS`."""
+    """Null arrays of `REPLACED_ARRAYS` that no dynamic state replaces."""
     for row in REPLACED_ARRAYS[type(value).__name__]:
         count = getattr(value, row.count)
         if not count or getattr(value, row.array) is not None:

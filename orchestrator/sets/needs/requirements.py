@@ -1,17 +1,16 @@
-"""What a device lacks of what a captured pipeline needs, asked before the driver is to create it.
+"""Finds what a captured pipeline needs and a device lacks, before the driver is asked to create it.
 
-What is needed comes from the registry (what provides each structure, enum value, flag bit, SPIR-V capability
-and extension), from tables of rules with their valid usage statements (`rules`, `shaders`), and from rules
-over several members (`context`). What there is to check in a structure is planned once for each structure on
-each device, and the answer for every value is kept, so that a pipeline costs a few dictionary look-ups a
-structure.
+Needs come from the registry (what provides each structure, enum value, flag bit, SPIR-V capability and
+extension), from tables of rules with their valid usage statements (`rules`, `shaders`), and from rules over
+several members (`context`). The checks of a structure type are planned once for each device, and the answer
+for every value is kept, so that a pipeline costs a few dictionary look-ups per structure.
 
-Guarantees: what is returned as missing is something that the device does not have, by its name in the
-registry, or a value that the registry does not know and that no driver may be given. What a document refers
-to and does not have itself is returned as `Malformed`. Nothing is skipped for what no compiler looks at:
-masks of stages in layouts, dependencies of subpasses, state that a dynamic state or another member makes the
-driver ignore. Thread-safe: any thread would compute the same answers. Whether the device could have what is
-not enabled is not asked here: see prepare.py.
+Guarantees: a missing need is something that the device does not have, by its name in the registry, or a value
+that the registry does not know and that no driver may be given. A reference to something that the document
+does not have is returned as `Malformed`. State that compilers do not read is not checked: stage masks in
+layouts, subpass dependencies, state that is ignored because of a dynamic state or another member.
+Thread-safe: any thread would compute the same answers. Only enabled features count; prepare.py asks what else
+the device could enable.
 """
 
 from __future__ import annotations
@@ -39,27 +38,24 @@ from orchestrator.sets.needs.context import (
     DynamicStates,
     limit,
     multiview,
-    rendering_formats,
 )
 from orchestrator.sets.needs.context import Malformed as Malformed
-from orchestrator.sets.needs.context import render_pass as render_pass_formats
 from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Limit, Rule, enum_numbers
 from orchestrator.sets.needs.shaders import ShaderRequirements
 from orchestrator.sets.spirv.walk import SpirvModule
 
-#: What is missing: the dynamic state under which it does not matter (or -1), and the text.
+#: Something missing: the dynamic state that makes it irrelevant (or -1), and the text.
 Missing = tuple[int, str]
 _MOST_ANSWERS = 1 << 16
 
-# Members that only later commands look at: a bit of a shader stage that the device does not have asks nothing
-# of it when a layout is created, nor do dependencies between subpasses, nor the layouts that images will be
-# in (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most captures, needs an extension that a device without a window
-# lacks).
+# Members that creation does not use: a layout may name shader stages that the device lacks, and subpass
+# dependencies and image layouts matter only to later commands (VK_IMAGE_LAYOUT_PRESENT_SRC_KHR, in most
+# captures, needs an extension that a device without a window lacks).
 _NOT_CHECKED = frozenset(
     {
         ("VkDescriptorSetLayoutBinding", "stageFlags"),
         ("VkPushConstantRange", "stageFlags"),
-        # Ignored but for input attachments, so that it may hold anything.
+        # Ignored except for input attachments, so it may hold anything.
         ("VkAttachmentReference2", "aspectMask"),
         ("VkRenderPassCreateInfo", "pDependencies"),
         ("VkRenderPassCreateInfo2", "pDependencies"),
@@ -75,14 +71,14 @@ class Plan:
 
     Attributes:
         name: The structure.
-        missing: What it needs whatever its members are.
-        scalars: Gives the values of all its scalar members that matter, or None where none does.
-        answers: What is missing, by what `scalars` gave.
+        missing: What is missing for any values of its members.
+        scalars: Gives the values of all scalar members to check, or None where there are none.
+        answers: What is missing, by the result of `scalars`.
         answer: Computes an entry of `answers`.
-        arrays: Name and answer of each member that is an array of scalars that matter.
+        arrays: Name and answers of each member that is an array of scalars to check.
         context: Its rule over several members, or None.
-        children: Names of the members that hold structures worth a visit, pNext included.
-        child_values: Gives the values of `children`, as a tuple; None where there are none.
+        children: Names of the members that hold structures to check, pNext included.
+        child_values: Gives the values of `children` as a tuple; None where there are none.
     """
 
     name: str
@@ -97,7 +93,7 @@ class Plan:
 
 
 class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
-    """What each value of one member lacks on one device.
+    """What is missing on one device for each value of one member.
 
     Attributes:
         answers: The device.
@@ -116,11 +112,11 @@ class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
     known: dict[Any, tuple[Missing, ...]] = msgspec.field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        """Whether any value of the member can lack anything."""
+        """Whether anything can be missing for any value of the member."""
         return bool(self.enum is not None or self.rules or self.limits)
 
     def of(self, value: Any) -> tuple[Missing, ...]:
-        """What a value lacks; None counts as zero."""
+        """What is missing for a value; None counts as zero."""
         found = self.known.get(value)
         if found is None:
             if len(self.known) >= _MOST_ANSWERS:
@@ -129,7 +125,7 @@ class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
         return found
 
     def of_length(self, length: int) -> tuple[Missing, ...]:
-        """What an array of that length lacks."""
+        """What is missing for an array of that length."""
         return tuple(self._limits(length))
 
     def _find(self, value: Any) -> list[Missing]:
@@ -184,7 +180,7 @@ class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
 
 
 def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
-    """What a rule that applies finds missing."""
+    """The features that an applicable rule needs and the device lacks, or None."""
     if any(answers.feature(*each) for each in rule.features):
         return None
     for each in rule.otherwise:
@@ -194,7 +190,7 @@ def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
 
 
 def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
-    """Work out what to check in structures like this one."""
+    """Plan the checks of structures of this value's type."""
     struct = registry().struct(name)
     texts = [answers.missing(struct.requires)]
     texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
@@ -205,7 +201,7 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
         if member.name == "sType" or not hasattr(value, member.name):
             continue
         if (struct.name, member.name) in _NOT_CHECKED or (struct.name, member.name) in WORD_ARRAYS:
-            continue  # a structure or union that the archive writes as plain words asks nothing of a device
+            continue  # a structure or union that the archive writes as plain words needs nothing
         if member.type in BARE_ARRAYS:
             inner = registry().struct(member.type)
             bare = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
@@ -238,7 +234,7 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
 
 
 def _context(name: str) -> Context | None:
-    """The rules over several members of a structure as one: first what it must hold itself."""
+    """The rules over several members of a structure as one, completeness first."""
     own, device = COMPLETENESS.get(name), (CONTEXTS | LAYOUT_CONTEXTS).get(name)
     if own is None or device is None:
         return own or device
@@ -250,7 +246,7 @@ def _context(name: str) -> Context | None:
 
 
 def remember(plan: Plan, key: Hashable) -> tuple[Missing, ...]:
-    """Compute and keep the answer for values of a structure's scalars that were not seen before."""
+    """Compute and keep the answer for new values of a structure's scalars."""
     if len(plan.answers) >= _MOST_ANSWERS:
         plan.answers.clear()
     found = plan.answers[key] = plan.answer(key)
@@ -301,7 +297,7 @@ def _tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]] | None:
 
 @lru_cache(maxsize=1024)
 def _worth_a_visit(name: str) -> bool:
-    """Whether anything in a structure, or below it, can lack anything on some device."""
+    """Whether anything in or below a structure can be missing on some device."""
     struct = registry().struct(name)
     if struct.requires or struct.name in _ALL_CONTEXTS:
         return True
@@ -330,7 +326,7 @@ _RENDERING = "VkPipelineRenderingCreateInfo"
 
 
 class RequirementChecker:
-    """Finds what one device lacks. Thread-safe; keep one for as long as the device is open.
+    """Finds what one device lacks. Thread-safe; valid while the device is open.
 
     Every method returns what is missing, such as "feature VkPhysicalDeviceFeatures::geometryShader", or None.
     """
@@ -345,15 +341,15 @@ class RequirementChecker:
 
     @property
     def needs(self) -> Needs:
-        """What the device has of what was asked for so far, in pipelines that it can take or cannot."""
+        """Features and extensions of the device that the pipelines so far need, accepted or not."""
         return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
 
     def module(self, spirv: SpirvModule) -> str | None:
-        """What a module's version, capabilities, extensions and atomic operations lack."""
+        """What is missing for a module's version, capabilities, extensions and atomic operations."""
         return self._shaders.module(spirv)
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
-        """What a stage lacks together with its module: its entry point, its stage's feature, its limits."""
+        """What is missing for a stage with its module: the entry point, the stage's feature, its limits."""
         missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
         return missing[0][1] if missing else self._shaders.stage(value, spirv)
 
@@ -362,26 +358,15 @@ class RequirementChecker:
         return self._shaders.workgroup_memory(value, spirv, size)
 
     def structure(self, value: Any) -> str | None:
-        """What a structure lacks: itself, its members, its pNext chain, and everything below it."""
+        """What is missing for a structure, its members, its pNext chain, and everything below it."""
         return self._walk(value, _NO_STATES)
 
     def pipeline_layout(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The limit on descriptors that a pipeline layout exceeds, beside what `structure` says of it."""
+        """The limit on descriptors that a pipeline layout exceeds; `structure` checks the rest."""
         return self._descriptors.missing(sets)
 
-    def render_pass(self, value: Any) -> str | None:
-        """The format of an attachment that a VkRenderPassCreateInfo (or 2) uses and the device cannot.
-
-        `structure` includes this.
-        """
-        return render_pass_formats(self._answers, value)
-
-    def rendering_formats(self, value: Any) -> str | None:
-        """The format of dynamic rendering that the device cannot attach; `structure` includes it."""
-        return rendering_formats(self._answers, value)
-
     def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
-        """What a graphics pipeline lacks in its subpass of a render pass, for multiview."""
+        """What is missing for multiview with a graphics pipeline in its subpass of a render pass."""
         subpasses = render_pass.pSubpasses or ()
         if pipeline.subpass >= len(subpasses):
             return Malformed(f"subpass {pipeline.subpass} of a render pass that has {len(subpasses)}")
@@ -410,7 +395,7 @@ class RequirementChecker:
         plan = self._plans.get(type(value)) or self._plan(value)
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
-            # A negative number is no state, and -1 stands for "no state" in `Missing`.
+            # Negative numbers are no states; -1 means "no state" in `Missing`.
             dynamic = frozenset(each for each in value.pDynamicState.pDynamicStates or () if each >= 0)
         found = plan.missing + self._scalars(plan, value)
         missing = _relevant(found, dynamic) if found else None
@@ -427,8 +412,7 @@ class RequirementChecker:
             if child is None or name in ignored:
                 continue
             if graphics and name == "pNext" and value.renderPass:
-                # In a render pass the formats of dynamic rendering are ignored
-                # (VkPipelineRenderingCreateInfo).
+                # With a render pass the formats of dynamic rendering are ignored.
                 child = [each for each in child if type(each).__name__ != _RENDERING]
             if graphics and name in SHARED_STATES:
                 missing = self._shared(child, dynamic)
@@ -442,10 +426,10 @@ class RequirementChecker:
         return None
 
     def _shared(self, state: Any, dynamic: DynamicStates) -> str | None:
-        """What a state lacks that many pipelines share; remembered by identity and dynamic states."""
+        """What is missing for a state that many pipelines share; kept by identity and dynamic states."""
         known = self._states.get((id(state), dynamic))
         if known is None:
-            # The reference to the state keeps its identity from being used again.
+            # Keep a reference to the state, so that its id is not used again.
             known = self._states[id(state), dynamic] = (state, self._walk(state, dynamic))
         return known[1]
 
@@ -470,12 +454,12 @@ class RequirementChecker:
 
 
 def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
-    """The first of what is missing that no dynamic state makes irrelevant."""
+    """The first missing need that no dynamic state makes irrelevant."""
     return next((text for state, text in found if state not in dynamic), None)
 
 
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
-    """Members that the driver does not look at (specification, "Graphics Pipelines")."""
+    """Members that the driver ignores (specification, "Graphics Pipelines")."""
     ignored: frozenset[str] = frozenset()
     raster = value.pRasterizationState
     if raster is not None and raster.rasterizerDiscardEnable and _RASTERIZER_DISCARD_ENABLE not in dynamic:

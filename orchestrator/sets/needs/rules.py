@@ -1,12 +1,11 @@
-"""Which captured state needs which feature or limit, and what a device has, both in the registry's terms.
+"""Tables of the features and limits that captured state needs, and `DeviceAnswers` about a device.
 
 The tables hold what the registry's data does not: which value of which member needs which feature, and which
-member a limit bounds, each row with its valid usage statement. Every name in them is the registry's (a test
-proves that). `DeviceAnswers` says what a device has; the rules about aliases and promotion are written once,
-there.
+member a limit bounds, each row with its valid usage statement. All names are the registry's (a test proves
+it). `DeviceAnswers` has the only rules about aliases and promotion.
 
-Guarantees: answers never change, as a device's capabilities do not. Thread-safe: dictionaries are only added
-to, with values that any thread would compute alike.
+Guarantees: answers never change. Thread-safe: dictionaries only grow, and any thread would compute the same
+values.
 Assumptions: absent members are zero, as in a decoded document, so a rule on zero is stated only for members
 that are always recorded. DeviceCapabilities is pure.
 """
@@ -63,14 +62,14 @@ class Rule(msgspec.Struct, frozen=True):
 
     Attributes:
         struct: The structure.
-        member: Its member; "" for the structure itself: whenever it is there.
-        values: Enum values, or bits any one of which is enough; () for any value that is not zero.
-        features: Features any one of which is enough.
-        source: The valid usage statement, without "VUID-" and the structure's name where it is the same; or
-            the feature in whose description the specification says so.
-        otherwise: Versions or extensions any one of which is enough as well.
+        member: Its member; "" for any occurrence of the structure.
+        values: Enum values, or bits, of which one triggers the rule; () for any nonzero value.
+        features: Features of which one is needed.
+        source: The valid usage statement, without "VUID-" and the structure's own name; or the feature in
+            whose description the specification says so.
+        otherwise: Versions or extensions of which one replaces the feature.
         dynamic: Dynamic state under which the member is ignored, or "".
-        test: In place of `values`: which values of the member need it.
+        test: In place of `values`: whether a value of the member triggers the rule.
     """
 
     struct: str
@@ -89,7 +88,7 @@ class Limit(msgspec.Struct, frozen=True):
     Attributes:
         struct: The structure.
         member: Its member; a list counts as its length.
-        property: The property that holds the greatest value.
+        property: The property that holds the limit.
         source: As in `Rule`.
         below: Whether the value must be less, instead of at most equal.
         dynamic: As in `Rule`.
@@ -517,7 +516,7 @@ class DeviceAnswers:
         Args:
             struct: Its structure.
             member: Its member.
-            needed: Whether whoever asks needs it; False where it only changes what else is asked.
+            needed: Whether the pipeline needs it; False where it only selects other checks.
         """
         key = (struct, member)
         known = self._features.get(key)
@@ -529,7 +528,7 @@ class DeviceAnswers:
         return known
 
     def property(self, struct: str, member: str) -> PropertyValue:
-        """Value of a property, by this structure or one that a core version merged it with; None for none."""
+        """Value of a property, by this structure or one that a core version merged it with; or None."""
         key = (struct, member)
         if key not in self._properties:
             value: PropertyValue = None
@@ -541,7 +540,7 @@ class DeviceAnswers:
         return self._properties[key]
 
     def format_features(self, format_number: int) -> tuple[int, int, int]:
-        """(linear, optimal, buffer) VkFormatFeatureFlags of a format; zeros for one the device does not know.
+        """(linear, optimal, buffer) VkFormatFeatureFlags of a format; zeros for a format it does not know.
 
         The driver is asked only about formats that the device's versions and extensions define.
         """
@@ -555,10 +554,10 @@ class DeviceAnswers:
         return known
 
     def missing(self, expression: str) -> str | None:
-        """What an expression of the registry lacks on this device, or None where it holds.
+        """What is missing for an expression of the registry on this device, or None where it holds.
 
-        An extension that was promoted to a core version counts as there with that version: expressions say
-        what provides a name, and what is optional in the version is a feature and asked for as such.
+        A core version provides the extensions that were promoted to it: an expression says what defines a
+        name, and what is optional in a version is checked as a feature.
         """
         if not expression:
             return None
@@ -568,7 +567,7 @@ class DeviceAnswers:
         return self._expressions[expression]
 
     def enabled(self, thing: Enabled) -> bool:
-        """Whether one of the alternatives that enable something holds; nothing to enable holds always."""
+        """Whether one of the alternatives that enable something holds, or there are none."""
         return not thing.enable or any(self._enable(each) for each in thing.enable)
 
     def _enable(self, way: Enable) -> bool:
@@ -604,7 +603,7 @@ class DeviceAnswers:
         return self.extension(name) or bool(promoted and self._provides(promoted))
 
     def _text(self, expression: str) -> str:
-        """An expression that does not hold, in words; where all of it is asked for, only what lacks."""
+        """A false expression in words; if it is a conjunction, only its false terms."""
         if "," not in expression:
             lacking = [name for name in expressions.names(expression) if not self._provides(name)]
             return " and ".join(name_text(name) for name in lacking)
@@ -621,7 +620,7 @@ def name_text(name: str) -> str:
 
 
 def bit_number(name: str) -> int | None:
-    """Number of an enum value or bit; a name whose author's tag has changed since is found too."""
+    """Number of an enum value or bit, also by a name with another author's tag."""
     numbers = enum_numbers()
     stem = name.removesuffix("_NV").removesuffix("_EXT").removesuffix("_KHR")
     candidates = (name, stem, f"{stem}_KHR", f"{stem}_EXT")

@@ -1,16 +1,15 @@
-"""What a device lacks of what SPIR-V needs: modules, and the stages that use them.
+"""Finds what shader modules, and the stages that use them, need and a device lacks.
 
-A module's version, capabilities, extensions and atomic operations, and a stage's entry point and limits.
-Capabilities and extensions come from the registry's SPIR-V tables, which let a capability be enabled by any
-of several features, one for each kind of memory. A compiler may end the process when it meets an atomic
-operation in memory whose own feature it lacks, so those have a table of their own: one row an operation,
-memory and type, with the feature in whose description the specification allows it.
-VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of integers; those of floating-point values
-(-06284 to -06287, -06337 to -06339) ask for less, since any feature of one memory or width will do for them.
-Operations that no row describes need nothing here, nor do sparse images: neither a shader nor a pipeline says
-that an image is sparse.
+It checks a module's version, capabilities, extensions and atomic operations, and a stage's entry point and
+limits. Capabilities and extensions come from the registry's SPIR-V tables, where any of several features, one
+for each kind of memory, may enable a capability. A compiler may crash on an atomic operation in memory whose
+own feature the device lacks, so these have their own table: a row for each operation, memory and type, with
+the feature whose description allows it. VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of
+integers; those of floating-point values (-06284 to -06287, -06337 to -06339) demand less, because a feature
+of any memory or width satisfies them. Operations without a row need nothing. Sparse images are not checked,
+because neither a shader nor a pipeline says that an image is sparse.
 
-Guarantees: as in `requirements`; a capability or extension is looked up once a device.
+Guarantees: as in `requirements`.
 Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742,
 RuntimeSpirv).
 """
@@ -19,6 +18,7 @@ from __future__ import annotations
 
 import struct as binary
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import msgspec
@@ -46,7 +46,7 @@ _IMAGE_INT_64 = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
 _VECTOR = "VkPhysicalDeviceShaderAtomicFloat16VectorFeaturesNV"
 
 # SPIR-V storage classes: Uniform, StorageBuffer, PhysicalStorageBuffer; Workgroup, TaskPayloadWorkgroupEXT;
-# Image. Payloads are named by the descriptions of the shared features ("shared and payload memory").
+# Image. The descriptions of the shared features name payloads too ("shared and payload memory").
 BUFFER, SHARED, IMAGE = frozenset({2, 12, 5349}), frozenset({4, 5402}), frozenset({11})
 
 _PLAIN = frozenset({OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE})
@@ -110,7 +110,7 @@ ATOMIC_RULES: tuple[AtomicRule, ...] = (
 
 
 def atomic_features(atomic: Atomic) -> Iterator[Feature]:
-    """The features that an operation needs, all of them: none or one."""
+    """The features that an operation needs: none or one."""
     return (rule.feature for rule in ATOMIC_RULES if rule.covers(atomic))
 
 
@@ -131,36 +131,14 @@ _MODELS: dict[int, tuple[int, ...]] = {
 _MESH_PROPERTIES = "VkPhysicalDeviceMeshShaderPropertiesEXT"
 _MESH_PROPERTIES_NV = "VkPhysicalDeviceMeshShaderPropertiesNV"
 _WORKGROUPS = {
-    _GL_COMPUTE: (
-        LIMITS,
-        "maxComputeWorkGroupSize",
-        "maxComputeWorkGroupInvocations",
-        "maxComputeSharedMemorySize",
-    ),
-    _TASK_EXT: (
-        _MESH_PROPERTIES,
-        "maxTaskWorkGroupSize",
-        "maxTaskWorkGroupInvocations",
-        "maxTaskSharedMemorySize",
-    ),
-    _MESH_EXT: (
-        _MESH_PROPERTIES,
-        "maxMeshWorkGroupSize",
-        "maxMeshWorkGroupInvocations",
-        "maxMeshSharedMemorySize",
-    ),
-    _TASK_NV: (
-        _MESH_PROPERTIES_NV,
-        "maxTaskWorkGroupSize",
-        "maxTaskWorkGroupInvocations",
-        "maxTaskTotalMemorySize",
-    ),
-    _MESH_NV: (
-        _MESH_PROPERTIES_NV,
-        "maxMeshWorkGroupSize",
-        "maxMeshWorkGroupInvocations",
-        "maxMeshTotalMemorySize",
-    ),
+    model: (struct, f"max{stage}WorkGroupSize", f"max{stage}WorkGroupInvocations", f"max{stage}{memory}Size")
+    for model, struct, stage, memory in (
+        (_GL_COMPUTE, LIMITS, "Compute", "SharedMemory"),
+        (_TASK_EXT, _MESH_PROPERTIES, "Task", "SharedMemory"),
+        (_MESH_EXT, _MESH_PROPERTIES, "Mesh", "SharedMemory"),
+        (_TASK_NV, _MESH_PROPERTIES_NV, "Task", "TotalMemory"),
+        (_MESH_NV, _MESH_PROPERTIES_NV, "Mesh", "TotalMemory"),
+    )
 }
 
 # Execution modes whose literal a property bounds, by execution model. VUID-VkPipelineShaderStageCreateInfo-
@@ -177,13 +155,13 @@ _MODE_LIMITS = {
     (_MESH_NV, _OUTPUT_PRIMITIVES): (_MESH_PROPERTIES_NV, "maxMeshOutputPrimitives"),
 }
 
-# Newest minor version of SPIR-V 1.x that each core version takes ("Versions and Formats" of the appendix).
+# Newest minor version of SPIR-V 1.x for each core version ("Versions and Formats" of the appendix).
 _SPIRV_VERSIONS = (("VK_VERSION_1_0", 0), ("VK_VERSION_1_1", 3), ("VK_VERSION_1_2", 5), ("VK_VERSION_1_3", 6))
 _NEWEST_MINOR = 6
 
-# SPIR-V extensions that vk.xml does not list and that ask nothing of a device: they add decorations or
-# instructions that a consumer may ignore. What vk.xml lists (SPV_GOOGLE_*, SPV_KHR_non_semantic_info) is
-# decided by what it says, even where it is as harmless.
+# SPIR-V extensions that vk.xml does not list and that need nothing: a consumer may ignore the decorations or
+# instructions that they add. Similar ones that vk.xml lists (SPV_GOOGLE_*, SPV_KHR_non_semantic_info) are
+# judged by its rules.
 _ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
 
 _FULL_SUBGROUPS, _VARYING_SUBGROUPS = 0x2, 0x1
@@ -196,54 +174,39 @@ class ShaderRequirements:
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
         self._answers = answers
-        # What stages without a chain lack, where specialization changes nothing about it.
+        # Answers for stages without a pNext chain that do not depend on specialization.
         self._stages: dict[tuple[int, int, str | None, int], tuple[SpirvModule, str | None]] = {}
         self._modules: dict[tuple[Any, ...], str | None] = {}
-        self._capabilities: dict[int, str | None] = {}
-        self._extensions: dict[str, str | None] = {}
-        self._versions: dict[tuple[int, int], str | None] = {}
-        self._atomics: dict[Atomic, str | None] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
-        """What the module's version, capabilities, extensions and atomic operations lack."""
+        """What is missing for the module's version, capabilities, extensions and atomic operations."""
         needs = spirv.version, spirv.capabilities, spirv.extensions, spirv.atomics
-        if needs not in self._modules:  # few are different
+        if needs not in self._modules:  # a set has few different needs
             self._modules[needs] = self._module(spirv)
         return self._modules[needs]
 
     def _module(self, spirv: SpirvModule) -> str | None:
-        if spirv.version not in self._versions:
-            self._versions[spirv.version] = self._version(*spirv.version)
-        missing = self._versions[spirv.version]
-        if missing is not None:
-            return missing
-        for number in spirv.capabilities:
-            if number not in self._capabilities:
-                self._capabilities[number] = self._capability(number)
-            if (missing := self._capabilities[number]) is not None:
-                return missing
-        for name in spirv.extensions:
-            if name not in self._extensions:
-                self._extensions[name] = self._extension(name)
-            if (missing := self._extensions[name]) is not None:
-                return missing
-        for atomic in spirv.atomics:
-            if atomic not in self._atomics:
-                texts = (feature(self._answers, *each) for each in atomic_features(atomic))
-                self._atomics[atomic] = next((text for text in texts if text is not None), None)
-            if (missing := self._atomics[atomic]) is not None:
-                return missing
-        return None
+        lacking = chain(
+            (self._version(*spirv.version),),
+            map(self._capability, spirv.capabilities),
+            map(self._extension, spirv.extensions),
+            map(self._atomic, spirv.atomics),
+        )
+        return next((text for text in lacking if text is not None), None)
+
+    def _atomic(self, atomic: Atomic) -> str | None:
+        texts = (feature(self._answers, *each) for each in atomic_features(atomic))
+        return next((text for text in texts if text is not None), None)
 
     def stage(self, value: Any, spirv: SpirvModule) -> str | None:
-        """What a stage lacks: its entry point, or the room that the entry point asks for."""
+        """What is missing for a stage: its entry point, or the limits of the entry point."""
         key = (id(spirv), value.stage, value.pName, value.flags)
         known = self._stages.get(key)
         if known is not None and not value.pNext:
             return known[1]
         missing = self._stage(value, spirv)
         if not value.pNext and not spirv.has_specialized_sizes:
-            # The reference to the module keeps its identity from being used again.
+            # Keep a reference to the module, so that its id is not used again.
             self._stages[key] = (spirv, missing)
         return missing
 
@@ -356,7 +319,7 @@ def stage_entry_point(value: Any, spirv: SpirvModule) -> EntryPoint | None:
 
 
 def specialized_values(info: Any) -> dict[int, int]:
-    """The 32-bit values of a VkSpecializationInfo, by constant id, without those that do not fit its data."""
+    """The 32-bit values of a VkSpecializationInfo that lie within its data, by constant id."""
     data = info.pData or b""
     values: dict[int, int] = {}
     for each in info.pMapEntries or ():
@@ -366,7 +329,7 @@ def specialized_values(info: Any) -> dict[int, int]:
 
 
 def _ways(thing: Enabled) -> str:
-    """The ways in which something is enabled, in words."""
+    """The ways to enable something, in words."""
     return " or ".join(dict.fromkeys(_way(each) for each in thing.enable))
 
 

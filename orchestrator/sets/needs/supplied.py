@@ -1,7 +1,7 @@
-"""Judges SPIR-V that came after its pipelines were decoded, as decoding judges that of a set's own records.
+"""Judges SPIR-V that is supplied after its pipelines were decoded, by the rules for a set's own modules.
 
-Stages are read from the image, since the documents that it was made of are gone. What a layout lacks is not
-looked at: whoever supplies code after its layouts answers for that, as an application does.
+Stages are read from the image, because the documents are not kept. Layouts are not checked against the code:
+the supplier is responsible for them, as an application is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Refusal:
 
     Attributes:
         reason: In words.
-        unsupported: Whether the device lacks something, and the code itself may be good.
+        unsupported: Whether the device lacks something, so that the code may be valid.
     """
 
     reason: str
@@ -55,7 +55,7 @@ class SuppliedJudge:
         self._stages = _stages_of(self.image)
 
     def refusal(self, module: int, code: object) -> Refusal | None:
-        """Why the code that was given for a module cannot be used, or None."""
+        """Why the code that was supplied for a module cannot be used, or None."""
         if not isinstance(code, bytes | bytearray | memoryview):
             return Refusal(f"the provider gave {type(code).__name__} and not bytes")
         try:
@@ -75,7 +75,7 @@ class SuppliedJudge:
 
 
 def _stages_of(image: CreateInfoImage) -> dict[int, set[_Stage]]:
-    """What the stages of each module ask of it."""
+    """Stage bits and entry-point names that the pipelines use each module with."""
     offsets = {each.name: each.offset for each in registry().struct(_STAGE).members}
     order = np.argsort(image.pointer_slots, kind="stable")
     slots, targets = image.pointer_slots[order], image.pointer_targets[order]

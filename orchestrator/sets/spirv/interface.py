@@ -1,9 +1,9 @@
-"""The interface of a SPIR-V module: what it says of itself that a pipeline has to agree with.
+"""The interface of a SPIR-V module, which a pipeline has to match.
 
-Entry points, descriptors, push constants, specialization constants and vertex inputs: what `layout = "auto"`
-is made of. Types, decorations and variables are collected by id, and the interface is read off the variables
-(Vulkan specification, "Shader Interfaces"). Descriptors and push constants are those of the module, not of
-one entry point: a layout may hold more than a stage uses.
+It has entry points, descriptors, push constants, specialization constants and vertex inputs: all that
+`layout = "auto"` needs. Types, decorations and variables are collected by id, and the interface follows from
+the variables (Vulkan specification, "Shader Interfaces"). Descriptors and push constants are those of the
+whole module, because a layout may hold more than a stage uses.
 
 Guarantees: any bytes give an interface or a ManifestError; each id is resolved a bounded number of times.
 """
@@ -21,7 +21,7 @@ from orchestrator.sets.spirv.walk import EntryPoint, SpirvError, instructions, s
 
 _MAX_DEPTH = 32
 
-# Opcodes that are looked at (SPIR-V specification, "Instructions").
+# Opcodes that are read (SPIR-V specification, "Instructions").
 _NAME, _ENTRY_POINT = 5, 15
 _TYPE_BOOL, _TYPE_INT, _TYPE_FLOAT, _TYPE_VECTOR, _TYPE_MATRIX = 20, 21, 22, 23, 24
 _TYPE_IMAGE, _TYPE_SAMPLER, _TYPE_SAMPLED_IMAGE, _TYPE_ARRAY, _TYPE_RUNTIME_ARRAY = 25, 26, 27, 28, 29
@@ -29,15 +29,8 @@ _TYPE_STRUCT, _TYPE_POINTER, _TYPE_ACCELERATION_STRUCTURE = 30, 32, 5341
 _CONSTANT, _SPEC_TRUE, _SPEC_FALSE, _SPEC_CONSTANT = 43, 48, 49, 50
 _VARIABLE, _DECORATE, _MEMBER_DECORATE = 59, 71, 72
 _TYPES = frozenset({*range(_TYPE_BOOL, 34), _TYPE_ACCELERATION_STRUCTURE})
-_COLLECTED = _TYPES | {
-    _CONSTANT,
-    _SPEC_TRUE,
-    _SPEC_FALSE,
-    _SPEC_CONSTANT,
-    _VARIABLE,
-    _DECORATE,
-    _MEMBER_DECORATE,
-}
+_SPEC_CONSTANTS = frozenset({_SPEC_TRUE, _SPEC_FALSE, _SPEC_CONSTANT})
+_COLLECTED = _TYPES | _SPEC_CONSTANTS | {_CONSTANT, _VARIABLE, _DECORATE, _MEMBER_DECORATE}
 
 # Decorations and storage classes.
 _SPEC_ID, _BUFFER_BLOCK, _ARRAY_STRIDE, _MATRIX_STRIDE, _BUILT_IN = 1, 3, 6, 7, 11
@@ -79,7 +72,7 @@ class SpecializationConstant:
         constant_id: Its SpecId.
         name: Its debug name, "" where the module has none.
         kind: "bool", "int", "uint" or "float".
-        size: Bytes its value takes in VkSpecializationInfo: four for a boolean (a VkBool32).
+        size: Bytes of its value in VkSpecializationInfo: four for a boolean (a VkBool32).
     """
 
     constant_id: int
@@ -94,7 +87,7 @@ class StageInput:
 
     Attributes:
         location: The location.
-        format: VkFormat that feeds it one to one.
+        format: VkFormat with the same components and width.
         size: Bytes of that format.
     """
 
@@ -105,14 +98,14 @@ class StageInput:
 
 @frozen
 class ShaderInterface:
-    """What a module says about itself.
+    """The interface of a module.
 
     Attributes:
         entry_points: In the module's order.
         descriptors: By set and binding.
         push_constants: (offset, size) in bytes of the push-constant block, or None.
         specialization: In the order of constant ids.
-        inputs: Of the Input storage class, by location; the vertex inputs of a vertex shader.
+        inputs: Variables of the Input storage class, by location: the vertex inputs of a vertex shader.
     """
 
     entry_points: tuple[EntryPoint, ...]
@@ -134,7 +127,7 @@ class ShaderInterface:
 
 @define
 class _Walk:
-    """Everything of interest, by id."""
+    """What the interface needs, by id."""
 
     types: dict[int, tuple[int, tuple[int, ...]]] = Factory(dict)
     names: dict[int, str] = Factory(dict)
@@ -147,7 +140,7 @@ class _Walk:
 
 
 def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
-    """Those of a module, in the order of constant ids; none where a type is not there.
+    """Those of a module, in the order of constant ids; none where a type is missing.
 
     Raises:
         SpirvError: The module's framing is broken.
@@ -165,7 +158,7 @@ _SOURCE_TEXT: Final = (
 
 
 def _is_text(code: bytes) -> bool:
-    """Whether it begins as text does; a module's first words hold zeros."""
+    """Whether it begins like text; the first words of a module hold zero bytes."""
     head = code[:256]
     return bool(head) and all(each in b"\t\n\r\f" or each >= 32 for each in head) and b"\0" not in head
 
@@ -213,7 +206,7 @@ def _collect(walk: _Walk, opcode: int, operands: tuple[int, ...]) -> None:
         walk.types[operands[0]] = (opcode, operands[1:])
     elif opcode == _CONSTANT:
         walk.constants[operands[1]] = operands[2]
-    elif opcode in (_SPEC_CONSTANT, _SPEC_TRUE, _SPEC_FALSE):
+    elif opcode in _SPEC_CONSTANTS:
         walk.spec_constants[operands[1]] = operands[0]
         if opcode == _SPEC_CONSTANT:
             walk.constants[operands[1]] = operands[2]
@@ -283,7 +276,7 @@ def _push_constants(walk: _Walk) -> tuple[int, int] | None:
 
 
 def _size(walk: _Walk, type_id: int, decorations: dict[int, int], depth: int) -> int:
-    """Bytes of a type with explicit layout; `decorations` are those of the member that has it."""
+    """Bytes of a type with explicit layout; `decorations` are those of the member of this type."""
     if depth > _MAX_DEPTH:
         raise RecursionError(f"type {type_id} nests too deep")
     opcode, operands = walk.types[type_id]

@@ -1,10 +1,10 @@
-"""Which variables an entry point statically uses: those that a function it may call names.
+"""Finds the variables that an entry point statically uses: those that a function it may call names.
 
-Asked only where a pipeline's layout lacks what a module declares, since a module may declare more than it
-uses, and the layout need not have that (Vulkan specification, "Shader Resource Interface").
+A module may declare more than it uses, and a pipeline's layout needs only what is used (Vulkan specification,
+"Shader Resource Interface").
 
-Guarantees: what is returned is used. An instruction that is not looked at may use more. Any bytes give a
-result or a SpirvError; each function is visited once.
+Guarantees: every returned variable is used; instructions that this does not read may use more. Any bytes give
+a result or a SpirvError; each function is visited once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _POINTERS: dict[int, tuple[int, ...]] = {
 
 
 def statically_used(code: bytes, entry_point: int, variables: Collection[int]) -> frozenset[int]:
-    """Those of some variables that an entry point uses.
+    """The variables among some that an entry point uses.
 
     Args:
         code: The module.

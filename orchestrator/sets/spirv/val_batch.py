@@ -1,7 +1,6 @@
-"""The process between this program and spirv-val: asks it about one file after the other.
+"""The service that runs spirv-val on one file after another, in a process of its own.
 
-The limits on CPU time and memory are this process's own, and each spirv-val inherits them; one start of an
-interpreter serves many modules.
+Each spirv-val inherits this process's limits on CPU time and memory. One interpreter serves many modules.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
-    """A request: ask spirv-val about a file.
+    """A request to run spirv-val on a file.
 
     Attributes:
-        command: The program and its arguments, the file among them.
-        wall_s: How long it may take, seconds.
+        command: The program and its arguments, with the file.
+        wall_s: Time limit, seconds.
     """
 
     command: tuple[str, ...]
@@ -31,11 +30,11 @@ class Judge(msgspec.Struct, frozen=True, tag="judge"):
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged"):
-    """What spirv-val said.
+    """The answer of spirv-val.
 
     Attributes:
-        status: Its exit code; negative, the signal that ended it; None where it took too long.
-        text: Its words, cut off.
+        status: Its exit code; the negative signal that ended it; None where it took too long.
+        text: The beginning of its output.
     """
 
     status: int | None
@@ -46,7 +45,7 @@ Request = Judge
 
 
 def serve(channel: Channel[Judge, Judged]) -> None:
-    """Ask, for as long as there are requests."""
+    """Answer requests until there are no more."""
     environment = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     for request in channel:
         channel.send(_judged(request, environment))

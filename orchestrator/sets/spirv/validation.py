@@ -1,16 +1,15 @@
 """Validation of SPIR-V by spirv-val (Khronos' SPIRV-Tools), in child processes and under limits.
 
-    code ──> without its source-language notes ──> files in a directory of ours ──> val_batch ──> spirv-val
+    code ──> without its source-language notes ──> files in a temporary folder ──> val_batch ──> spirv-val
          <── verdict: VALID, INVALID, UNKNOWN
 
-A module of unknown origin may be made to crash or to stall a validator as well as a driver.
+A hostile module may crash or stall a validator as well as a driver.
 
-Guarantees: nothing is raised for what a module holds. Each module has one verdict. What ends a validator (a
-signal, time, memory) is UNKNOWN with the cause: it says nothing about the module, and whoever trusts only
-VALID is on the safe side. So is what a validator that is older than the module does not know. CPU seconds,
-wall seconds, address space and words are bounded for each module.
-Assumptions: spirv-val judges by the rules of Vulkan 1.3 with the layouts that features may relax; which of
-these a device enables is the requirement check's business.
+Guarantees: no module makes this raise. Each module gets one verdict. Where a validator crashes, takes too
+long or too much memory, or is older than the module, the verdict is UNKNOWN with the cause. CPU time, wall
+time, address space and message length are bounded for each module.
+Assumptions: spirv-val judges by the rules of Vulkan 1.3, with all layouts that features may allow; the
+requirement check decides which of these a device enables.
 """
 
 from __future__ import annotations
@@ -38,8 +37,7 @@ OPTIONS = (
     "--allow-localsizeid",
 )
 
-# Debug notes on the source language: no driver reads them, and validators do not know languages younger than
-# they are.
+# Debug notes on the source language: no driver reads them, and older validators refuse newer languages.
 _SOURCE_NOTES = frozenset({2, 3, 4})  # OpSourceContinued, OpSource, OpSourceExtension
 _TOO_OLD = (
     "Invalid capability operand",
@@ -56,7 +54,7 @@ class Verdict(enum.StrEnum):
 
     VALID: spirv-val accepts it.
     INVALID: spirv-val refuses it.
-    UNKNOWN: spirv-val did not come to an answer, or does not know what the module uses.
+    UNKNOWN: spirv-val gave no answer, or does not know something that the module uses.
     """
 
     VALID = "valid"
@@ -79,7 +77,7 @@ class Judgement:
 
 @frozen
 class ValidationLimits:
-    """What spirv-val may use for one module.
+    """Limits of spirv-val for one module.
 
     Attributes:
         cpu_s: CPU seconds.
@@ -110,9 +108,9 @@ def validate_modules(
     Args:
         modules: Hash and code of each.
         program: Path of spirv-val, as from `find_spirv_val`.
-        limits: What it may use for one module.
-        processes: How many to ask about at a time.
-        children: A group that ends this early where it ends.
+        limits: Limits for each module.
+        processes: Number of processes at the same time.
+        children: A group whose end also ends this call.
 
     Returns:
         A judgement for each hash.
@@ -135,11 +133,7 @@ def validate_modules(
 
 
 def without_source_notes(code: bytes) -> bytes:
-    """A module without what it says about its source language; as it is where its framing is broken.
-
-    Args:
-        code: The module.
-    """
+    """A module without its notes on the source language; unchanged where its framing is broken."""
     kept, start = [], 0
     try:
         for opcode, at, end in instructions(spirv_words(code)):
@@ -156,7 +150,7 @@ def without_source_notes(code: bytes) -> bytes:
 def _judge(
     paths: Sequence[tuple[int, str]], program: str, limits: ValidationLimits, group: ChildGroup
 ) -> dict[int, Judgement]:
-    """Judge a batch, in a new child after each module that ended one."""
+    """Judge a batch, with a new child after each module that ended one."""
     found: dict[int, Judgement] = {}
     left = deque(paths)
     bounds = ChildLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes)

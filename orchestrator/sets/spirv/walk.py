@@ -1,16 +1,15 @@
-"""The walk over SPIR-V modules: their instructions, and what deciding about them needs of those.
+"""The walk over SPIR-V modules, which reads what the checks of pipelines need.
 
-`walk_spirv` reads what lies before the first function and stops there: version, capabilities, extensions,
-entry points, execution modes, and the constants that a workgroup size may be made of. What atomic operations
-need depends on their memory, which only the functions say, so it goes on through modules that declare a
-capability for such operations, or that have memory which they may be done in and hold the words of a load,
-store or exchange: 9 of the 875 of the two largest captured sets. `walk_modules` does the same for many
-modules at once, in a third of the time: each step goes from one instruction to the next in all of them.
-`instructions` gives all instructions to whoever needs others.
+`walk_spirv` reads what precedes the first function: version, capabilities, extensions, entry points,
+execution modes, and the constants that a workgroup size may depend on. Only functions tell in which memory
+atomic operations work, so it reads on in modules that declare a capability for such operations, or that have
+such memory and contain the words of an atomic load, store or exchange: 9 of the 875 of the two largest
+captured sets. `walk_modules` does the same for many modules at once, in a third of the time: each step goes
+from one instruction to the next in all of them. `instructions` gives all instructions.
 
-Guarantees: no byte outside the given ones is read, every instruction moves on by a word at least, and nothing
-is allocated that the module merely declares: any input gives a result or a SpirvError. Framing is proven as
-far as it is walked, not that instructions mean anything. Pure and thread-safe; results are frozen.
+Guarantees: no byte outside the given ones is read, every step moves on by a word at least, and no allocation
+depends on a declared size: any input gives a result or a SpirvError. Only framing is checked, as far as the
+walk goes, and not the meaning of instructions. Pure and thread-safe; results are frozen.
 Assumptions: little-endian words, as on every host this package supports.
 Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4
 "Logical Layout of a Module".
@@ -54,44 +53,43 @@ _STAGES = {
     5318: 0x2000, 5267: 0x40, 5268: 0x80, 5364: 0x40, 5365: 0x80,
 }  # fmt: skip
 
-# Words that each instruction that is read has at least, its first included; a shorter one cannot hold its
-# operands.
+# Least number of words of each instruction that is read, its first included; a shorter one lacks operands.
 _LEAST_WORDS = {
     OP_EXTENSION: 2, OP_ENTRY_POINT: 4, OP_EXECUTION_MODE: 3, OP_CAPABILITY: 2, OP_CONSTANT: 4,
     OP_DECORATE: 3, OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3,
     OP_EXECUTION_MODE_ID: 3, OP_TYPE_POINTER: 4,
 }  # fmt: skip
-# The same by opcode, 1 for what is not read: the walk looks at every instruction.
+# The same by opcode, 1 for others: the walk passes every instruction.
 _LEAST_BY_OPCODE = bytes(_LEAST_WORDS.get(opcode, 1) for opcode in range(max(_LEAST_WORDS) + 1)).ljust(
     1 << 16, b"\1"
 )
 _LEAST: Final = np.frombuffer(_LEAST_BY_OPCODE, np.uint8)
-# Memory that other invocations see, by the storage class of pointers: Workgroup, Image, StorageBuffer,
-# PhysicalStorageBuffer, TaskPayloadWorkgroupEXT. Uniform is, where a block is decorated BufferBlock.
+# Storage classes that other invocations see: Workgroup, Image, StorageBuffer, PhysicalStorageBuffer,
+# TaskPayloadWorkgroupEXT. Uniform is one where a block is decorated BufferBlock.
 _WORKGROUP = 4
 _SHARED_MEMORY = (_WORKGROUP, 11, 12, 5349, 5402)
-# Of composite constants, only those of three constituents can be a workgroup size.
+# Only composite constants of three constituents can be a workgroup size.
 _COMPOSITE_OF_THREE = 6
-# Instructions before the first function that tell the types of atomic operations, as in `_LEAST_WORDS`.
+# Instructions that define the types of atomic operations, as in `_LEAST_WORDS`.
 _TYPE_WORDS = {
     OP_TYPE_INT: 4, OP_TYPE_FLOAT: 3, OP_TYPE_VECTOR: 4, OP_TYPE_POINTER: 4, OP_TYPE_UNTYPED_POINTER: 3
 }  # fmt: skip
 _RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
 
-# Capabilities that say that atomic operations on 64-bit integers, or arithmetic ones on floating-point
-# values, come: Int64Atomics, Int64ImageEXT, AtomicFloat16VectorNV, AtomicFloat{32,64,16}MinMaxEXT,
+# Capabilities for atomic operations on 64-bit integers, or arithmetic ones on floating-point values:
+# Int64Atomics, Int64ImageEXT, AtomicFloat16VectorNV, AtomicFloat{32,64,16}MinMaxEXT,
 # AtomicFloat{32,64,16}AddEXT. And UntypedPointersKHR, with which any operation may take a floating-point
 # value.
 _ATOMIC_CAPABILITIES = frozenset({12, 4473, 5016, 5404, 5612, 5613, 5616, 6033, 6034, 6095})
-# Where the pointer of each atomic operation is, in words from its first; the value of a store is the last
-# operand. OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231, of kernels only).
+# Index of the pointer of each atomic operation, in words; the value of a store is the last operand.
+# OpAtomicLoad to OpAtomicXor, without OpAtomicCompareExchangeWeak (231), which only kernels have.
 _STORED_VALUE = 4
 ATOMIC_POINTERS = {
     **dict.fromkeys((227, 229, 230, *range(232, 243)), 3),
     **dict.fromkeys((OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD), 3),
     OP_ATOMIC_STORE: 1,
 }
-# First words of the atomic operations that are done on floating-point values without a capability.
+# First words of the atomic operations on floating-point values that need no capability.
 _PLAIN_ATOMICS = frozenset(
     {6 << 16 | OP_ATOMIC_LOAD, 5 << 16 | OP_ATOMIC_STORE, 7 << 16 | OP_ATOMIC_EXCHANGE}
 )
@@ -100,7 +98,7 @@ _PLAIN_ATOMICS_MASK, _PLAIN_ATOMICS_BITS = np.uint32(0xFFFC_FFF8), np.uint32(0x4
 
 
 class SpirvError(OrchestratorError, ValueError):
-    """Bytes that are not SPIR-V, or whose framing is broken: nothing that a driver may be given.
+    """Bytes that are not SPIR-V, or whose framing is broken. No driver may be given them.
 
     Attributes:
         word_offset: Where, in 32-bit words from the start of the module.
@@ -133,7 +131,7 @@ class EntryPoint(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of_stage(cls, stage: int, name: str) -> Self:
-        """An entry point for VkShaderStageFlagBits, of a module that is not there."""
+        """An entry point for VkShaderStageFlagBits, for a module whose code is missing."""
         return cls(next(model for model, bit in _STAGES.items() if bit == stage), name, 0)
 
 
@@ -154,7 +152,7 @@ class ExecutionMode(msgspec.Struct, frozen=True, gc=False):
 
 
 class Atomic(msgspec.Struct, frozen=True, gc=False):
-    """A kind of atomic operation that the functions of a module do.
+    """A kind of atomic operation in the functions of a module.
 
     Attributes:
         opcode: The operation, such as 6035 for OpAtomicFAddEXT.
@@ -187,7 +185,7 @@ class _Pointer(NamedTuple):
 
 
 class SpirvModule(msgspec.Struct, frozen=True, gc=False):
-    """What a module says.
+    """What the walk read of a module.
 
     Attributes:
         version: (major, minor) of SPIR-V.
@@ -196,16 +194,15 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
         extensions: Names of the declared extensions, in order.
         entry_points: In order.
         execution_modes: In order.
-        constants: Values of 32-bit constants and defaults of specialization constants, by id; nothing where
-            a workgroup size is not made of constants, as `composites`.
+        constants: Values of 32-bit constants and defaults of specialization constants, by id; empty, as
+            `composites`, unless a workgroup size depends on constants.
         spec_ids: SpecId decorations: constant_id of a specialization constant, by id.
-        composites: Constituent ids of composite constants, by id; specialization constant composites
-            included.
+        composites: Constituent ids of composite constants and specialization constant composites, by id.
         workgroup_size: Id of the constant that is decorated BuiltIn WorkgroupSize, or 0.
-        descriptor_sets: DescriptorSet decorations, by id. What is declared; `static_use` tells what is used.
+        descriptor_sets: DescriptorSet decorations, by id, of all declared variables; see `static_use`.
         bindings: Binding decorations, by id.
-        atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order. Those
-            whose types cannot be told are left out.
+        atomics: Kinds of atomic operations on floating-point and 64-bit values, each once, in order, as far
+            as their types are known.
         workgroup_memory: Whether pointers into the Workgroup storage class are declared.
     """
 
@@ -254,15 +251,15 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
     def local_size(self, entry_point: int, specialization: Mapping[int, int]) -> tuple[int, int, int] | None:
         """Workgroup size of a compute, task or mesh entry point.
 
-        A constant decorated WorkgroupSize wins over execution modes (Vulkan, "WorkgroupSize").
+        A constant decorated WorkgroupSize overrides execution modes (Vulkan, "WorkgroupSize").
 
         Args:
             entry_point: Result id of its function.
             specialization: Values of specialization constants, by constant_id.
 
         Returns:
-            (x, y, z), or None where the module gives none, or one that is computed from constants in a way
-            that this walk does not follow (OpSpecConstantOp).
+            (x, y, z), or None where the module gives none, or computes it by OpSpecConstantOp, which this
+            walk does not evaluate.
         """
         ids: tuple[int, ...] = self.composites.get(self.workgroup_size, ())
         if not self.workgroup_size:
@@ -281,7 +278,7 @@ def spirv_words(code: bytes) -> memoryview[int]:
     """The words of a module.
 
     Raises:
-        SpirvError: It has no whole words, no header, or not the magic of SPIR-V in this machine's order.
+        SpirvError: It has a partial word, no header, or not the magic of SPIR-V in this machine's order.
     """
     count, rest = divmod(len(code), 4)
     if rest:
@@ -301,10 +298,10 @@ def spirv_words(code: bytes) -> memoryview[int]:
 
 
 def instructions(words: memoryview[int], at: int = HEADER_WORDS) -> Iterator[tuple[int, int, int]]:
-    """Opcode, first word and the word behind it of every instruction from a word on.
+    """Opcode, index of the first word and index after the last word of every instruction from `at` on.
 
     Raises:
-        SpirvError: The framing is broken at the instruction to come.
+        SpirvError: The framing is broken at the next instruction.
     """
     count = len(words)
     while at < count:
@@ -329,10 +326,10 @@ def spirv_string(code: bytes, start: int, end: int) -> str:
 
 
 def walk_spirv(code: bytes) -> SpirvModule:
-    """Read a module: its preamble, and its functions where they may hold atomic operations that matter.
+    """Read a module: its preamble, and its functions where they may hold relevant atomic operations.
 
     Raises:
-        SpirvError: It is not SPIR-V, or its framing is broken in what was walked.
+        SpirvError: It is not SPIR-V, or the framing of what was read is broken.
     """
     (found,) = walk_modules((code,))
     if isinstance(found, SpirvError):
@@ -341,7 +338,7 @@ def walk_spirv(code: bytes) -> SpirvModule:
 
 
 def walk_modules(codes: Sequence[bytes]) -> list[SpirvModule | SpirvError]:
-    """Read several modules, each as `walk_spirv` would; its error stands for one that is broken."""
+    """Read several modules like `walk_spirv`; a broken module gives its error."""
     found: list[SpirvModule | SpirvError | memoryview[int]] = []
     for code in codes:
         try:
@@ -401,8 +398,8 @@ def _read_module(
 
 # --- where the instructions of preambles are
 
-_FEW: Final = 24  # modules; fewer are walked sooner one by one
-_STEPS: Final = 16  # between two looks at which modules have come to their functions
+_FEW: Final = 24  # fewer modules are faster one by one
+_STEPS: Final = 16  # steps between two checks which modules have reached their functions
 _OPCODE, _LENGTH = np.uint32(0xFFFF), np.uint32(16)
 _STEP_NUMBERS: Final = np.arange(_STEPS)[:, None]
 _IS_READ: Final = np.isin(np.arange(1 << 16), list(_LEAST_WORDS))
@@ -412,7 +409,7 @@ _Places = npt.NDArray[np.int64]
 
 
 def _preamble(words: memoryview[int], at: int = HEADER_WORDS) -> tuple[list[int], int]:
-    """Where the instructions of one module are, from one on, of those that are read, and where they end."""
+    """Places of the instructions of one module that are read, from `at` on, and where the preamble ends."""
     least_words, read, size, found = _LEAST_BY_OPCODE, _LEAST_WORDS, len(words), []
     while at < size:
         word = words[at]
@@ -428,12 +425,12 @@ def _preamble(words: memoryview[int], at: int = HEADER_WORDS) -> tuple[list[int]
 def _places_of(
     several: Sequence[memoryview[int]], joined: _Words, begins: _Places
 ) -> tuple[_Places, _Places]:
-    """The same of several modules that are joined, in order, and where each one's end."""
+    """The same for several joined modules: all places in order, and where each preamble ends."""
     ends = np.append(begins[1:], len(joined))
     which, at = np.arange(len(several)), begins + HEADER_WORDS
     stops, places = np.empty(len(several), np.int64), [np.empty(0, np.int64)]
     while len(which) > _FEW:
-        # A module that has come to its end goes on, and nobody looks where: out of bounds there is the last.
+        # A module that has ended goes on through garbage, which is not read; `clip` keeps it in bounds.
         rows, words = (np.empty((_STEPS, len(which)), kind) for kind in (np.int64, np.uint32))
         for row, word in zip(rows, words, strict=True):
             row[:] = at
@@ -456,7 +453,7 @@ def _places_of(
 
 
 class _Column:
-    """Numbers that instructions of one sort hold, by module."""
+    """Numbers from one sort of instructions, by module."""
 
     def __init__(self, numbers: npt.NDArray[Any], split: Sequence[int]) -> None:
         self.numbers: Final[list[int]] = numbers.tolist()
@@ -468,7 +465,7 @@ class _Column:
 
 
 class _Pairs:
-    """An id and a value that instructions of one sort hold, by module."""
+    """Ids and values from one sort of instructions, by module."""
 
     def __init__(self, ids: _Words, values: _Words, split: Sequence[int]) -> None:
         self._ids, self._values = _Column(ids, split), _Column(values, split)
@@ -482,17 +479,17 @@ class _Pairs:
 
 
 class _Preambles:
-    """What lies before the first functions of several modules: in columns, where there is much of it.
+    """The preambles of several modules, with frequent instructions in columns.
 
     Attributes:
-        ends: Where each walk stops: at the function, the end, or an instruction of a wrong length.
-        capabilities: As in `SpirvModule`, like all that follow.
-        constants: Those whose ids are in order.
-        spec_ids: Likewise.
+        ends: Where each walk stops: at the first function, the end, or an instruction of a wrong length.
+        capabilities: As in `SpirvModule`, like the next four.
+        constants: Those with a valid id.
+        spec_ids: Those with a valid id.
         descriptor_sets: All.
         bindings: All.
-        places: Where the other instructions are that say anything here; constants and constant_ids with an id
-            that is none are among them, and whoever reads them finds that.
+        places: Places of the other instructions that are read, with the constants and constant_ids whose id
+            is invalid, which `_Walk.read` reports.
     """
 
     def __init__(self, several: Sequence[memoryview[int]]) -> None:
@@ -545,7 +542,7 @@ class _Preambles:
 
 
 class _Walk:
-    """Reads those instructions of a module's preamble that are not in columns."""
+    """Reads the instructions of a module's preamble that are not in columns."""
 
     def __init__(self) -> None:
         self.extensions: list[str] = []
@@ -601,13 +598,13 @@ class _AtomicWalk:
         self.operations: dict[tuple[int, int, int], None] = {}
 
     def found(self, end: int) -> tuple[Atomic, ...]:
-        """The operations of the functions, which begin at a word, each once."""
+        """The operations of the functions, which begin at word `end`, each once."""
         self.read_types(end)
         self.functions(end)
         return self.atomics()
 
     def read_types(self, stop: int) -> None:
-        """Walk the preamble once more for the types that atomic operations may have."""
+        """Walk the preamble again for the types of atomic operations."""
         words, types = self.words, self.types
         for opcode, at, end in instructions(words[:stop]):
             if end - at < max(_TYPE_WORDS.get(opcode, 0), _RESULT_WORDS.get(opcode, 0)):
@@ -621,7 +618,7 @@ class _AtomicWalk:
         """Walk the functions to the module's end, and note their atomic operations."""
         words, types, results = self.words, self.types, self.results
         for opcode, at, end in instructions(words, start):
-            # Instructions that have a result type begin with it, whatever they are; no other id is a type's.
+            # Every instruction with a result type begins with it; no other id is that of a type.
             if end > at + 2 and words[at + 1] in types:
                 results[_id(words, at + 2)] = words[at + 1]
             pointer = ATOMIC_POINTERS.get(opcode)
@@ -630,7 +627,7 @@ class _AtomicWalk:
                 self.operations[opcode, results.get(words[at + pointer], 0), value] = None
 
     def atomics(self) -> tuple[Atomic, ...]:
-        """The operations that were noted, with their types told."""
+        """The noted operations with their types."""
         found: dict[Atomic, None] = {}
         for opcode, pointer_type, value_type in self.operations:
             pointer = self.types.get(pointer_type)
@@ -646,7 +643,7 @@ class _AtomicWalk:
         if opcode == OP_TYPE_INT:
             types[result] = _Number(False, words[at + 2], 1)
         elif opcode == OP_TYPE_FLOAT:
-            if end - at == 3:  # one more operand gives another encoding, of which no feature speaks
+            if end - at == 3:  # a fourth word selects another encoding, for which there is no feature
                 types[result] = _Number(True, words[at + 2], 1)
         elif opcode == OP_TYPE_VECTOR:
             component = types.get(words[at + 2])
@@ -657,15 +654,15 @@ class _AtomicWalk:
 
 
 def _may_hold_plain_atomics(code: bytes) -> bool:
-    """Whether an atomic load, store or exchange may be there; false only where there is none."""
+    """Whether an atomic load, store or exchange may be in the module; false only if there is none."""
     words = np.frombuffer(code, dtype=np.uint32)
     alike = (words & _PLAIN_ATOMICS_MASK) == _PLAIN_ATOMICS_BITS
-    # Counting first is what makes modules that have none cheap.
+    # Counting first makes modules without any cheap.
     return bool(np.count_nonzero(alike)) and not _PLAIN_ATOMICS.isdisjoint(words[alike].tolist())
 
 
 def _raise_length(words: memoryview[int], at: int, count: int) -> NoReturn:
-    """Say what is wrong with the length of the instruction at a word."""
+    """Raise what is wrong with the length of the instruction at a word."""
     length, opcode = words[at] >> 16, words[at] & 0xFFFF
     if length == 0:
         raise SpirvError(at, f"instruction {opcode} has word count 0")

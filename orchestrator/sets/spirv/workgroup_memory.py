@@ -1,10 +1,9 @@
-"""How much memory a module's variables in the Workgroup storage class take: what shared memory must hold.
+"""Sizes of a module's variables in the Workgroup storage class, which shared memory must hold.
 
-Asked of modules that have such variables, since drivers that are given more than the device has divide by the
-number of workgroups that fit, which is none.
+Drivers that are given more than the device has divide by the number of workgroups that fit, which is zero.
 
-Guarantees: a lower bound. Padding is the driver's, a length that cannot be told counts as one, and what is
-not known to have a size has none. Any bytes give a result or a SpirvError.
+Guarantees: a lower bound. Padding is not counted, an array of unknown length counts as one element, and a
+type of unknown size as zero bytes. Any bytes give a result or a SpirvError.
 Source: RuntimeSpirv-Workgroup-06530; SPIR-V, "OpSpecConstantOp".
 """
 
@@ -15,18 +14,12 @@ from typing import Final
 
 from attrs import frozen
 
-from orchestrator.sets.spirv.walk import (
-    DECORATION_SPEC_ID,
-    HEADER_WORDS,
-    OP_FUNCTION,
-    instructions,
-    spirv_words,
-)
+from orchestrator.sets.spirv.walk import DECORATION_SPEC_ID, OP_FUNCTION, instructions, spirv_words
 
 _MOST: Final = 1 << 62
 _WORKGROUP: Final = 4
 _EXPLICIT_LAYOUT: Final = 4428
-"""Capability WorkgroupMemoryExplicitLayoutKHR, under which blocks lie over one another."""
+"""Capability WorkgroupMemoryExplicitLayoutKHR, with which blocks may overlap."""
 
 _CAPABILITY, _VARIABLE, _DECORATE = 17, 59, 71
 _BOOL, _INT, _FLOAT, _VECTOR, _MATRIX, _ARRAY, _STRUCT, _POINTER = 20, 21, 22, 23, 24, 28, 30, 32
@@ -35,26 +28,24 @@ _DEFINITIONS: Final = {
     _BOOL: 2, _INT: 4, _FLOAT: 3, _VECTOR: 4, _MATRIX: 4, _ARRAY: 4, _STRUCT: 2, _POINTER: 4,
     _CONSTANT: 4, _SPEC_CONSTANT: 4, _OPERATION: 6,
 }  # fmt: skip
-"""What sizes are made of, with the least number of words."""
-
-_LOOKED_AT: Final = frozenset({*_DEFINITIONS, _CAPABILITY, _DECORATE, _VARIABLE, OP_FUNCTION})
+"""Instructions that define sizes, with the least number of words."""
 
 _OPERATIONS: Final[dict[int, Callable[[int, int], int]]] = {
     128: int.__add__, 130: int.__sub__, 132: int.__mul__, 134: int.__floordiv__, 135: int.__floordiv__,
     137: int.__mod__, 194: int.__rshift__, 196: int.__lshift__, 197: int.__or__, 198: int.__xor__,
     199: int.__and__,
 }  # fmt: skip
-"""Operations on 32-bit integers by opcode; those with a sign agree where neither operand is negative."""
+"""Operations on 32-bit integers by opcode; signed ones give the same result for nonnegative operands."""
 _SIGNED_DIVISION, _DIVISIONS, _SHIFTS = 135, (134, 135, 137), (194, 196)
 
 
 @frozen
 class WorkgroupMemory:
-    """The variables of a module in the Workgroup storage class, and what their sizes are made of.
+    """The variables of a module in the Workgroup storage class, and the definitions of their sizes.
 
     Attributes:
         variables: Type of each, by id.
-        overlap: Whether they may lie over one another.
+        overlap: Whether they may overlap.
         definitions: Opcode, result and operands of the types and constants that they need, in order.
         spec_ids: constant_id of the specialization constants among them, by id.
     """
@@ -65,11 +56,11 @@ class WorkgroupMemory:
     spec_ids: Mapping[int, int]
 
     def size(self, specialization: Mapping[int, int], variables: Collection[int] | None = None) -> int:
-        """Bytes that variables take, at least.
+        """Lower bound on the bytes of variables.
 
         Args:
             specialization: Values of 32-bit specialization constants, by constant_id.
-            variables: Which; all where not given.
+            variables: Ids of the variables; None: all.
         """
         known: dict[int, int] = {}  # size of a type, value of a constant
         for opcode, result, operands in self.definitions:
@@ -87,7 +78,7 @@ class WorkgroupMemory:
 
 
 def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
-    """Read what a module has in the Workgroup storage class; None where it has nothing there.
+    """Read the variables of a module in the Workgroup storage class; None where there are none.
 
     Raises:
         SpirvError: The module's framing is broken.
@@ -97,17 +88,10 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
     variables: dict[int, int] = {}
     spec_ids: dict[int, int] = {}
     overlap = False
-    at, count = HEADER_WORDS, len(words)
-    while at < count:
-        word = words[at]
-        opcode, end = word & 0xFFFF, at + (word >> 16)
-        if end == at or end > count:
-            next(instructions(words, at))  # raises what is wrong
-        if opcode not in _LOOKED_AT:
-            pass
-        elif opcode == OP_FUNCTION:
+    for opcode, at, end in instructions(words):
+        if opcode == OP_FUNCTION:
             break
-        elif opcode == _DECORATE:
+        if opcode == _DECORATE:
             if end - at == 4 and words[at + 2] == DECORATION_SPEC_ID:
                 spec_ids[words[at + 1]] = words[at + 3]
         elif opcode == _VARIABLE:
@@ -115,13 +99,12 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
                 variables[words[at + 2]] = words[at + 1]
         elif opcode == _CAPABILITY:
             overlap |= end - at == 2 and words[at + 1] == _EXPLICIT_LAYOUT
-        elif end - at >= _DEFINITIONS[opcode]:
+        elif end - at >= _DEFINITIONS.get(opcode, 1 << 16):
             result, *operands = words[at + 1 : end]
             if opcode in (_CONSTANT, _SPEC_CONSTANT, _OPERATION):
                 result, *operands = operands
             if opcode != _OPERATION or (operands[0] in _OPERATIONS and len(operands) == 3):
                 definitions.append((opcode, result, tuple(operands)))
-        at = end
     pointed = {result: each[1] for opcode, result, each in definitions if opcode == _POINTER}
     variables = {each: pointed.get(pointer, 0) for each, pointer in variables.items()}
     needed, kept = set(variables.values()), []
@@ -134,7 +117,7 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
 
 
 def _evaluate(opcode: int, operands: tuple[int, ...], known: Mapping[int, int]) -> int | None:
-    """Size of a type, or value of a constant of 32 bits; None where it cannot be told."""
+    """Size of a type, or value of a 32-bit constant; None where it is unknown."""
     if opcode == _BOOL:
         return 1
     if opcode in (_INT, _FLOAT):
