@@ -1,7 +1,7 @@
 """A process that is ours: the command line's, and that of each child that we start.
 
-Its interpreter's settings, the signals that ask it to end (SIGINT, SIGTERM, and SIGHUP of a terminal that
-goes away), its end, and the clock that divides its time into stages.
+Its interpreter's settings, the byte code that it keeps of generated methods, the signals that ask it to end
+(SIGINT, SIGTERM, and SIGHUP of a terminal that goes away), its end, and the clock of its stages.
 
 Guarantees: nothing is imported that the settings are meant for. A signal that the caller ignores (`nohup`, a
 shell's `&`) stays ignored. None is lost: what comes while the program is loaded waits for `let_through`, and
@@ -16,20 +16,26 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import importlib.util
+import marshal
 import os
+import re
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
-
-from orchestrator.generated_code import keep_generated_code
+from types import CodeType, ModuleType
+from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+_PLACE: Final = Path(__file__).with_name("attrs_classes.py")
+_HEAD: Final = importlib.util.MAGIC_NUMBER
+_SUM_BYTES: Final = 4
+_SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # a line of its own
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
 _DOCSTRINGS = "numpy._core._add_newdocs"  # gives them to others, and has nothing of its own
 _START_FIELD = 19  # of /proc/self/stat, counted from behind the name, which may hold anything (proc(5): 22)
@@ -100,6 +106,75 @@ def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
     """
     longest_ns = boot_ns - int(stat.rpartition(")")[2].split()[_START_FIELD]) * tick_ns
     return min(longest_ns, max(longest_ns - tick_ns, cpu_ns))
+
+
+class GeneratedCode:
+    """Byte code of what attrs generates, kept as the interpreter keeps that of modules.
+
+    attrs writes the methods of a class as text and compiles it when the class is made: 0.3 ms for each of the
+    180 classes of a compile, those of libraries included. It was a seventh of the start. Here it is kept by
+    the name that attrs gives to the text, with the text.
+
+    What is run is the byte code of the text that attrs wrote, but for the number that it mixes into the
+    hashes of a class, another one in each process: that is the one of the process that compiled it. A file
+    that is missing, damaged or of another interpreter costs the time of compiling. It lies where the
+    interpreter keeps byte code (PYTHONPYCACHEPREFIX), and is not written where that is not
+    (PYTHONDONTWRITEBYTECODE). Should attrs compile by another way, nothing is gained and nothing lost.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Use a file, which need not be there."""
+        self._path = path
+        self._known: dict[str, tuple[str, CodeType]] = _read(path)
+        self._has_news = False
+
+    def compile(self, text: str, name: str, mode: str) -> CodeType:
+        """As the builtin function."""
+        known, lasting = self._known.get(name), _lasting(text)
+        if known is not None and known[0] == lasting:
+            return known[1]
+        code: CodeType = compile(text, name, mode)
+        self._known[name] = lasting, code
+        self._has_news = True
+        return code
+
+    def save(self) -> None:
+        """Write what was compiled anew; where it cannot be written, nothing."""
+        if not self._has_news or sys.dont_write_bytecode:
+            return
+        self._has_news = False
+        data = marshal.dumps(self._known)
+        new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            new.write_bytes(b"".join((_HEAD, zlib.crc32(data).to_bytes(_SUM_BYTES, "little"), data)))
+            new.replace(self._path)
+
+
+def _lasting(text: str) -> str:
+    """What of a text is the same in each process."""
+    return _SALT.sub("", text) if "__hash__" in text else text
+
+
+def _read(path: Path) -> dict[str, tuple[str, CodeType]]:
+    try:
+        found = path.read_bytes()
+    except OSError:
+        return {}
+    head, data = found[: len(_HEAD) + _SUM_BYTES], memoryview(found)[len(_HEAD) + _SUM_BYTES :]
+    if head != _HEAD + zlib.crc32(data).to_bytes(_SUM_BYTES, "little"):
+        return {}
+    known: dict[str, tuple[str, CodeType]] = marshal.loads(data)  # noqa: S302 - as the interpreter does
+    return known
+
+
+def keep_generated_code() -> GeneratedCode:
+    """Let attrs take byte code that was kept, from now on; `save` it in the end."""
+    import attr._make as attrs_maker
+
+    kept = GeneratedCode(Path(importlib.util.cache_from_source(str(_PLACE))))
+    vars(attrs_maker)["compile"] = kept.compile
+    return kept
 
 
 def own_interpreter() -> None:

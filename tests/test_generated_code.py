@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.generated_code import GeneratedCode
+from orchestrator.process import GeneratedCode
 from tests.drivers import REPOSITORY
 
 PROGRAM = """
