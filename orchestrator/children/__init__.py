@@ -1,7 +1,7 @@
 """Child processes: the one protocol between this process and those that it starts.
 
-    parent.Child ── requests ──> pipe ──> child.Channel ──> a service, by its name in `protocol.SERVICES`
-                 <── answers ─── pipe <──               <──
+    parent.Child ── requests ──> pipe ──> protocol.Channel ──> a service, by its name in `SERVICES`
+                 <── answers ─── pipe <──                  <──
                  <── last words ─ stderr, and whatever the service prints
 
 Guarantees: messages are typed, bounded in size and never pickled. However a child ends, its parent learns

@@ -2,6 +2,6 @@
 
 import sys
 
-from orchestrator.children.child import main
+from orchestrator.children.protocol import main
 
 sys.exit(main())

@@ -34,8 +34,15 @@ from typing import Any, Final, Generic, Self, TypeVar
 import msgspec
 from attrs import frozen
 
-from orchestrator.children.child import Ends, serve_as_fork
-from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError, FrameReader, pack_frame
+from orchestrator.children.protocol import (
+    SERVICES,
+    ChildLimits,
+    Ends,
+    FrameError,
+    FrameReader,
+    pack_frame,
+    serve_as_fork,
+)
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import flush_c_streams
 

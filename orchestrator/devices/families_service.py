@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.children.child import Channel
+from orchestrator.children.protocol import Channel
 from orchestrator.devices.families import Answer, AskSome, Families, Family, Request, Unknown
 from orchestrator.devices.vulkan.null_hardware import NullHardware
 from orchestrator.errors import OrchestratorError

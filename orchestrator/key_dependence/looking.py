@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.children.child import Channel
+from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from attrs import define, field
 
-from orchestrator.children.child import Channel
-from orchestrator.children.protocol import pack_frame
+from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.opening import load_driver, preload
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import StageClock

@@ -20,8 +20,7 @@ import numpy as np
 import trio
 from attrs import define
 
-from orchestrator.children.child import Channel
-from orchestrator.children.protocol import FrameReader
+from orchestrator.children.protocol import Channel, FrameReader
 from orchestrator.devices.device import NO_SOURCE, Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child

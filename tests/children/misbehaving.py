@@ -14,8 +14,7 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.children.child import Channel, main
-from orchestrator.children.protocol import SERVICES, pack_frame
+from orchestrator.children.protocol import SERVICES, Channel, main, pack_frame
 
 
 class Do(msgspec.Struct, tag="do"):
