@@ -1215,6 +1215,8 @@ class _Opening:
         nonce = secrets.token_bytes(16)
         # Before the file: a store is never without its stamp.
         write_atomically(self.stamp, [_stamp(nonce)], self.operations)
+        # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
+        os.close(self.operations.open_lock(self.path))
         self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=False).close()
         mark_file(self.path, nonce)
         self.operations.sync_directory(self.path.parent)
@@ -1238,7 +1240,7 @@ class _Opening:
 
     def _reserve_lock(self) -> None:
         """Have the disk promise the pages of LMDB's lock file, which it maps: without them SIGBUS."""
-        lock = os.open(f"{self.path}-lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, mode=0o600)
+        lock = self.operations.open_lock(self.path.with_name(self.path.name + "-lock"))
         try:
             os.posix_fallocate(lock, 0, _LOCK_BYTES)
         finally:

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -508,6 +509,18 @@ def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(StoreError, match="none can be made"):
         BinaryStore.open(tmp_path / ".." / tmp_path.name / "nowhere")
     assert path.exists()
+
+
+def test_a_store_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
+    before = os.umask(0o777)
+    try:
+        with BinaryStore.open(tmp_path / "cache") as store:
+            store.put(GENERATION, [pipeline(1, b"one")])
+    finally:
+        os.umask(before)
+    made = list((tmp_path / "cache").iterdir())
+    assert tmp_path / "cache" / STORE_NAME in made
+    assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o600}
 
 
 def test_a_full_disk_is_an_error_and_loses_nothing(tmp_path: Path) -> None:
