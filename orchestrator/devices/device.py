@@ -639,7 +639,11 @@ class PreparedPipelines(Protocol):
         """Pipelines that cannot be handed to the driver, by index, with the cause."""
 
     def close(self) -> None:
-        """Destroy the objects, modules and libraries behind it. Idempotent."""
+        """Destroy the objects, modules and libraries behind it. Idempotent.
+
+        Raises:
+            ExternalSynchronizationError: A call uses some of its pipelines.
+        """
 
 
 @runtime_checkable
@@ -718,7 +722,7 @@ class Device(PipelineCaches, Protocol):
 
         Raises:
             ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed.
-            DeviceError: `prepared` is another device's.
+            DeviceError: `prepared` or the source is another device's, or was closed, or the device was.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """
 
@@ -739,7 +743,10 @@ class Device(PipelineCaches, Protocol):
         """
 
     def close(self) -> None:
-        """Destroy what is left, and the device where it is owned. Idempotent; after the last other call."""
+        """Destroy what is left, and the device where it is owned. Idempotent.
+
+        Calls in flight are waited for; those that come later are refused by DeviceError.
+        """
 
 
 @runtime_checkable

@@ -54,6 +54,15 @@ def selector(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
+def another(selector: str, open_driver_device: Callable[[str], Device]) -> Iterator[Device]:
+    """Another device of the same kind, closed afterwards."""
+    options = SIMULATED.get(selector)
+    device = SimulatedDevice(options) if options is not None else open_driver_device(selector)
+    yield device
+    device.close()
+
+
+@pytest.fixture
 def subject(selector: str, open_driver_device: Callable[[str], Device]) -> Iterator[Subject]:
     """A device under test; closed afterwards, and nothing of it is left."""
     options = SIMULATED.get(selector)

@@ -5,6 +5,7 @@ What every device promises about itself.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
@@ -43,3 +44,37 @@ def test_closing_ends_everything_once(subject: Subject) -> None:
         device.prepare(subject.image)
     with pytest.raises(DeviceError):
         device.create_pipelines(subject.prepared, subject.all, NO_SOURCE)
+
+
+def test_what_was_closed_or_is_another_devices_never_reaches_the_driver(
+    subject: Subject, another: Device
+) -> None:
+    device = subject.device
+    theirs, their_cache = another.prepare(subject.image), another.create_pipeline_cache()
+    cache = device.create_pipeline_cache()
+    with pytest.raises(DeviceError, match="closed, or another device's"):
+        device.create_pipelines(theirs, subject.all, cache)
+    with pytest.raises(DeviceError, match="belongs to another device"):
+        device.create_pipelines(subject.prepared, subject.all, their_cache)
+    for use in (
+        lambda: device.merge_pipeline_caches(cache, [their_cache]),
+        lambda: device.pipeline_cache_data(their_cache),
+        lambda: device.pipeline_cache_size(their_cache),
+        lambda: device.destroy_pipeline_cache(their_cache),
+    ):
+        with pytest.raises(DeviceError, match="belongs to another device"):
+            use()
+    # Nothing of the other device was touched.
+    assert not another.create_pipelines(theirs, subject.all, their_cache).results.any()
+    subject.prepared.close()
+    with pytest.raises(DeviceError, match="closed, or another device's"):
+        device.create_pipelines(subject.prepared, subject.all, cache)
+    if device.features.pipeline_binaries:
+        with pytest.raises(DeviceError, match="closed, or another device's"):
+            device.pipeline_keys(subject.prepared, subject.all)
+
+
+def test_pipelines_to_destroy_may_be_a_list(subject: Subject) -> None:
+    kept = subject.device.create_pipelines(subject.prepared, subject.all, NO_SOURCE, keep=True)
+    subject.device.destroy_pipelines(kept.handles.tolist())
+    subject.device.destroy_pipelines(np.zeros(0, np.uint64))

@@ -478,7 +478,8 @@ class SimulatedDevice:
             DeviceError: One of them is not a live pipeline of this device; none is destroyed then.
         """
         with self._calls.inside("destroy_pipelines"), self._mutex:
-            given = handles[handles != 0].tolist()
+            wanted = np.asarray(handles, np.uint64)
+            given = wanted[wanted != 0].tolist()
             if len(set(given)) != len(given) or not self._pipelines.issuperset(given):
                 raise DeviceError("destroy_pipelines: not a live pipeline of this device, or given twice")
             self._pipelines.difference_update(given)

@@ -2,12 +2,14 @@
 
 Guarantees those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers
 run in parallel; no lock is held while the driver runs. It creates no device and destroys none but through its
-context.
+context. What was closed, or belongs to another device, is refused before the driver is entered, which would
+crash; closing the device waits for the calls in flight.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
@@ -51,7 +53,7 @@ from orchestrator.devices.vulkan.prepared import (
     PipelineCreation,
     VulkanPreparedPipelines,
 )
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
 if TYPE_CHECKING:
     from orchestrator.devices.vulkan.binaries import Binaries
@@ -92,10 +94,13 @@ class VulkanDevice:
         self.capabilities: Final = context.capabilities
         self.handles: Final = context.handles
         self._module_limit = module_limit
+        # Under this: what there is, and the calls in flight, all and by what was prepared.
+        self._changed = threading.Condition()
         self._prepared: set[VulkanPreparedPipelines] = set()
-        self._lock = threading.Lock()
-        self._closed = False
         self._caches: set[PipelineCache] = set()
+        self._calls = 0
+        self._using: Counter[VulkanPreparedPipelines] = Counter()
+        self._closed = False
         self._creation = PipelineCreation(context)
         self._own_binaries: Binaries | None = None
 
@@ -113,7 +118,6 @@ class VulkanDevice:
         name: str = "cache",
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
-        self._require_open()
         self.features.check_cache_flags(externally_synchronized, internally_synchronized_merge, name)
         # Some drivers fail on size 0 with a pointer that is not null.
         data = ffi.from_buffer("uint8_t[]", initial_data) if initial_data else ffi.NULL
@@ -124,10 +128,11 @@ class VulkanDevice:
             initialDataSize=len(initial_data),
             pInitialData=data,
         )
-        handle = self.context.create("vkCreatePipelineCache", info)
-        cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
-        with self._lock:
-            self._caches.add(cache)
+        with self._call():
+            handle = self.context.create("vkCreatePipelineCache", info)
+            cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
+            with self._changed:
+                self._caches.add(cache)
         return cache
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
@@ -138,7 +143,7 @@ class VulkanDevice:
             return
         what = "vkMergePipelineCaches"
         context = self.context
-        with ExitStack() as held:
+        with self._call(destination, *sources), ExitStack() as held:
             for each in (destination, *sources):
                 held.enter_context(each.exclusive(what))
             handles = ffi.new("uint64_t[]", [each.handle for each in sources])
@@ -148,14 +153,14 @@ class VulkanDevice:
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
         size = ffi.new("size_t *")
-        with cache.exclusive("vkGetPipelineCacheData"):
+        with self._call(cache), cache.exclusive("vkGetPipelineCacheData"):
             self._get(cache, size, ffi.NULL)
         return int(size[0])
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
         size = ffi.new("size_t *")
-        with cache.exclusive("vkGetPipelineCacheData"):
+        with self._call(cache), cache.exclusive("vkGetPipelineCacheData"):
             room = 0
             for _ in range(_READ_ROUNDS):
                 self._get(cache, size, ffi.NULL)
@@ -178,11 +183,15 @@ class VulkanDevice:
         """See `Device.destroy_pipeline_cache`."""
         if cache.destroyed:
             return
+        with self._call(cache):
+            self._destroy(cache)
+
+    def _destroy(self, cache: PipelineCache) -> None:
         context = self.context
         with cache.exclusive("vkDestroyPipelineCache"):
             cache.destroyed = True
             context.commands.vkDestroyPipelineCache(context.handle, cache.handle, context.allocator)
-        with self._lock:
+        with self._changed:
             self._caches.discard(cache)
 
     def prepare(
@@ -193,17 +202,78 @@ class VulkanDevice:
         modules_on_demand: bool = False,
     ) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
-        self._require_open()
-        prepared = VulkanPreparedPipelines(
-            self.context, image, self._module_limit, self._forget, before, modules_on_demand
-        )
-        with self._lock:
-            self._prepared.add(prepared)
+        with self._call():
+            prepared = VulkanPreparedPipelines(
+                self.context, image, self._module_limit, self._close, before, modules_on_demand
+            )
+            with self._changed:
+                self._prepared.add(prepared)
         return prepared
 
-    def _forget(self, prepared: VulkanPreparedPipelines) -> None:
-        with self._lock:
+    def _close(self, prepared: VulkanPreparedPipelines) -> None:
+        """Destroy what is behind prepared pipelines, once, where no call uses them.
+
+        Raises:
+            ExternalSynchronizationError: One does.
+        """
+        with self._changed:
+            if prepared not in self._prepared:
+                return
+            if self._using[prepared]:
+                raise ExternalSynchronizationError(
+                    "close: the prepared pipelines are in use by another thread; end the session or run first"
+                )
             self._prepared.discard(prepared)
+            del self._using[prepared]
+            self._calls += 1
+        try:
+            prepared.destroy()
+        finally:
+            self._return()
+
+    def _return(self) -> None:
+        with self._changed:
+            self._calls -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def _call(self, *caches: PipelineSource) -> Iterator[None]:
+        """Be in flight, with caches of this device.
+
+        Raises:
+            DeviceError: The device was closed before; a cache is another device's.
+        """
+        for each in caches:
+            if isinstance(each, PipelineCache) and not each.destroyed and each not in self._caches:
+                raise DeviceError(f"pipeline cache {each.name!r} belongs to another device")
+        with self._changed:
+            self._require_open()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            self._return()
+
+    @contextmanager
+    def _bound(
+        self, prepared: PreparedPipelines, source: PipelineSource = NO_SOURCE
+    ) -> Iterator[VulkanPreparedPipelines]:
+        """Be in flight with what was prepared.
+
+        Raises:
+            DeviceError: It, or the device, was closed; it, or the cache, is another device's.
+        """
+        with self._call(source):
+            with self._changed:
+                if not isinstance(prepared, VulkanPreparedPipelines) or prepared not in self._prepared:
+                    raise DeviceError("the prepared pipelines are closed, or another device's")
+                self._using[prepared] += 1
+            try:
+                yield prepared
+            finally:
+                with self._changed:
+                    self._using[prepared] -= 1
 
     def create_pipelines(
         self,
@@ -216,7 +286,6 @@ class VulkanDevice:
         split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
-        self._require_open()
         if isinstance(source, BinarySource):
             return create_with_binaries(
                 self,
@@ -227,8 +296,7 @@ class VulkanDevice:
                 fail_on_compile_required=fail_on_compile_required,
                 split=split,
             )
-        bound = _own(prepared)
-        identified = bound.identified
+        identified = prepared.identified
         if identified is not None and identified.lacking[indices].any():
             return create_speculatively(
                 self,
@@ -239,7 +307,8 @@ class VulkanDevice:
                 fail_on_compile_required=fail_on_compile_required,
                 split=split,
             )
-        return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
+        with self._bound(prepared, source) as bound:
+            return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
 
     def _create_alone(
         self,
@@ -319,13 +388,15 @@ class VulkanDevice:
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
         self._require_identifiers()
-        found = _own(prepared).identifiers_of(modules)
+        with self._bound(prepared) as bound:
+            found = bound.identifiers_of(modules)
         return [found[each] for each in modules]
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
         self._require_identifiers()
-        return _own(prepared).identifier_of_code(module)
+        with self._bound(prepared) as bound:
+            return bound.identifier_of_code(module)
 
     def create_identified(
         self,
@@ -336,12 +407,12 @@ class VulkanDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
-        bound = _own(prepared)
         # A device without identifiers knows none, and is asked for nothing.
-        known = identified_places(bound, indices)
+        known = identified_places(prepared, indices)
         if len(known) == len(indices):
             self._require_identifiers()
-            return self._create_alone(bound, indices, source, True, keep=keep, identified=True)
+            with self._bound(prepared, source) as bound:
+                return self._create_alone(bound, indices, source, True, keep=keep, identified=True)
         batch = CreationBatch.of_zeros(len(indices))
         batch.results[:] = PIPELINE_COMPILE_REQUIRED
         if known.size:
@@ -355,35 +426,35 @@ class VulkanDevice:
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
-        self._require_open()
-        self.context.destroy_pipelines(handles)
+        with self._call():
+            self.context.destroy_pipelines(np.asarray(handles, np.uint64))
 
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         binaries = self._binaries("no pipeline keys")
-        bound = _own(prepared)
-        image = bound.image
-        # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the
-        # process, the libraries there.
-        links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
-        keys: list[bytes | None] = [None] * len(indices)
-        batched = ~links
-        if bound.identified is not None:
-            batched &= ~bound.identified.lacking[indices]
-            for place in np.flatnonzero(~batched & ~links).tolist():
-                with self._info(bound, int(indices[place])) as infos:
-                    keys[place] = None if infos is None else binaries.pipeline_key(infos)
-        for number, kind in enumerate(PipelineKind):
-            places = np.flatnonzero((image.kinds[indices] == number) & batched)
-            if not len(places):
-                continue
-            some = indices[places]
-            with bound.modules(some):
-                infos = bound.create_infos(kind, some, fail_on_compile_required=False)
-                for place, key in zip(places.tolist(), binaries.pipeline_keys(infos), strict=True):
-                    keys[place] = key
+        with self._bound(prepared) as bound:
+            image = bound.image
+            # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the
+            # process, the libraries there.
+            links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
+            keys: list[bytes | None] = [None] * len(indices)
+            batched = ~links
+            if bound.identified is not None:
+                batched &= ~bound.identified.lacking[indices]
+                for place in np.flatnonzero(~batched & ~links).tolist():
+                    with self._info(bound, int(indices[place])) as infos:
+                        keys[place] = None if infos is None else binaries.pipeline_key(infos)
+            for number, kind in enumerate(PipelineKind):
+                places = np.flatnonzero((image.kinds[indices] == number) & batched)
+                if not len(places):
+                    continue
+                some = indices[places]
+                with bound.modules(some):
+                    infos = bound.create_infos(kind, some, fail_on_compile_required=False)
+                    for place, key in zip(places.tolist(), binaries.pipeline_keys(infos), strict=True):
+                        keys[place] = key
         return keys
 
     @contextmanager
@@ -410,21 +481,24 @@ class VulkanDevice:
 
     def global_pipeline_key(self) -> bytes:
         """See `PipelineBinaries.global_pipeline_key`."""
-        return self._binaries("no global pipeline key").global_key()
+        with self._call():
+            return self._binaries("no global pipeline key").global_key()
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        return self._binaries().of_data(binaries)
+        with self._call():
+            return self._binaries().of_data(binaries)
 
     def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `PipelineBinaries.destroy_binaries`."""
-        self._require_open()
-        if self._own_binaries is not None:
-            self._own_binaries.destroy(handles)
+        with self._call():
+            if self._own_binaries is not None:
+                self._own_binaries.destroy(handles)
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        return tuple(map(self._binaries().read, handles.tolist()))
+        with self._call():
+            return tuple(map(self._binaries().read, handles.tolist()))
 
     def create_from_binaries(
         self,
@@ -436,42 +510,42 @@ class VulkanDevice:
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
         binaries = self._binaries()
-        bound = _own(prepared)
-        return self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep)
+        with self._bound(prepared) as bound:
+            return self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep)
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
         binaries = self._binaries()
-        bound = _own(prepared)
-        self._remake_libraries(bound, indices, NO_SOURCE)
-        acquired = bound.acquire_modules(indices)
-        try:
-            batch, captured = binaries.create_captured(bound, indices)
-            if self.features.shader_module_identifiers:
-                captured = [
-                    msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
-                    for each in captured
-                ]
-        finally:
-            bound.release_modules(acquired)
-        return self._settled(bound, indices, batch, keep=keep), captured
+        with self._bound(prepared) as bound:
+            self._remake_libraries(bound, indices, NO_SOURCE)
+            acquired = bound.acquire_modules(indices)
+            try:
+                batch, captured = binaries.create_captured(bound, indices)
+                if self.features.shader_module_identifiers:
+                    captured = [
+                        msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
+                        for each in captured
+                    ]
+            finally:
+                bound.release_modules(acquired)
+            return self._settled(bound, indices, batch, keep=keep), captured
 
     def probe_internal_cache(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
         binaries = self._binaries()
-        bound = _own(prepared)
         if not self.binary_properties.internal_cache:
             raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
         if self.context.internal_cache_off:
             raise DeviceError("the driver's internal cache was turned off when the device was opened")
         found = []
-        for index in indices.tolist():
-            with self._info(bound, index) as infos:
-                found.append(None if infos is None else binaries.of_internal_cache(infos))
+        with self._bound(prepared) as bound:
+            for index in indices.tolist():
+                with self._info(bound, index) as infos:
+                    found.append(None if infos is None else binaries.of_internal_cache(infos))
         return found
 
     def _settled(
@@ -495,7 +569,7 @@ class VulkanDevice:
         if not self.features.pipeline_binaries:
             why = self.features.keys_withheld or f"{self.identity.device_name} has no VK_KHR_pipeline_binary"
             raise DeviceError(f"{lack}: {why}")
-        with self._lock:
+        with self._changed:
             if self._own_binaries is None:
                 from orchestrator.devices.vulkan.binaries import Binaries  # asked for seldom
 
@@ -504,7 +578,6 @@ class VulkanDevice:
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
-        self._require_open()
         from orchestrator.devices.vulkan.executables import inspect_executables  # asked for seldom
 
         feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
@@ -512,34 +585,32 @@ class VulkanDevice:
             raise DeviceError(
                 f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )
-        bound = _own(prepared)
-        if not bound.has_all_libraries(index):
-            raise MissingLibraryError(int(bound.image.keys[index]))
-        following = int(bound.image.feedback_next[index])
-        rest = 0 if following < 0 else bound.address + following
-        with bound.one_info(index, capture_statistics=True) as infos:
-            kind = bound.image.kind_of(index)
-            return inspect_executables(self.context, self._creation, kind, infos, rest)
+        with self._bound(prepared) as bound:
+            if not bound.has_all_libraries(index):
+                raise MissingLibraryError(int(bound.image.keys[index]))
+            following = int(bound.image.feedback_next[index])
+            rest = 0 if following < 0 else bound.address + following
+            with bound.one_info(index, capture_statistics=True) as infos:
+                kind = bound.image.kind_of(index)
+                return inspect_executables(self.context, self._creation, kind, infos, rest)
 
     def close(self) -> None:
-        """See `Device.close`."""
-        if self._closed:
-            return
+        """See `Device.close`. Waits for the calls in flight; none begins any more."""
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wait_for(lambda: not self._calls)
         for prepared in list(self._prepared):
-            prepared.close()
+            self._close(prepared)
+        with self._changed:  # another thread may be closing one
+            self._changed.wait_for(lambda: not self._calls)
         for cache in list(self._caches):
-            self.destroy_pipeline_cache(cache)
+            self._destroy(cache)
         if self._own_binaries is not None:
             self._own_binaries.destroy_all()
-        self._closed = True
         self.context.close()
 
     def _require_open(self) -> None:
         if self._closed:
             raise DeviceError(f"{self.identity.device_name} was closed before")
-
-
-def _own(prepared: PreparedPipelines) -> VulkanPreparedPipelines:
-    if not isinstance(prepared, VulkanPreparedPipelines):
-        raise DeviceError("these pipelines were prepared by another device")
-    return prepared

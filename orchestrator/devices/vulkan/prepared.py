@@ -219,13 +219,13 @@ class VulkanPreparedPipelines:
         context: DeviceContext,
         given: CreateInfoImage | IdentifiedModules,
         module_limit: int,
-        closed: Callable[[VulkanPreparedPipelines], None],
+        close: Callable[[VulkanPreparedPipelines], None],
         before: BeforeObject = no_news,
         modules_on_demand: bool = False,
     ) -> None:
-        """Bind an image; `VulkanDevice.prepare` does this, and is told by `closed` when it is closed."""
+        """Bind an image; `VulkanDevice.prepare` does this, and closes it by `close`."""
         self._context = context
-        self._on_closed = closed
+        self._close = close
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
         image = given.image
         self.image: Final = image
@@ -260,7 +260,6 @@ class VulkanPreparedPipelines:
         self._discarded_count = 0
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
-        self._closed = False
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
         #: Libraries that exist and were made of identifiers.
         self.identified_libraries = np.zeros(len(image), np.bool_)
@@ -271,10 +270,11 @@ class VulkanPreparedPipelines:
         self.unusable: Final = self._create_everything(before, on_demand)
 
     def close(self) -> None:
-        """Destroy libraries, modules and objects. Idempotent."""
-        if self._closed:
-            return
-        self._closed = True
+        """See `PreparedPipelines.close`."""
+        self._close(self)
+
+    def destroy(self) -> None:
+        """Destroy libraries, modules and objects; only its device does this, once, when no call uses them."""
         self.destroy_discarded()
         for libraries in (self.library_handles, *self._replaced):
             self._context.destroy_pipelines(libraries)
@@ -284,7 +284,6 @@ class VulkanPreparedPipelines:
             if handle:
                 destroy = getattr(commands, f"vkDestroy{_NAMES[entry.kind][0]}")
                 destroy(self._context.handle, handle, self._context.allocator)
-        self._on_closed(self)
 
     def create_infos(
         self,

@@ -6,6 +6,7 @@ counted, modules under a tight bound, libraries, several workers at a time.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from typing import Any, cast
@@ -15,7 +16,7 @@ import pytest
 from attrs import evolve
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CallSplit, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan._generated import ffi
@@ -23,7 +24,7 @@ from orchestrator.devices.vulkan.capabilities import ChosenCapabilities, StructC
 from orchestrator.devices.vulkan.context import DeviceContext, HostMemory
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.instance import InstanceCommands, VulkanInstance
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from orchestrator.registry import registry
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -390,3 +391,34 @@ def test_use_after_close_is_an_error() -> None:
             device.destroy_pipelines(kept)
         with pytest.raises(DeviceError, match="closed"):
             device.create_pipeline_cache()
+
+
+@each_driver
+def test_what_is_in_use_is_not_destroyed(driver: str) -> None:
+    device = opened(driver)
+    pipelines = PipelineSet.open(sample_path())
+    image = build_image(pipelines, pipelines.pipelines, device.capabilities).image
+    prepared = device.prepare(image)
+    closing = threading.Thread(target=device.close)
+    refused: list[str] = []
+
+    def between_two_calls() -> bool:
+        with pytest.raises(ExternalSynchronizationError) as told:
+            prepared.close()
+        refused.append(str(told.value))
+        if not closing.ident:
+            closing.start()
+            while not device._closed:
+                os.sched_yield()
+        return True
+
+    chosen = np.arange(4, dtype=np.int32) + image.first_of(PipelineKind.COMPUTE)
+    batch = device.create_pipelines(prepared, chosen, NO_SOURCE, split=CallSplit(1, between_two_calls))
+    # The device was being closed, and its driver calls ended well all the same.
+    assert batch.results.tolist() == [0] * 4
+    assert len(refused) == 3
+    assert "in use by another thread" in refused[0]
+    closing.join()
+    prepared.close()
+    with pytest.raises(DeviceError, match="was closed before"):
+        device.create_pipelines(prepared, chosen, NO_SOURCE)
