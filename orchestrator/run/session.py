@@ -379,7 +379,11 @@ class PipelineSession:
         raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
 
     def begin_require(self, pipeline: int) -> None:
-        """The part of `require` that does not wait; `end_require` must follow."""
+        """The part of `require` that does not wait; `end_require` must follow.
+
+        Raises:
+            ValueError: It is not one pipeline, or there is no such.
+        """
         asked = checked_pipelines(len(self._run.table), pipeline)
         if len(asked) != 1:
             raise ValueError(
