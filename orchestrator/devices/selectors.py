@@ -56,6 +56,8 @@ class Selector(msgspec.Struct, frozen=True):
     @classmethod
     def parse(cls, text: str) -> Selector:
         """Parse what a user wrote. Anything is valid; what nothing answers to fails when it is opened."""
+        if not isinstance(text, str):
+            raise TypeError(f"a device is chosen by text, such as '0' or 'radv:navi21', not by {text!r}")
         driver, _, family = text.partition(":")
         if driver.lower() in _LIBRARIES and (not family or driver.lower() == "radv"):
             return cls(text, driver=driver.lower(), family=family.lower())

@@ -14,6 +14,7 @@ pipeline.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections import deque
@@ -796,7 +797,7 @@ async def compile_set(
     source: PipelineSet,
     options: CompileOptions = COMPILE_DEFAULTS,
     *,
-    cache_directory: Path | None = None,
+    cache_directory: str | os.PathLike[str] | None = None,
     opener: DeviceOpener | None = None,
     stop: trio.Event | Steering | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
@@ -821,6 +822,7 @@ async def compile_set(
         The report.
 
     Raises:
+        TypeError: It is no set, or `stop` is another kind of event.
         ValueError: The subset names a pipeline that the set does not have.
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
@@ -830,7 +832,13 @@ async def compile_set(
     def default_opener(request: DeviceRequest) -> Device:
         return open_device(options.selector, request=request, driver_caches=options.driver_caches)
 
-    directory = None if options.mode is CacheMode.NONE else cache_directory
+    if not isinstance(source, PipelineSet):
+        raise TypeError(
+            f"a set is compiled, such as PipelineSet.open(path) gives, not {type(source).__name__}"
+        )
+    directory = None
+    if cache_directory is not None and options.mode is not CacheMode.NONE:
+        directory = Path(cache_directory)
     steering = Steering.of(stop)
     cache = CompileCache(options, directory, steering.stop)
     chosen = opener or default_opener

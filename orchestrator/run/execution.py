@@ -445,8 +445,21 @@ class Run:
             later: Most pipelines that may be added later.
 
         Raises:
+            TypeError: See `run_pipelines`.
             ValueError: See `run_pipelines`.
         """
+        for given, kind, what in (
+            (device, Device, "a device, such as open_device gives"),
+            (prepared, PreparedPipelines, "what device.prepare(image) gave"),
+            (options, RunOptions, "RunOptions"),
+            (primary, PipelineSource | bytes | None, "a cache, or its data as bytes, or None"),
+        ):
+            if not isinstance(given, kind):
+                raise TypeError(f"{what} is expected here, not {type(given).__name__}")
+        if wrong := sorted(each for each in options.skipped if not 0 <= each < len(prepared.image)):
+            raise ValueError(
+                f"RunOptions.skipped names pipeline {wrong[0]}; the image has 0 to {len(prepared.image) - 1}"
+            )
         mode = options.mode
         data = primary if isinstance(primary, bytes) else b""
         cache = None if isinstance(primary, bytes) else primary
@@ -682,9 +695,10 @@ async def run_pipelines(
         The report.
 
     Raises:
-        ValueError: The scheduler is not of so many pipelines or workers; a primary in mode NONE, or of a kind
-            that the mode does not use; mode SHARED or TWO_LEVEL with an externally synchronized primary;
-            pipelines are to be kept that would only share an outcome.
+        TypeError: An argument is of another type.
+        ValueError: The scheduler is not of so many pipelines or workers; a skipped pipeline does not exist; a
+            primary in mode NONE, or of a kind that the mode does not use; mode SHARED or TWO_LEVEL with an
+            externally synchronized primary; pipelines are to be kept that would only share an outcome.
         DriverError: A cache could not be created.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.

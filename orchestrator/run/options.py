@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import enum
 import math
+import operator
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -32,17 +33,36 @@ def available_workers() -> int:
     return os.cpu_count() or 1
 
 
-def _at_least(least: float, default: Any) -> Any:
-    return field(default=default, validator=validators.optional(validators.ge(least)))
+def _at_least(least: int, default: Any) -> Any:
+    def check(_options: object, attribute: Attribute[int | None], value: int | None) -> None:
+        if value is None:
+            return
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{attribute.name!r} must be a whole number, not {value!r}") from None
+        if value < least:
+            raise ValueError(f"{attribute.name!r} must be >= {least}: {value}")
+
+    return field(default=default, validator=check)
 
 
 def _workers() -> Any:
     return _at_least(1, None)
 
 
+def _is_number(value: object) -> bool:
+    return hasattr(value, "__float__")
+
+
+def _check_skipped(_options: object, _attribute: Attribute[object], skipped: object) -> None:
+    if not isinstance(skipped, Mapping) or not all(isinstance(each, str) for each in skipped.values()):
+        raise TypeError(f"'skipped' gives a reason by pipeline, such as {{3: 'why'}}, not {skipped!r}")
+
+
 def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:
-    if seconds is not None and not 0 <= seconds < math.inf:
-        raise ValueError(f"a time limit of {seconds} s: 0 or more is expected, and None for no limit")
+    if seconds is not None and not (_is_number(seconds) and 0 <= seconds < math.inf):
+        raise ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
 
 
 def _time_limit() -> Any:
@@ -113,10 +133,14 @@ class RunOptions:
 
     workers: int | None = _workers()
     mode: CacheMode = field(default=CacheMode.PER_WORKER, converter=CacheMode)
-    merge: MergePolicy | None = None
+    merge: MergePolicy | None = field(
+        default=None, validator=validators.optional(validators.instance_of(MergePolicy))
+    )
     seed_workers_from_primary: bool = True
-    schedule: ScheduleOptions | None = None
-    skipped: Mapping[int, str] = field(factory=dict)
+    schedule: ScheduleOptions | None = field(
+        default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
+    )
+    skipped: Mapping[int, str] = field(factory=dict, validator=_check_skipped)
     keep: bool = False
     count_duplicate_pipeline_keys: bool = False
     time_limit_s: float | None = _time_limit()
@@ -318,17 +342,19 @@ class CompileOptions:
     workers: int | None = _workers()
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
     cache_file_needed: bool = False
-    merge: MergePolicy | None = None
-    save_policy: SavePolicy = field(factory=SavePolicy)
+    merge: MergePolicy | None = field(
+        default=None, validator=validators.optional(validators.instance_of(MergePolicy))
+    )
+    save_policy: SavePolicy = field(factory=SavePolicy, validator=validators.instance_of(SavePolicy))
     relax_driver_version: bool = False
     binary_store_bytes: int | None = _at_least(4 << 20, None)
     binary_memory_bytes: int = field(default=256 << 20, validator=validators.ge(0))
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
-    trial_limits: TrialLimits = field(factory=TrialLimits)
+    trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
     count_duplicate_pipeline_keys: bool = False
     inspect_executables: bool = False
-    subset: Subset = WHOLE
+    subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _at_least(1, None)
     retry_quarantined: bool = False
     time_limit_s: float | None = _time_limit()

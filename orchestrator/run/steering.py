@@ -153,10 +153,18 @@ class Steering:
 
     @classmethod
     def of(cls, stop: trio.Event | Steering | None) -> Steering:
-        """What an argument `stop` means: an event alone says that, and nothing else."""
+        """What an argument `stop` means: an event alone says that, and nothing else.
+
+        Raises:
+            TypeError: It is another kind of event.
+        """
         if isinstance(stop, Steering):
             return stop
-        return cls() if stop is None else cls(stop)
+        if stop is None:
+            return cls()
+        if not isinstance(stop, trio.Event):  # waiting for another kind of event would stop the event loop
+            raise TypeError(f"stop is a trio.Event or a Steering, not {type(stop).__name__}")
+        return cls(stop)
 
     def close(self) -> None:
         """Nothing more will be said; a budget is lifted, since nobody would give another one."""

@@ -14,6 +14,7 @@ Assumptions: the set lies in files, which the child opens by their paths.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import Counter, deque
@@ -103,10 +104,10 @@ _AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
 
 
 async def compile_supervised(
-    archives: Sequence[str],
+    archives: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     options: CompileOptions,
     *,
-    cache_directory: Path | None = None,
+    cache_directory: str | os.PathLike[str] | None = None,
     stop: trio.Event | Steering | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
@@ -116,7 +117,7 @@ async def compile_supervised(
     """Compile a set as `compile_set` does, in a supervised child process.
 
     Args:
-        archives: Paths of the set's archives, or of one manifest.
+        archives: Path of the set's archive, or of a manifest, or the paths of several archives.
         options: How. Without a merge policy worker caches are merged on the way, so that there are
             checkpoints. A device of one's own is opened by `TrialLimits.opener`.
         cache_directory: Where the cache file is kept; None keeps none, and a crash then costs all.
@@ -138,10 +139,11 @@ async def compile_supervised(
     """
     words = DriverWords(log)
     steering = Steering.of(stop)
-    supervisor = _Supervisor(
-        tuple(archives), options, cache_directory, steering, on_stage, on_progress, words
-    )
-    return await supervisor.run(CompileServer.start(archives, options) if server is None else server)
+    several = [archives] if isinstance(archives, str | os.PathLike) else archives
+    paths = tuple(os.fspath(each) for each in several)
+    directory = None if cache_directory is None else Path(cache_directory)
+    supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
+    return await supervisor.run(CompileServer.start(paths, options) if server is None else server)
 
 
 @frozen

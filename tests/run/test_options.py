@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -16,11 +18,18 @@ from orchestrator import (
     MergePolicy,
     ModulePolicy,
     PipelineKeyUse,
+    PipelineSet,
     RunOptions,
     SavePolicy,
     ScheduleOptions,
     TrialLimits,
+    compile_set,
+    compile_supervised,
+    open_device,
+    run_pipelines,
 )
+from orchestrator.sets.sample import sample_path
+from orchestrator.testing import SimulatedDevice, simulated_image, simulated_opener
 
 
 @pytest.mark.parametrize("kind", [RunOptions, CompileOptions])
@@ -92,3 +101,55 @@ def test_they_survive_the_way_to_another_process(options: Any, codec: Any) -> No
 def test_what_comes_from_another_process_is_checked(codec: Any) -> None:
     with pytest.raises(msgspec.ValidationError, match="workers"):
         codec.decode(codec.encode({"workers": 0}), type=RunOptions)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"workers": "2"}, "'workers' must be a whole number, not '2'"),
+        ({"workers": 1.5}, "'workers' must be a whole number, not 1.5"),
+        ({"skipped": [1]}, "'skipped' gives a reason by pipeline"),
+        ({"skipped": {1: 2}}, "'skipped' gives a reason by pipeline"),
+        ({"merge": "rolling"}, "'merge' must be .*MergePolicy"),
+        ({"schedule": "x"}, "'schedule' must be .*ScheduleOptions"),
+    ],
+)
+def test_an_option_of_a_wrong_type_is_named(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=words):
+        RunOptions(**options)
+
+
+async def test_an_argument_of_a_wrong_type_is_named_and_leaves_nothing() -> None:
+    device = SimulatedDevice()
+    image = simulated_image(range(20))
+    prepared: Any = device.prepare(image)
+    run: Any = run_pipelines
+    for arguments, more, words in (
+        ((None, prepared), {}, "a device, .* not NoneType"),
+        ((prepared, device), {}, "a device, .* not SimulatedPipelines"),
+        ((device, image), {}, r"device\.prepare\(image\) gave .* not CreateInfoImage"),
+        ((device, prepared, {"workers": 2}), {}, "RunOptions is expected here, not dict"),
+        ((device, prepared), {"primary": Path("cache")}, "its data as bytes, .* not "),
+        # trio would wait for it in its own thread, and nothing would ever go on.
+        ((device, prepared), {"stop": threading.Event()}, "stop is a trio.Event or a Steering, not Event"),
+    ):
+        with pytest.raises(TypeError, match=words):
+            await run(*arguments, **more)
+    for index in (-1, 20):
+        with pytest.raises(ValueError, match=f"names pipeline {index}; the image has 0 to 19"):
+            await run(device, prepared, RunOptions(skipped={index: "why"}))
+    with pytest.raises(TypeError, match="by text, such as '0'"):
+        open_device(0)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"a set is compiled, .* not str"):
+        await compile_set("game.foz", opener=simulated_opener())  # type: ignore[arg-type]
+    assert device.live_caches == 0
+
+
+async def test_paths_may_be_text_or_paths(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as pipelines:
+        report = await compile_set(pipelines, opener=simulated_opener(), cache_directory=str(tmp_path))
+    assert list(tmp_path.glob("*.pipeline-cache"))
+    options = CompileOptions(selector="simulated", workers=1)
+    for archives in ([sample_path()], str(sample_path())):
+        again = await compile_supervised(archives, options, cache_directory=str(tmp_path / "supervised"))
+        assert sum(again.counts().values()) == sum(report.counts().values())
