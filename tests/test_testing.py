@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 
 import orchestrator.testing
-from orchestrator import LoadStatus
+from orchestrator import LoadStatus, OutcomeStatus
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.testing import (
     FAILURES,
     CpuClock,
+    DriverBugs,
     SimulatedDevice,
     SimulatedOptions,
     simulated_identity,
@@ -38,7 +39,7 @@ def example(name: str, function: str) -> Callable[..., Any]:
 
 
 def test_every_example_is_run() -> None:
-    assert set(EXAMPLES) == {"compile", "bugs", "files"}
+    assert set(EXAMPLES) == {"compile", "hang", "bugs", "files"}
     assert PAGE.count("```python") == len(EXAMPLES)
 
 
@@ -69,6 +70,25 @@ def test_the_first_example_is_a_program() -> None:
 def test_a_driver_that_misbehaves(tmp_path: Path) -> None:
     found = example("bugs", "statuses")(tmp_path / "cache")
     assert found == [LoadStatus.DROPPED_BY_DRIVER, LoadStatus.LOADED]
+
+
+def test_a_driver_that_hangs() -> None:
+    assert example("hang", "what_became_of_all")()[OutcomeStatus.COMPILED] == 10
+
+
+@pytest.mark.parametrize(
+    ("bugs", "words"),
+    [
+        ({"crash": 3}, "keys of pipelines are given as a set, such as {3, 7}, not as 3"),
+        ({"hang": "abc"}, "not as 'abc'"),
+        ({"results": {3}}, "a VkResult is given by key, such as {3: -1}, not as {3}"),
+    ],
+)
+def test_bugs_that_cannot_be_meant_are_named(bugs: dict[str, Any], words: str) -> None:
+    with pytest.raises(TypeError, match=re.escape(words)):
+        DriverBugs(**bugs)
+    with pytest.raises(ValueError, match="not a valid CacheOperation"):
+        DriverBugs(out_of_memory_operations={"destroy"})  # type: ignore[arg-type]
 
 
 def test_a_file_system_that_fails(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,10 @@ import enum
 import hashlib
 import math
 import struct
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import NormalDist
 
+import numpy as np
 from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.binaries import BinaryProperties
@@ -34,15 +35,33 @@ class CacheOperation(enum.StrEnum):
 
 
 def _keys(keys: Collection[int]) -> frozenset[int]:
+    """The keys of pipelines.
+
+    Raises:
+        TypeError: It is a single one, or something else than keys.
+    """
+    if not isinstance(keys, Iterable) or not all(isinstance(each, int | np.integer) for each in keys):
+        raise TypeError(f"keys of pipelines are given as a set, such as {{3, 7}}, not as {keys!r}")
     return frozenset(keys)
 
 
+def _by_key(results: Mapping[int, int]) -> dict[int, int]:
+    """The VkResult of each key.
+
+    Raises:
+        TypeError: It is no mapping.
+    """
+    if not isinstance(results, Mapping):
+        raise TypeError(f"a VkResult is given by key, such as {{3: -1}}, not as {results!r}")
+    return dict(results)
+
+
 def _operations(operations: Collection[CacheOperation]) -> frozenset[CacheOperation]:
-    return frozenset(operations)
+    return frozenset(map(CacheOperation, operations))
 
 
 def _kinds(kinds: Collection[PipelineKind]) -> frozenset[PipelineKind]:
-    return frozenset(kinds)
+    return frozenset(map(PipelineKind, kinds))
 
 
 @frozen
@@ -67,7 +86,7 @@ class DriverBugs:
         binaries_refused: Creating these from their binaries gives VK_ERROR_OUT_OF_HOST_MEMORY.
         spurious_misses: Creating these from identifiers of their modules gives VK_PIPELINE_COMPILE_REQUIRED,
             whatever a cache holds, as VK_EXT_shader_module_identifier allows.
-        results: VkResult of compiling the pipeline of a key.
+        results: VkResult of compiling the pipeline of a key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY.
     """
 
     stale_uuid_accepted: bool = False
@@ -85,7 +104,7 @@ class DriverBugs:
     one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
     binaries_refused: frozenset[int] = field(default=frozenset(), converter=_keys)
     spurious_misses: frozenset[int] = field(default=frozenset(), converter=_keys)
-    results: Mapping[int, int] = field(factory=dict)
+    results: Mapping[int, int] = field(factory=dict, converter=_by_key)
 
 
 # What RADV's compiler takes for a small compute pipeline, as the order of magnitude of the defaults.
