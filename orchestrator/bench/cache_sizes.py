@@ -1,12 +1,11 @@
-"""How large a run's caches are while it lasts: sizes asked for between calls, and what they add up to.
+"""The total size of a run's caches over time, sampled between creation calls.
 
-A warm-up counts for nothing, so it is there that sizes are asked for: the shared cache's by
-whichever worker has just created pipelines with it, a worker's by that worker.
-vkGetPipelineCacheData gives a size without data.
+Only warm-ups sample sizes, since no figure includes their time. The worker that has just created pipelines
+with a cache asks for its size (vkGetPipelineCacheData without a buffer).
 
-Guarantees: `POINTS` sizes or so a run, and one more a cache. No cache is asked while another
-thread may use it alone.
-Limits: a mode that rotates or keeps no caches has none.
+Guarantees: about `POINTS` sizes per run, and one more per cache. No cache is queried while another thread may
+have exclusive use of it.
+Limits: modes that rotate caches or have none report no sizes.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ SIZED_MODES: Final = frozenset({CacheMode.SHARED, CacheMode.PER_WORKER, CacheMod
 
 
 class _Asked(NamedTuple):
-    """What a cache had at a time of time.perf_counter_ns."""
+    """The size of a cache at a time of time.perf_counter_ns."""
 
     at_ns: int
     cache: str
@@ -48,11 +47,11 @@ class _Asked(NamedTuple):
 
 
 class SizeWatch:
-    """Asks for sizes beside a device's own calls. Thread-safe.
+    """Wraps a device and samples the sizes of caches after creation calls. Thread-safe.
 
     Args:
-        device: The device, which stays the caller's.
-        pipelines: How many a run hands over.
+        device: The device; the caller keeps the ownership.
+        pipelines: Number of pipelines of the run.
     """
 
     def __init__(self, device: Device, pipelines: int) -> None:
@@ -64,11 +63,11 @@ class SizeWatch:
 
     @property
     def device(self) -> Device:
-        """The device as a run is to use it."""
+        """This wrapper as the device for the run."""
         return cast("Device", self)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the device's own."""
+        """Forward everything else to the device."""
         return getattr(self._device, name)
 
     def create_pipelines(
@@ -91,7 +90,7 @@ class SizeWatch:
             split=split,
         )
         if isinstance(source, PipelineCache) and self._is_due(source.name, len(indices)):
-            with suppress(DriverError):  # the pipelines are there: the picture lacks a point
+            with suppress(DriverError):  # the pipelines exist; the plot merely lacks a point
                 size = source.size()
                 with self._lock:
                     self._asked.append(_Asked(time.perf_counter_ns(), source.name, size))
@@ -105,23 +104,23 @@ class SizeWatch:
             return due
 
     def sizes(self, report: RunReport) -> tuple[CacheSize, ...]:
-        """What all caches of the run had together, from its first job to the end of its merge."""
+        """The total size of the run's caches, from its first job to the end of its merge."""
         merge = report.merge
         if merge is None or not len(report.calls):
             return ()
         private = report.mode not in NO_WORKER_CACHES
         caches = len(merge.source_bytes) if private else 1
         begun = merge.seed_bytes if private else merge.primary_bytes_before
-        return _added_up(self._asked, int(report.calls.start_ns.min()), caches, begun) + _ending(
-            report.timing.wall_ns,
-            report.timing.merge_ns,
-            sum(merge.source_bytes) if private else merge.primary_bytes_after,
-            merge.primary_bytes_after,
+        wall_ns, merge_ns, after = report.timing.wall_ns, report.timing.merge_ns, merge.primary_bytes_after
+        return (
+            *_added_up(self._asked, int(report.calls.start_ns.min()), caches, begun),
+            CacheSize(wall_ns, sum(merge.source_bytes) if private else after),  # at the barrier
+            CacheSize(wall_ns + merge_ns, after),
         )
 
 
 def _added_up(asked: Sequence[_Asked], began_ns: int, caches: int, begun: int) -> tuple[CacheSize, ...]:
-    """All caches together after each size; one that was not asked yet has what it began with."""
+    """The total after each sampled size; a cache without a sample yet counts with its initial size."""
     latest: dict[str, int] = {}
     found = [CacheSize(0, caches * begun)]
     for at_ns, cache, size in sorted(asked):
@@ -131,13 +130,8 @@ def _added_up(asked: Sequence[_Asked], began_ns: int, caches: int, begun: int) -
     return tuple(found)
 
 
-def _ending(wall_ns: int, merge_ns: int, before: int, after: int) -> tuple[CacheSize, ...]:
-    """At the barrier, and after the merge."""
-    return CacheSize(wall_ns, before), CacheSize(wall_ns + merge_ns, after)
-
-
 def joined(parts: Sequence[tuple[CacheSize, ...]]) -> tuple[CacheSize, ...]:
-    """Runs one after the other: the caches of those that have ended keep their size."""
+    """The sizes of consecutive runs; the caches of a run that has ended still count."""
     found: list[CacheSize] = []
     for part in parts:
         at_ns, size = (found[-1].at_ns, found[-1].size_bytes) if found else (0, 0)

@@ -1,25 +1,25 @@
-"""Calibrates a device: which topology, how many workers, which batch, and whether its caches can be trusted.
+"""Calibrates a device: chooses topology, workers and batch, and checks whether its caches can be trusted.
 
-    fill and look up   one shared cache; a cache for each worker, merged; sizes over rounds of load and read
-    cold and warm      A B C D A', turned by one a round, each sample in a process of its own
-    binaries           warm, one pass, against the mode and workers that were found best: A binaries A'
-    batches            warm, with the mode and workers that were found best: 1024 1 64 256 1024'
+    fill and look up   one shared cache; worker caches, merged; cache sizes over rounds of load and read
+    cold and warm      A B C D A', rotated by one per round, each sample in its own process
+    binaries           warm, one pass, against the chosen mode and workers: A binaries A'
+    batches            warm, with the chosen mode and workers: 1024 1 64 256 1024'
 
-A sample is worth what one use of the set takes: its caches made, one pass over the set, the merge. Among the
-topologies the choice is one that is faster than the shared cache beyond noise. Where all others are slower or
-the same, it is the shared cache, which needs no merge and holds everything once; where that is undecided,
-what a run without a calibration does. Then the fewest workers that are as fast as all processors are chosen.
-What could not be told never takes workers away. Mode binaries is weighed by one use of the set, with what is
-prepared for it, and chosen where it is faster beyond noise warm, and not slower cold. Before each round
-contenders that have fallen behind are dropped (see `racing`).
+The figure to compare is one use of the set: creating the caches, one pass over the set, the merge. The
+choice:
 
-Guarantees: a difference that the A/A control could show as well is none, and with fewer than LEAST_PAIRS
-pairs nothing is, but for what is far behind; what was dropped is named with its figures. Where a difference
-could hide in a wide interval, the answer is "undecided". Every word of an answer has its figure beside it. A
-sample that fails leaves its contender out and is noted. Under a time limit contenders are left out and named,
-those that tell least first, so that the others get their pairs, and at last one start; binaries and batches
-are measured where they fit, and rounds beyond LEAST_PAIRS give way to them. Caches for warm runs are in a
-temporary directory, never the user's.
+- The topology that is faster than the shared cache beyond noise. If all others are slower or equal, the
+  shared cache, which needs no merge and holds everything once. If that is undecided, the default of
+  `compile`.
+- The smallest number of workers that is as fast as all processors. An undecided comparison keeps the workers.
+- Mode binaries if it is faster beyond noise warm and not slower cold, preparing included.
+
+Guarantees: a difference counts only beyond the A/A control and with at least LEAST_PAIRS pairs, unless a
+contender is far behind (see `racing`); the profile lists what was dropped. If an interval is too wide, the
+answer is "undecided". Every answer comes with its figures. A failed sample excludes its contender, with a
+note. To meet a time limit, the least informative contenders are left out first, then one start; binaries and
+batches are measured only if they fit, and take precedence over rounds beyond LEAST_PAIRS. Caches for warm
+runs lie in a temporary directory.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from orchestrator.bench.jobs import (
 )
 from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.racing import fallen_behind
-from orchestrator.bench.rows import Sample, Start
+from orchestrator.bench.rows import Sample, Start, counted
 from orchestrator.bench.runner import cannot, passes_for, reason_of
-from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of, workers_text
+from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.errors import OrchestratorError
@@ -65,16 +65,15 @@ from orchestrator.stores.profile_file import (
 from orchestrator.temporary import temporary_folder
 
 ROUNDS = 7
-"""Rounds where the time allows: two more than the least from which a difference can be told."""
+"""Rounds without a time limit: two more than a verdict needs."""
 BATCHES = (1, 64, 256, BATCH_LIMIT)
 SAME_WITHIN = 1.1
-"""Two things are the same where the whole interval of their ratio lies within this factor."""
+"""Two times are the same if the whole interval of their ratio lies within this factor."""
 GROWTH_A_ROUND = 0.002
-"""A cache that gains this share of itself in every round grows without bound; bookkeeping does not."""
+"""A cache that grows by more than this share in every round grows without bound."""
 
-_WARM_SECONDS = (
-    0.5  # of one worker and of all: what differs does so from process to process, not from pass to pass
-)
+# Short, because times vary between processes and not between passes.
+_WARM_SECONDS = 0.5
 _WARM_HITS = 0.99
 _FILL_PASSES = 8
 _PROBES = 5
@@ -82,13 +81,13 @@ _PROBES = 5
 
 @frozen
 class CalibrationProgress:
-    """How far a calibration is.
+    """The progress of a calibration.
 
     Attributes:
-        done: Processes that have ended.
-        total: Processes that there will be, as far as is known now.
-        now: What is measured now, in words.
-        left_s: What the rest takes at most by all that is known; None before anything is.
+        done: Number of processes that have ended.
+        total: Expected number of processes.
+        now: The current measurement, in words.
+        left_s: Upper bound of the time to go, s; None while it is unknown.
     """
 
     done: int
@@ -99,7 +98,7 @@ class CalibrationProgress:
 
 @frozen
 class Calibrated:
-    """What a calibration found.
+    """The result of a calibration.
 
     Attributes:
         identity: The device.
@@ -129,14 +128,14 @@ def calibrate(
         set_paths: The archives, or one manifest.
         device: The selector.
         rounds: Samples of each contender.
-        workers: The most workers to try; None for one a processor.
-        time_limit_s: Start nothing after this time.
-        profiles: The directory of key profiles and quarantines, as `compile` has it; None for none.
+        workers: Largest number of workers to try; None for one per processor.
+        time_limit_s: Start no sample after this time.
+        profiles: The directory of key profiles and quarantines, as for `compile`; None for none.
         on_progress: Called before each process.
-        run_job: Does one job; a process of its own by default.
+        run_job: Does one job; by default in its own process.
 
     Raises:
-        NoDeviceError: The device is not there.
+        NoDeviceError: There is no such device.
         BenchError: The set cannot be compiled on it.
     """
     with temporary_folder("calibrate") as directory:
@@ -182,7 +181,6 @@ class _Calibration:
     expected: ExpectedTime = field(init=False)
 
     def run(self) -> Calibrated:
-        """All of it."""
         samples_of = {start: self.rounds * (len(self._contenders(start)) + 1) for start in Start}
         self.total = _PROBES + sum(samples_of.values())
         filled = self._fill("compiling with one shared cache", "shared", CacheMode.SHARED)
@@ -245,20 +243,21 @@ class _Calibration:
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _binaries_s(self, rounds: int) -> float:
-        """What weighing binaries takes, s, by what a warm sample takes."""
-        usual = Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)
-        return self.weighs_binaries * self.expected.of([usual] * (3 * rounds + 1))
+        """Expected time of comparing binaries, s."""
+        return self.weighs_binaries * self._warm_samples_s(3 * rounds + 1)
 
     def _batches_s(self, rounds: int) -> float:
-        """What trying batches takes, s."""
-        usual = Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)
-        return self.expected.of([usual] * (rounds * (len(BATCHES) + 1)))
+        """Expected time of comparing batches, s."""
+        return self._warm_samples_s(rounds * (len(BATCHES) + 1))
+
+    def _warm_samples_s(self, count: int) -> float:
+        return count * self.expected.of([Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)])
 
     def _has_time_for(self, what: str, seconds_of_rounds: Callable[[int], float]) -> bool:
-        """Whether all pairs that something needs end before the time limit; without them it tells nothing."""
+        """Whether all pairs that a verdict needs end before the time limit."""
         if self._fits(seconds_of_rounds(self._pairs)):
             return True
-        self.notes.append(f"{what}: left out, {self._pairs} pairs do not fit the time limit")
+        self.notes.append(f"{what}: left out, because {self._pairs} pairs do not fit the time limit")
         return False
 
     @property
@@ -270,7 +269,7 @@ class _Calibration:
         return tuple(sorted({1, self.most, *([self.most // 2] if self.most >= 4 else [])}))
 
     def _contenders(self, start: Start) -> list[Contender]:
-        """The baseline first."""
+        """All contenders of a start, the baseline first."""
         modes = [CacheMode.SHARED, CacheMode.PER_WORKER]
         more = [CacheMode.PER_WORKER_INTERNAL] if self.most > 1 else []
         if start == Start.WARM:
@@ -293,7 +292,7 @@ class _Calibration:
             FillJob(
                 set_paths=self.set_paths,
                 device=self.device,
-                workers=max(2, self.most),  # merging takes two caches, also where there is one processor
+                workers=max(2, self.most),  # a merge needs two caches, even with one processor
                 cache_directory=str(self.directory / directory),
                 mode=mode,
                 passes=_FILL_PASSES if mode == CacheMode.SHARED else 0,
@@ -314,20 +313,17 @@ class _Calibration:
         )
 
     def _remember(self, filled: Filled) -> None:
-        """Remember for `compile` of which kinds the driver's pipeline keys are worth nothing."""
+        """Record for `compile` the kinds of pipelines whose keys from the driver are not unique."""
         if not filled.distrusted:
             return
         kinds = " and ".join(kind.value.replace("_", "-") for kind in filled.distrusted)
-        note = (
-            f"pipeline keys of {kinds} pipelines tell nothing apart on this driver: two of different code "
-            "have one"
-        )
+        note = f"this driver gives {kinds} pipelines of different code the same pipeline key"
         if self.profiles:
             try:
                 remember_distrusted(Path(self.profiles), filled.identity, filled.distrusted)
-                note += "; `compile` knows it from now on, and asks for none"
+                note += "; `compile` does not use these keys from now on"
             except OrchestratorError as error:
-                note += f"; that could not be remembered: {error}"
+                note += f"; this could not be recorded for `compile`: {error}"
         self.notes.append(note)
 
     def _probe(self, filled: Filled) -> ProbeResult:
@@ -357,13 +353,13 @@ class _Calibration:
         figure: Callable[[Sample], float],
         after_s: Callable[[int], float] = lambda _: 0.0,
     ) -> SampleTable:
-        """All rounds of groups, of which each has its baseline first.
+        """Take all rounds of all groups.
 
         Args:
-            groups: They do not race with each other.
-            rows: Where samples go.
-            figure: What they are compared by.
-            after_s: What comes after, by its number of rounds.
+            groups: Contenders that race within their group, each group with its baseline first.
+            rows: Receives the samples.
+            figure: The time to compare, s.
+            after_s: Expected time of later measurements by number of rounds, s.
         """
         begun = 0
         for number in range(self.rounds):
@@ -373,7 +369,7 @@ class _Calibration:
             round_s, later_s = self.expected.of(each for each, _ in arms), after_s(LEAST_PAIRS)
             if number >= LEAST_PAIRS and later_s and not self._fits(round_s + later_s):
                 self.total -= (self.rounds - number) * len(arms)
-                self.notes.append(f"{number} of {self.rounds} rounds: time was kept for what comes after")
+                self.notes.append(f"{number} of {self.rounds} rounds: the rest of the time was reserved")
                 break
             if number == 0:
                 arms.sort(key=lambda arm: self._rank(arm[0]))
@@ -394,9 +390,9 @@ class _Calibration:
         return SampleTable(rows, figure, {**dict.fromkeys(dropped, "fell behind"), **squeezed})
 
     def _choose_start(self, groups: Sequence[Sequence[Contender]]) -> None:
-        """Leave a start out where the pairs of both do not fit the time limit: one verdict, and not none.
+        """Leave out one start if the pairs of both do not fit the time limit.
 
-        After the first round, when it is known what samples take.
+        One verdict is better than none. Called after the first round, when the times of samples are known.
         """
         needed = [
             (self._pairs - 1)
@@ -415,14 +411,14 @@ class _Calibration:
     def _arms(
         self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable
     ) -> list[tuple[Contender, bool]]:
-        """The samples of a round that are taken, each group in turned order with its first one again."""
+        """The samples to take in a round: each group rotated, with its baseline twice."""
         arms = list[tuple[Contender, bool]]()
         for group in groups:
             out = self.left_out | fallen_behind(table, group).keys()
             whole = [*((each, False) for each in group), (group[0], True)]
             taken = [arm for arm in in_turn(whole, number) if arm[0] not in out]
             if {each for each, _ in taken} == {group[0]}:
-                taken = []  # nothing is left to compare it with
+                taken = []  # nothing is left to compare the baseline with
             self.total -= len(whole) - len(taken)
             arms += taken
         return arms
@@ -430,7 +426,7 @@ class _Calibration:
     def _round(
         self, arms: Sequence[tuple[Contender, bool]], number: int, rows: list[Sample], rest_s: float
     ) -> bool:
-        """One sample of each; whether there is time for more."""
+        """Take one sample of each arm; False once the time limit is reached."""
         for place, arm in enumerate(arms):
             if number == 0 and not self._affords(arms, place):
                 self.left_out.add(arm[0])
@@ -446,7 +442,7 @@ class _Calibration:
         return True
 
     def _rank(self, contender: Contender) -> int:
-        """How little a contender tells: topologies with all workers, one worker, two levels, and so on."""
+        """The order in which contenders are left out: the highest rank first, rank 0 never."""
         start, mode, workers, _ = contender
         if workers == self.most:
             ranks = {CacheMode.TWO_LEVEL: 2, CacheMode.PER_WORKER_INTERNAL: 4, CacheMode.BINARIES: 6}
@@ -456,7 +452,7 @@ class _Calibration:
         return 5
 
     def _affords(self, arms: Sequence[tuple[Contender, bool]], place: int) -> bool:
-        """Whether all pairs of a contender end before the time limit, beside those that are taken already."""
+        """Whether all pairs of a contender, and of those before it, end before the time limit."""
         contender, taken = arms[place][0], [each for each, _ in arms[:place]]
         if self.deadline is None or self._rank(contender) == 0 or (contender, True) in arms:
             return True
@@ -503,7 +499,7 @@ class _Calibration:
         self.notes.append(f"{contender.words}: left out, because a sample failed: {reason_of(answer)}")
 
     def _profile(self, filled: Filled, probed: ProbeResult) -> CalibrationProfile:
-        """The profile, without answers."""
+        """The profile, without findings and choices."""
         identity, samples = filled.identity, SampleTable(self.rows)
         rows = [*self.rows, *self.binary_rows, *self.batch_rows]
         environment = rows[0].environment if rows else None
@@ -512,15 +508,13 @@ class _Calibration:
         notes = list(self.notes)
         if load > cores + 1:
             notes.append(
-                f"the machine was busy: a load of up to {load:.1f} on {cores} processors; what is said here "
-                "may be noise, and differences that are there may not have been seen"
+                f"the machine was busy: a load of up to {load:.1f} on {cores} processors; differences may be "
+                "noise, and noise may hide differences"
             )
         notes += sorted({note for each in rows for note in each.notes if note not in notes})
         if self.squeezed:
             words = "; ".join(each.words for each in self.squeezed)
-            notes.append(
-                f"left out, so that the others get {self._pairs} pairs within the time limit: {words}"
-            )
+            notes.append(f"left out, so that the others get {self._pairs} pairs in time: {words}")
         if self.stopped:
             notes.append(f"ended early by {self.stopped}")
         return CalibrationProfile(
@@ -557,44 +551,49 @@ class _Calibration:
 
 
 class Words(NamedTuple):
-    """What an answer means; sentences without their end."""
+    """The clause for each answer to a question."""
 
     slower: str
     faster: str
     same: str
 
+    @classmethod
+    def of(cls, contender: str, baseline: str, suffix: str = "", verb: str = "is") -> Words:
+        """The clauses that compare a contender with a baseline, both in words."""
+        return cls(
+            f"{contender} {verb} slower than {baseline}{suffix}",
+            f"{contender} {verb} faster than {baseline}{suffix}",
+            f"{contender} and {baseline}{suffix} take the same time within noise",
+        )
+
 
 def compare(
     samples: SampleTable, question: str, contender: Contender, baseline: Contender, words: Words
 ) -> Finding:
-    """Ask whether a contender takes another time than a baseline."""
+    """Judge whether the times of a contender and a baseline differ."""
     found = samples.difference(contender, baseline)
     if found is None or not found.enough:
         pairs = found.ratio.count if found is not None else 0
         dropped = samples.dropped
         out = [f"{each.words} {dropped[each]}" for each in (contender, baseline) if each in dropped]
         why = f", since {' and '.join(out)}" if out else ""
-        told = f"{question}: not measured{why} ({_pairs(pairs)}, and {LEAST_PAIRS} are needed)."
+        told = f"{question}: not measured{why} ({counted(pairs, 'pair')} of the {LEAST_PAIRS} needed)."
         return Finding(question=question, answer="not measured", words=told, pairs=pairs)
     ratio = found.ratio
     factor = found.noise.factor if found.noise is not None else 1.0
-    answer, meaning = "undecided", "cannot be told here, the samples differ too much from round to round"
+    answer, meaning = "undecided", "undecided, the samples differ too much between rounds"
     if is_same(found):
         answer, meaning = "no difference", words.same
     elif found.higher:
         answer, meaning = "slower", words.slower
     elif found.lower:
         answer, meaning = "faster", words.faster
-    far = ", so far apart that no more were taken" if found.pairs < LEAST_PAIRS else ""
+    far = ", too far apart to need more" if found.pairs < LEAST_PAIRS else ""
     told = (
         f"{question}: {meaning} (x{ratio.median:.3f} the time, {ratio.low:.3f} to {ratio.high:.3f} over "
-        f"{_pairs(ratio.count)}{far}; the same thing twice differs by up to x{factor:.3f})."
+        f"{counted(ratio.count, 'pair')}{far}; noise is up to x{factor:.3f})."
     )
     return _finding(question, answer, told, found)
-
-
-def _pairs(count: int) -> str:
-    return f"{count} pair" if count == 1 else f"{count} pairs"
 
 
 def _finding(question: str, answer: str, words: str, found: Difference | None) -> Finding:
@@ -613,13 +612,13 @@ def _finding(question: str, answer: str, words: str, found: Difference | None) -
 
 
 def is_same(found: Difference) -> bool:
-    """Whether there is no difference that matters: none beyond noise, and none hidden in the interval."""
+    """Whether the times are the same: no difference beyond noise, and an interval within SAME_WITHIN."""
     tight = found.ratio.low > 1 / SAME_WITHIN and found.ratio.high < SAME_WITHIN
     return found.enough and tight and not found.beyond_noise
 
 
 def topology_findings(samples: SampleTable, start: Start, workers: int, batch: int) -> tuple[Finding, ...]:
-    """What the lock costs, what the worker caches cost or bring, and whether workers help."""
+    """The findings about one start: the lock, worker caches, two levels, and more workers."""
 
     def contender(mode: CacheMode, count: int = workers) -> Contender:
         return Contender(start, mode, count, batch)
@@ -627,22 +626,14 @@ def topology_findings(samples: SampleTable, start: Start, workers: int, batch: i
     shared, own = contender(CacheMode.SHARED), contender(CacheMode.PER_WORKER)
     questions = []
     if workers > 1:
-        one, each = f"with {workers} workers one shared cache", "a cache for each"
         lock = Words(
-            "locks that nobody else wants cost time, so the externally synchronized flag is worth it",
+            "uncontended locks cost time, so the externally synchronized flag is worth it",
             "worker caches are faster without the externally synchronized flag",
-            "the lock of a cache costs nothing that can be measured while nobody else wants it",
+            "uncontended locks cost no measurable time",
         )
-        topology = Words(
-            f"{one} is slower than {each}, merged at the end",
-            f"{one} is faster than {each}, merged at the end",
-            f"{one} and {each} take the same time within noise",
-        )
-        count = Words(
-            f"{workers} workers are slower than one",
-            f"{workers} workers are faster than one",
-            f"{workers} workers and one take the same time within noise",
-        )
+        one, each = f"with {workers} workers one shared cache", "a cache for each"
+        topology = Words.of(one, each, ", merged at the end")
+        count = Words.of(f"{workers} workers", "one", verb="are")
         questions = [
             ("shared cache", shared, own, topology),
             ("locking", contender(CacheMode.PER_WORKER_INTERNAL), own, lock),
@@ -651,12 +642,7 @@ def topology_findings(samples: SampleTable, start: Start, workers: int, batch: i
         ]
     two_level = contender(CacheMode.TWO_LEVEL)
     if samples.of(two_level):
-        two = "looking up in the primary and compiling elsewhere"
-        words = Words(
-            f"{two} is slower than one shared cache",
-            f"{two} is faster than one shared cache",
-            f"{two} takes the time of one shared cache within noise",
-        )
+        words = Words.of("looking up in the primary and compiling elsewhere", "one shared cache")
         questions.append(("two levels", two_level, shared, words))
     return tuple(
         compare(
@@ -673,14 +659,14 @@ def topology_findings(samples: SampleTable, start: Start, workers: int, batch: i
 def choose(
     samples: SampleTable, start: Start, worker_counts: Sequence[int], batch: int, *, merge_works: bool | None
 ) -> Choice | None:
-    """What to do at a start; None where it was not measured.
+    """The mode and workers to use for a start; None if it was not measured.
 
     Args:
         samples: The samples.
-        start: Which.
+        start: The start.
         worker_counts: The numbers of workers that were tried.
         batch: Largest number of pipelines in a call.
-        merge_works: A driver that does not merge leaves the shared cache only; None where it is not known.
+        merge_works: False restricts the choice to the shared cache; None if unknown.
     """
     most = max(worker_counts)
     shared = Contender(start, CacheMode.SHARED, most, batch)
@@ -710,24 +696,19 @@ def choose(
 def weigh_binaries(
     samples: SampleTable, uses: SampleTable, cold: Choice, cached: Contender, most: int
 ) -> tuple[Choice | None, tuple[Finding, ...]]:
-    """Whether mode binaries is faster than the driver's cache: what to do then, and what was found.
+    """Compare mode binaries with the driver's cache: the choice, if binaries are faster, and the findings.
 
     Args:
-        samples: Cold ones are among them.
-        uses: Warm ones of one pass each, compared by `use_of`.
-        cold: What was chosen cold.
-        cached: What was chosen warm, as it was measured in `uses`.
-        most: The number of workers that cold samples are compared at.
+        samples: Cold samples, among others.
+        uses: Warm samples of one pass each, compared by `use_of`.
+        cold: The choice for cold runs.
+        cached: The choice for warm runs, as measured in `uses`.
+        most: Number of workers at which cold samples are compared.
     """
     findings = []
     empty = Contender(Start.COLD, CacheMode(cold.mode), most, cached.batch)
     for table, baseline in ((SampleTable(samples.rows, use_of, samples.dropped), empty), (uses, cached)):
-        name, cache = "a store of binaries", f"mode {baseline.mode}"
-        words = Words(
-            f"{name} is slower than {cache}",
-            f"{name} is faster than {cache}",
-            f"{name} and {cache} take the same time within noise",
-        )
+        words = Words.of("a store of binaries", f"mode {baseline.mode}")
         contender = baseline._replace(mode=CacheMode.BINARIES)
         findings.append(compare(table, f"binaries, {baseline.start}", contender, baseline, words))
     at_cold, at_warm = findings
@@ -755,28 +736,28 @@ def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int])
         if found is None or not found.enough:
             continue
         if found.lower or is_same(found):
-            return count, f"{workers_text(count)}: {fastest.workers} are not faster"
+            return count, f"{counted(count, 'worker')}: {fastest.workers} are not faster"
         slower += found.higher
         undecided += not found.higher
     if fastest != most:
-        return fastest.workers, f"{workers_text(fastest.workers)}: {most.workers} take longer"
+        return fastest.workers, f"{counted(fastest.workers, 'worker')}: {most.workers} take longer"
     why = "fewer take longer" if slower else "fewer were not measured"
     if undecided:
-        why = "whether fewer would do is undecided"
+        why = "whether fewer are as fast is undecided"
     if len(worker_counts) == 1:
-        why = "there is no more than that"
-    return most.workers, f"{workers_text(most.workers)}: {why}"
+        why = "nothing else was tried"
+    return most.workers, f"{counted(most.workers, 'worker')}: {why}"
 
 
 def choose_batch(
     samples: SampleTable, contender: Contender, batches: Sequence[int]
 ) -> tuple[int | None, Finding]:
-    """The usual batch, or the fastest one where the usual is slower than it beyond noise.
+    """The fastest batch that beats the default beyond noise, else the default; None if not measured.
 
     Args:
         samples: The samples.
-        contender: Start, mode and workers; its batch is the usual one.
-        batches: What was tried.
+        contender: Start, mode, workers and the default batch.
+        batches: The batches that were tried.
     """
     question = "batch size, warm"
     medians = {}
@@ -807,18 +788,17 @@ def choose_batch(
 
 @frozen
 class ProbeResult:
-    """What single processes found out beside the samples.
+    """The answers of the probes, which are single processes besides the samples.
 
     Attributes:
         set_pipelines: Pipelines that were handed to the driver.
-        cold_hits: Hits that the set has in itself, with an empty cache: pipelines that are the same to the
-            driver.
-        shared_hits: Hits in a new process with the data of one shared cache; None where it was not tried.
-        merged_hits: Hits in a new process with the data of merged worker caches; None where it was not tried.
-        merge_warnings: What the merge said.
-        sizes: Size of the cache after each round of load, use and read-back, from the first on.
-        problem: Why nothing could be found out, or "".
-        missed: Which pipelines the driver compiled although the shared cache was made of them, in words.
+        cold_hits: Hits with an initially empty cache: pipelines that the driver considers equal to others.
+        shared_hits: Hits in a new process with the data of one shared cache; None if not tried.
+        merged_hits: Hits in a new process with the data of merged worker caches; None if not tried.
+        merge_warnings: Warnings of the merge.
+        sizes: Size of the cache after each round of load, use and read-back, bytes.
+        problem: Why the probes failed, or "".
+        missed: Description of the pipelines that the driver compiled although they were in the shared cache.
     """
 
     set_pipelines: int = 0
@@ -832,19 +812,19 @@ class ProbeResult:
 
     @property
     def cache_keeps(self) -> bool | None:
-        """Whether a cache keeps anything at all."""
+        """Whether a saved cache keeps anything; None if unknown."""
         return None if self.shared_hits is None else self.shared_hits > self.cold_hits
 
     @property
     def merge_works(self) -> bool | None:
-        """Whether merged caches hold what one cache would have held."""
+        """Whether merged caches hold as much as one shared cache; None if unknown."""
         if self.shared_hits is None or self.merged_hits is None or not self.cache_keeps:
             return None
         return self.merged_hits >= self.shared_hits * _WARM_HITS
 
     @property
     def read_back_grows(self) -> bool | None:
-        """Whether it grew in every round, by more than bookkeeping."""
+        """Whether the cache grew in every round, by more than GROWTH_A_ROUND; None if unknown."""
         if len(self.sizes) < 3 or not self.cache_keeps:
             return None
         steps = zip(self.sizes, self.sizes[1:], strict=False)
@@ -852,7 +832,7 @@ class ProbeResult:
 
 
 def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
-    """What single processes found out, in words."""
+    """The findings of the probes."""
     unknown = f" ({probe.problem})" if probe.problem else ""
     keeps, works, grows = probe.cache_keeps, probe.merge_works, probe.read_back_grows
     keeping = f"not measured{unknown}."
@@ -863,8 +843,8 @@ def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
         )
     elif keeps is False:
         keeping = (
-            f"the driver's cache keeps nothing: of {probe.set_pipelines} pipelines a new process finds none "
-            "in a saved cache. A saved cache makes nothing faster, so warm runs were not measured."
+            f"the driver's cache keeps nothing: a new process finds none of {probe.set_pipelines} pipelines "
+            "in a saved cache. Warm runs were not measured."
         )
     merging = "merging: not measured" + (unknown or ": there is nothing to merge") + "."
     if works:
@@ -872,18 +852,17 @@ def probe_findings(probe: ProbeResult) -> tuple[Finding, ...]:
     elif works is False:
         merging = (
             f"merging does not work: {probe.merged_hits} pipelines are found in merged worker caches, and "
-            f"{probe.shared_hits} in one shared cache. Use the shared cache, or lose what workers compiled."
+            f"{probe.shared_hits} in one shared cache. Use the shared cache: a merge loses pipelines."
         )
     if probe.merge_warnings:
-        merging += " The driver's merge was noted: " + "; ".join(probe.merge_warnings) + "."
+        merging += " Warnings of the merge: " + "; ".join(probe.merge_warnings) + "."
     growing = f"not measured{unknown}."
     if grows is not None:
         rounds = f"{len(probe.sizes)} rounds of loading, using and reading"
         sizes = f"{probe.sizes[0]:,} to {probe.sizes[-1]:,} bytes over {rounds}"
         growing = f"the cache does not grow without bound: {sizes}."
         if grows:
-            advice = "keep the file from being saved when nothing is new"
-            growing = f"the cache grows with every round: {sizes}; {advice}."
+            growing = f"the cache grows with every round: {sizes}; do not save it when nothing is new."
     return tuple(
         Finding(
             question=question, answer={None: "not measured", True: "yes", False: "no"}[known], words=words

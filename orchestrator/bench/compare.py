@@ -1,13 +1,11 @@
-"""What changed between two benchmarks beyond noise, and whether a gate should close.
+"""Compares two benchmarks: what changed beyond noise.
 
-Cells are matched by start, duplicates, workers and mode, and by device unless each file has just one. What is
-compared is the time of one pass over the set, so that files whose warm runs repeat the set differently still
-match. Samples of two files are no
-pairs: the interval is that of a ratio of medians, and the noise the larger of both files' A/A controls, for
-each figure by itself. From fewer than 5 samples of a cell nothing is told.
+Cells match by start, duplicates, workers and mode, and by device unless each file has just one. The figures
+are those of one pass over the set, so the number of passes need not match. Samples of two files are not
+pairs: the interval is that of a ratio of medians. The noise is the larger one of both files' A/A controls,
+separately for each figure. Cells with fewer than 5 samples get no verdict.
 
-An A/A control is within a run, so drift between the two runs cannot be seen, such as a machine that was
-cooler.
+Limits: an A/A control covers one run, so it cannot show drift between the runs, such as a cooler machine.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ class CellChange:
 
     Attributes:
         before: The cell in the first file.
-        after: The cell in the second.
-        seconds_before: Median time of one pass over the set, the merge included.
+        after: The cell in the second file.
+        seconds_before: Median time of one pass over the set, the merge included, in the first file.
         seconds_after: The same in the second file.
-        time: The second file's time over the first's.
-        cpu: The same for CPU time of a pipeline.
+        time: Time in the second file over time in the first.
+        cpu: The same for CPU time per pipeline.
         memory: The same for peak memory.
     """
 
@@ -52,21 +50,20 @@ class CellChange:
 
     @property
     def added_s(self) -> float:
-        """Seconds that one pass takes longer."""
+        """Increase of the time of one pass, s."""
         return self.seconds_after - self.seconds_before
 
 
 @frozen
 class ChangeReport:
-    """What changed from one file to another.
+    """The changes from one file to another.
 
     Attributes:
-        changes: Every cell that both have.
-        only_before: Cells of the first file that the second lacks.
-        only_after: Cells of the second that the first lacks.
-        differences: What else is different, such as the driver's version: one sentence each.
-        pipelines_added: Pipelines that the second set has more; negative for fewer; None where sets
-            are several.
+        changes: The cells that both files have.
+        only_before: Cells that only the first file has.
+        only_after: Cells that only the second file has.
+        differences: Other differences, such as the driver's version, in words.
+        pipelines_added: Increase of the number of pipelines; None if a file has several sets.
     """
 
     changes: tuple[CellChange, ...]
@@ -76,24 +73,24 @@ class ChangeReport:
     pipelines_added: int | None
 
     def slower(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
-        """Cells that take longer beyond noise, by more than a share of their time."""
+        """Cells that are slower beyond noise, by more than the threshold, a share of their time."""
         return tuple(
             each for each in self.changes if each.time.higher and each.time.ratio.median > 1 + threshold
         )
 
     def faster(self, threshold: float = 0.0) -> tuple[CellChange, ...]:
-        """Cells that take less time beyond noise, by more than a share of it."""
+        """Cells that are faster beyond noise, by more than the threshold."""
         return tuple(
             each for each in self.changes if each.time.lower and 1 / each.time.ratio.median > 1 + threshold
         )
 
     @property
     def undecided(self) -> tuple[CellChange, ...]:
-        """Cells of which nothing can be told: too few samples in one of the files, or no control."""
+        """Cells without a verdict: too few samples in one of the files, or no control."""
         return tuple(each for each in self.changes if not each.time.enough)
 
     def summary(self, threshold: float = 0.0) -> str:
-        """The gate's sentence: adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise."""
+        """One sentence, such as "adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise"."""
         parts = []
         if self.pipelines_added:
             verb = "adds" if self.pipelines_added > 0 else "removes"
@@ -111,11 +108,9 @@ class ChangeReport:
         elif undecided < count:
             told = f"no difference beyond noise in {count - undecided} cells"
         else:
-            told = "nothing can be told"
+            told = "no verdict"
         if undecided:
-            told += (
-                f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or pairs of a control"
-            )
+            told += f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or control pairs"
         return "; ".join([", ".join(parts), told] if parts else [told])
 
 
@@ -127,11 +122,12 @@ def compare_samples(
     Args:
         before: Samples of the first.
         after: Samples of the second.
-        devices: Which device of the second stands for which of the first, by selector: these alone are
-            compared. Not given: by selector, and where each file has just one device, by that.
+        devices: Pairs of selectors, the first file's and the second's; only these are compared. None pairs
+            equal selectors, or the two devices if each file has just one.
 
     Raises:
-        ValueError: A file has no samples, or they have no cell in common; the message names what differs.
+        ValueError: A file has no samples, or the files have no cell in common. The message names the
+            difference.
     """
     first, second = list(before), list(after)
     first_cells, second_cells = cells_of(first), cells_of(second)
@@ -176,7 +172,7 @@ def compare_samples(
 
 
 def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
-    """What two benchmarks differ in, so that no cell is in both."""
+    """The message for two benchmarks without a common cell: what they differ in."""
     apart = []
     for name in Cell._fields:
         sides = [sorted({getattr(cell, name) for cell in cells}) for cells in (first, second)]
@@ -186,15 +182,15 @@ def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
         return (
             "the two have no cell in common: no cell has the same device, start, duplicates, workers and mode"
         )
-    hint = "; --device A=B says which device of the second stands for which of the first"
+    hint = "; --device A=B pairs a device of the first with one of the second"
     differs = "; ".join(apart)
-    return f"the two have no cell in common, by {differs}" + (hint if differs.startswith("device") else "")
+    return f"the two have no cell in common: {differs}" + (hint if differs.startswith("device") else "")
 
 
 def _renaming(
     first: Mapping[Cell, object], second: Mapping[Cell, object], chosen: Mapping[str, str]
 ) -> Callable[[Cell], Cell]:
-    """How a cell of the first file is called in the second."""
+    """Maps cells of the first file to those of the second."""
     if chosen:
         return lambda cell: cell._replace(device=chosen[cell.device])
     devices = {cell.device for cell in first}, {cell.device for cell in second}
@@ -208,7 +204,7 @@ _Pairs = tuple[dict[int, Sample], dict[int, Sample]]
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
-    """The worse of two; None where one is not known, because then not even half is known."""
+    """The larger noise; None if one is unknown."""
     if first is None or second is None:
         return None
     return max(first, second, key=lambda each: each.factor)

@@ -1,17 +1,17 @@
-"""What a cache topology costs: figures of cells, modes against the baseline, and a verdict in a sentence.
+"""What a cache topology costs: figures of each cell, each mode against the baseline, and a verdict.
 
-Of the calls of a run, summed up over all workers:
+Sums over all workers and calls of a run, and ratios between modes:
 
-    blocked      driver - cpu - run delay: asleep inside the driver, at a lock
+    blocked      driver - CPU - run delay: asleep inside the driver, on a lock
     inflation    CPU per pipeline / the same with one worker: spinning, cache misses, memory bandwidth
-    overhead     wall of the calls - driver: building create infos, waiting for the interpreter
+    overhead     elapsed time of the calls - driver: building create infos, waiting for the interpreter
     efficiency   throughput / (workers x throughput with one worker)
     topology     per-worker / shared, the merge included
-    locking      per-worker-internal / per-worker: what a lock costs that nobody else wants
-    contention   per-worker-internal / shared: what is left when nobody else wants it
+    locking      per-worker-internal / per-worker: cost of an uncontended lock
+    contention   per-worker-internal / shared: cost of contention for the lock
 
-Guarantees: pure. Ratios are of samples of the same round; a mode differs only beyond the A/A control under
-its own conditions (see statistics.py). Waiting for a processor is never called blocked.
+Guarantees: pure. Ratios compare samples of the same round. A mode differs only beyond the A/A control of its
+own conditions (see statistics.py). Time spent waiting for a processor never counts as blocked.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from orchestrator.bench.rows import (
     Start,
     cells_of,
     control_of,
+    counted,
     failed_arms,
 )
 from orchestrator.bench.statistics import (
@@ -45,33 +46,33 @@ from orchestrator.bench.statistics import (
 from orchestrator.devices.device import CacheMode
 
 NOISY_SHARE = 0.1
-"""Noise of the A/A control from which on a report warns about what it hides."""
+"""A report warns if the A/A control shows more noise than this."""
 BLOCKED_SHARE = 0.1
-"""Share of the driver's time asleep from which on a report says at what."""
+"""A report names the likely lock if threads slept for more than this share of the driver's time."""
 FEW_FAULTS = 0.1
-"""Page faults a sleep below which the kernel's memory lock cannot be what threads sleep at."""
+"""With fewer page faults per sleep than this, threads do not sleep on the kernel's memory lock."""
 MOSTLY_WITHOUT_FAULTS = 0.9
-"""Share of the time asleep in calls without a page fault above which it is not."""
+"""The same holds if calls without a page fault contain more than this share of the time asleep."""
 BUSY_SHARE = 0.1
-"""Share of the calls' time spent waiting for a processor from which on a report warns about it."""
+"""A report warns if threads waited for a processor for more than this share of the calls' time."""
 
 
 @frozen
 class CellReport:
-    """Figures of one cell: medians with intervals; times are those of a run, summed up over its workers.
+    """Figures of one cell: medians with intervals.
 
     Attributes:
-        cell: Which.
+        cell: The cell.
         samples: Its samples.
-        throughput: Pipelines a second, the merge included.
-        creation_rate: Pipelines a second up to the barrier.
+        throughput: Pipelines per second, the merge included.
+        creation_rate: Pipelines per second up to the barrier.
         seconds: From the first job to the end of the merge.
-        blocked_share: Share of the driver's time asleep in it.
-        run_delay_share: Share of the calls' time waiting for a processor.
+        blocked_share: Share of the driver's time in which threads slept.
+        run_delay_share: Share of the calls' time in which threads waited for a processor.
         overhead_share: Share of the calls' time outside the driver.
-        efficiency: Against the same with one worker; None where that was not measured.
-        inflation: CPU per pipeline against the same with one worker; None where that was not measured.
-        cache_sizes: Of its warm-up; see `Sample`.
+        efficiency: Throughput per worker against one worker; None if one worker was not measured.
+        inflation: CPU time per pipeline against one worker; None if one worker was not measured.
+        cache_sizes: Cache sizes of its warm-up; see `Sample`.
     """
 
     cell: Cell
@@ -87,25 +88,25 @@ class CellReport:
     cache_sizes: tuple[CacheSize, ...] = field(default=(), repr=False)
 
     def of(self, value: Callable[[Sample], float]) -> Estimate:
-        """Median of any figure of its samples, with its interval."""
+        """Median of a figure over its samples, with its interval."""
         return estimate([value(each) for each in self.samples])
 
     def median(self, value: Callable[[Sample], float]) -> float:
-        """Median of any figure of its samples."""
+        """Median of a figure over its samples."""
         return self.of(value).median
 
 
 @frozen
 class Comparison:
-    """The modes under the same conditions against their baseline.
+    """All modes under the same conditions against their baseline.
 
     Attributes:
-        conditions: Which.
-        baseline: The mode that the others are compared with: shared where it was measured.
-        noise: The A/A control; None where there was none.
-        throughput: Each other mode's throughput over the baseline's, the merge included.
+        conditions: The conditions.
+        baseline: The mode to compare with: shared if it was measured.
+        noise: The noise of the A/A control; None without a control.
+        throughput: Throughput of each other mode over the baseline's, the merge included.
         creation_rate: The same without the merge.
-        locking: per-worker-internal over per-worker; None where one was not measured.
+        locking: per-worker-internal over per-worker; None if one was not measured.
     """
 
     conditions: Conditions
@@ -117,7 +118,7 @@ class Comparison:
 
     @property
     def topology(self) -> Difference | None:
-        """per-worker over shared, the merge included; None where one was not measured."""
+        """per-worker over shared, the merge included; None if one was not measured."""
         return self.throughput.get(CacheMode.PER_WORKER) if self.baseline == CacheMode.SHARED else None
 
 
@@ -126,12 +127,12 @@ class ContentionReport:
     """What shared and private caches cost.
 
     Attributes:
-        cells: Every cell, in the order of its key.
-        comparisons: Every comparison, in the order of its conditions.
+        cells: All cells, sorted.
+        comparisons: All comparisons, sorted by conditions.
         verdicts: One sentence for each device and share of duplicates.
         advice: Which mode to use on each device, and why.
         warnings: What weakens the figures.
-        failed: Arms that could not be measured: the last attempt of each.
+        failed: The last attempt of each arm that could not be measured.
     """
 
     cells: tuple[CellReport, ...]
@@ -141,12 +142,17 @@ class ContentionReport:
     warnings: tuple[str, ...]
     failed: tuple[FailedSample, ...] = ()
 
+    @property
+    def sample_of_devices(self) -> tuple[Sample, ...]:
+        """One sample of each device."""
+        return tuple({each.cell.device: each.samples[0] for each in self.cells}.values())
+
 
 def contention_report(rows: Iterable[Row]) -> ContentionReport:
-    """Sum up the rows of a benchmark; of warm-ups only the sizes of caches are taken.
+    """Summarize the rows of a benchmark. Warm-ups contribute cache sizes only.
 
     Raises:
-        ValueError: There is no sample that counts.
+        ValueError: There are no samples besides warm-ups.
     """
     rows = list(rows)
     counted = [each for each in rows if isinstance(each, Sample) and each.counts]
@@ -194,7 +200,7 @@ def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellRepo
 def _against(
     baseline: Sequence[Sample] | None, samples: Sequence[Sample] | None, value: Callable[[Sample], float]
 ) -> Estimate | None:
-    """Ratio of samples over a baseline, pair by pair."""
+    """Ratio of the samples over a baseline, pair by pair."""
     above, below = ({each.round: each for each in series or ()} for series in (samples, baseline))
     return ratio_by_round(above, below, value)
 
@@ -226,15 +232,34 @@ def _comparison(
     return Comparison(conditions, baseline, noise, throughput, creation_rate, locking)
 
 
+def cell_texts(cell: CellReport, comparison: Comparison) -> dict[str, str]:
+    """The figures of a cell as text, by the heading of their column."""
+    difference, mode = comparison.throughput.get(cell.cell.mode), cell.cell.mode
+    ratio = "" if difference is None else ratio_text(difference.ratio) + difference.mark
+    return {
+        "workers": str(cell.cell.workers),
+        "mode": mode,
+        "n": str(len(cell.samples)),
+        "pipelines/s": rate_text(cell.throughput),
+        "ratio": "baseline" if mode == comparison.baseline else ratio,
+        "blocked": f"{cell.blocked_share.median:.1%}",
+        "no CPU": f"{cell.run_delay_share.median:.1%}",
+        "efficiency": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
+        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+        "merge": f"{cell.median(lambda each: each.merge_ns / 1e6):.2f} ms",
+        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
+    }
+
+
 def ratio_text(ratio: Estimate) -> str:
-    """A ratio for people, such as ``2.2× [2.1, 2.3]``; as many digits as tell its ends apart."""
+    """A ratio as text, such as ``2.2× [2.1, 2.3]``; with as many digits as separate the interval's ends."""
     told_apart = (each for each in (1, 2, 3) if f"{ratio.low:.{each}f}" != f"{ratio.high:.{each}f}")
     digits = next(told_apart, 1)
     return f"{ratio.median:.{digits}f}× [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
 
 
 def rate_text(rate: Estimate) -> str:
-    """A rate for people, such as ``28.2k [28k, 29k]``."""
+    """A rate as text, such as ``28.2k [28k, 29k]``."""
     return f"{_short(rate.median, 3)} [{_short(rate.low)}, {_short(rate.high)}]"
 
 
@@ -246,8 +271,8 @@ def _short(value: float, digits: int = 2) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """A number of so many significant digits; whole where it has more before the point."""
-    # What rounds up to one digit more would be written as 1e+02.
+    """A number rounded to significant digits, without an exponent."""
+    # "g" writes 99.6 with two digits as 1e+02.
     whole = float(f"{value:.{digits}g}") >= 10**digits
     return f"{value:.0f}" if whole else f"{value:.{digits}g}"
 
@@ -257,7 +282,7 @@ def _inverse(ratio: Estimate) -> Estimate:
 
 
 def verdict_words(difference: Difference | None) -> str:
-    """What is said about private caches against the shared one."""
+    """The verdict on private caches against the shared one."""
     if difference is None:
         return "not measured with both topologies"
     if difference.noise is None:
@@ -272,16 +297,16 @@ def verdict_words(difference: Difference | None) -> str:
 
 
 def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
-    """One sentence for each device and share of duplicates, about its largest number of workers.
+    """One sentence for each device and share of duplicates, about the largest number of workers.
 
-    Such as: on radv:navi21, warm, 16 workers: private caches 2.2× [2.1, 2.3] faster; cold: no difference
+    Example: on radv:navi21, warm, 16 workers: private caches 2.2× [2.1, 2.3] faster; cold: no difference
     beyond noise.
     """
     by_place: dict[tuple[str, float], list[Comparison]] = {}
     for each in comparisons:
         by_place.setdefault((each.conditions.device, each.conditions.duplicates), []).append(each)
     sentences = []
-    for (device, duplicates), found in sorted(by_place.items()):
+    for (device, _), found in sorted(by_place.items()):
         workers = max(each.conditions.workers for each in found)
         at_most = [each for each in found if each.conditions.workers == workers]
         at_most.sort(key=lambda each: each.conditions.start == Start.COLD)
@@ -295,13 +320,12 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
                 words += f" (before the merge: {verdict_words(alone)})"
             count = f", {workers} workers" if number == 0 else ""
             parts.append(f"{each.conditions.start}{count}: {words}")
-        copies = f", {duplicates:.0%} duplicates" if duplicates else ""
-        sentences.append(f"on {device}{copies}, " + "; ".join(parts))
+        sentences.append(f"on {device}{found[0].conditions.copies}, " + "; ".join(parts))
     return sentences
 
 
 def advice(comparisons: Sequence[Comparison]) -> list[str]:
-    """Which --mode to use on each device, and why, in a sentence; nothing where it was not measured."""
+    """One sentence per measured device: which --mode to use, and why."""
     sentences = []
     for device in sorted({each.conditions.device for each in comparisons}):
         measured = [each for each in comparisons if each.conditions.device == device and each.topology]
@@ -320,13 +344,13 @@ def advice(comparisons: Sequence[Comparison]) -> list[str]:
         if chosen:
             several = " and ".join(f"--mode {mode} {start}" for start, mode in modes.items())
             use = several if len(chosen) > 1 else f"--mode {chosen.pop()}"
-            count = f"{most} workers" if most > 1 else "one worker"
+            count = counted(most, "worker")
             sentences.append(f"On {device} with {count} use {use}: {'; '.join(reasons)}.")
     return sentences
 
 
 def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
-    """The mode to use by private caches against the shared one, and why."""
+    """Which mode to use, given the ratio of private caches to the shared one, and why."""
     if not difference.enough:
         return None, "too little was measured"
     if difference.higher:
@@ -343,27 +367,27 @@ def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
 
 
 def _sleep_words(cell: CellReport) -> str:
-    """What threads that sleep in the driver may sleep at, by what the kernel counted; "" if they hardly do.
+    """The lock that threads in the driver may sleep on, by the kernel's counters; "" if they hardly sleep.
 
-    A thread sleeps at the kernel's lock of a process's memory when it faults a page in or maps memory while
-    another one does, about once a fault at most; at a lock of the driver it sleeps without faults.
+    A thread sleeps on the kernel's lock of the process's memory when it faults in a page or maps memory while
+    another thread does, at most about once per fault. On a lock of the driver it sleeps without faults.
     """
     sleeps, faults = cell.median(lambda each: each.sleeps), cell.median(lambda each: each.minor_faults)
     if cell.blocked_share.median < BLOCKED_SHARE or not sleeps:
         return ""
     without = cell.median(lambda each: each.blocked_without_faults_ns / max(1, each.blocked_ns))
     counted = (
-        f"{sleeps:,.0f} sleeps and {faults:,.0f} page faults of {cell.cell.workers} threads in a run; "
-        f"{without:.0%} of that time in calls without a page fault"
+        f"{cell.cell.workers} threads slept {sleeps:,.0f} times and had {faults:,.0f} page faults in a run; "
+        f"{without:.0%} of that time was in calls without a page fault"
     )
     if faults < sleeps * FEW_FAULTS or without >= MOSTLY_WITHOUT_FAULTS:
-        why = "at a lock of the driver: page faults are too few for the kernel's lock of the process's memory"
+        why = "on a lock of the driver: there are too few page faults for the kernel's memory lock"
     else:
         why = (
-            "at a lock of the driver or at the kernel's lock of the process's memory, of which page faults "
-            "are enough: an allocator that keeps memory tells the two apart"
+            "on a lock of the driver or on the kernel's memory lock; there are enough page faults for the "
+            "latter. A run with an allocator that keeps memory shows which"
         )
-    share = f"{cell.blocked_share.median:.0%} of the driver's time asleep"
+    share = f"threads slept for {cell.blocked_share.median:.0%} of the driver's time"
     return f"{Arm(cell.cell, False).words}: {share}, {why} ({counted})"
 
 
@@ -372,25 +396,26 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
     few = [each for each in cells if len(each.samples) < LEAST_PAIRS]
     if few:
         found.append(
-            f"{len(few)} of {len(cells)} cells have fewer than {LEAST_PAIRS} samples, the least "
-            f"{min(len(each.samples) for each in few)}: of these no verdict is given"
+            f"{len(few)} of {len(cells)} cells have fewer than {LEAST_PAIRS} samples (the smallest "
+            f"{min(len(each.samples) for each in few)}) and get no verdict"
         )
     factors = [each.noise.factor for each in comparisons if each.noise is not None]
     if len(factors) < len(comparisons):
-        found.append("some groups have no A/A control, so nothing is known about noise there")
+        found.append("some groups have no A/A control, so their noise is unknown")
     noisy = [each for each in factors if each > 1 + NOISY_SHARE]
     if noisy:
         found.append(
-            f"in {len(noisy)} of {len(comparisons)} groups the same thing measured twice differs by more "
-            f"than {NOISY_SHARE:.0%} (at most {max(noisy) - 1:.0%}): what is smaller cannot be seen there"
+            f"in {len(noisy)} of {len(comparisons)} groups the noise exceeds {NOISY_SHARE:.0%} (at most "
+            f"{max(noisy) - 1:.0%}): smaller differences cannot be seen there"
         )
     busy = [each for each in cells if each.run_delay_share.median > BUSY_SHARE]
     if busy:
         worst = max(busy, key=lambda each: each.run_delay_share.median)
         found.append(
-            f"in {len(busy)} of {len(cells)} cells threads waited more than {BUSY_SHARE:.0%} of their "
-            f"time for a processor (at most {worst.run_delay_share.median:.0%}, {worst.cell.workers} workers "
-            f"on {worst.samples[0].environment.cores} cores): that is the machine, not the cache"
+            f"in {len(busy)} of {len(cells)} cells threads waited for a processor for more than "
+            f"{BUSY_SHARE:.0%} of their time (at most {worst.run_delay_share.median:.0%}, "
+            f"{worst.cell.workers} workers on {worst.samples[0].environment.cores} cores): that is the "
+            "machine, not the cache"
         )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})

@@ -1,8 +1,9 @@
-"""How long the samples of a calibration take.
+"""Estimates how long the samples of a calibration take.
 
-Before a contender has a sample, that follows from what filling a cache took, and then from its own samples.
+The estimate for a contender follows from its own samples; before the first one, from the time that filling a
+cache took.
 
-Guarantees: pure. What is dropped later is not foreseen, so the time is an upper bound by all that is known.
+Guarantees: pure. The estimate ignores that contenders may be dropped later, so it is an upper bound.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ _FAR = 1.5 * CLEAR_AFTER_ONE
 
 @define
 class ExpectedTime:
-    """What samples take, s.
+    """Expected times of samples, s.
 
     Attributes:
-        filled: What filling a cache with all workers took.
-        probe_s: A process that only looks the set up.
-        passes: How often the set is in a warm run.
+        filled: The result of filling a cache with all workers.
+        probe_s: Elapsed time of a process that only looks up the set.
+        passes: How many times a warm run repeats the set.
     """
 
     filled: Filled
@@ -37,16 +38,16 @@ class ExpectedTime:
     _starts: list[float] = field(factory=list, init=False)
 
     def learn(self, contender: Contender, seconds: float) -> None:
-        """A sample took so long."""
+        """Record that a sample took `seconds`."""
         self._took.setdefault(contender, []).append(seconds)
         self._starts.append(max(0.0, seconds - self._run(contender)))
 
     def of(self, contenders: Iterable[Contender]) -> float:
-        """One sample of each."""
+        """The time of one sample of each contender, s."""
         return sum(map(self._one, contenders))
 
     def is_far_behind(self, contender: Contender) -> bool:
-        """Whether so few workers would have to compile alone what many did that one pair will show it."""
+        """Whether the contender has so few workers that a single pair will show that it is slower."""
         cold_s = self.filled.cold_wall_ns / 1e9
         return contender.start == Start.COLD and self._run(contender) > _FAR * cold_s > 0
 

@@ -1,13 +1,12 @@
-"""What a benchmark found, as one HTML file: the verdict, what weakens it, tables, plots, method, and where.
+"""The results of a benchmark as one HTML file: verdict, warnings, tables, plots, method and environment.
 
-Guarantees: the file opens offline. The plotting library is in it, it loads nothing from anywhere, and its
-policy forbids that. Every word from an archive, a driver or a file name is escaped, in the page and in the
-plots, which read a kind of HTML too. Cells with too few samples are marked, and what failed has a row. In
-plots several modes stand beside each other; a share that is next to nothing is drawn against one percent;
-what has one number of workers only has no line, but bars.
+Guarantees: the file opens offline. It contains the plotting library, loads nothing, and its content security
+policy forbids loading. Text from archives, drivers and file names is escaped, in the page and in the plots,
+which parse HTML too. Cells with too few samples are marked; failed cells have a row. Axes of shares reach one
+percent at least. Plots against the number of workers become bars if there is one number only.
 
-Assumptions: plotly is installed (the extra `report`); it is imported when a report is made. The browser can
-decompress (DecompressionStream: all since 2023); one that cannot shows everything but the plots, and says so.
+Assumptions: plotly is installed (the extra `report`). The browser has DecompressionStream (all since 2023);
+otherwise the page shows everything except the plots, and says so.
 """
 
 from __future__ import annotations
@@ -15,22 +14,23 @@ from __future__ import annotations
 import base64
 import gzip
 import html
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
 import msgspec
 
-from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, rate_text, ratio_text
+from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts, ratio_text
 from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample
-from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate, estimate
+from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate
 from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
 
-# Okabe and Ito's colours, which most people who see colours differently can tell apart.
+# Okabe and Ito's palette, made for people with colour vision deficiency.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 TIMELINE_CALLS = 3000
 _BESIDE = 0.07
-"""Distance of two modes at the same number of workers, as a share of that between two numbers."""
+"""Horizontal distance of two modes at the same number of workers, in ticks."""
 _LEAST_SHARE = 0.01
 _NARROW = 5
 _UNTIL_READY = "Seconds until the whole set is ready, merge included"
@@ -38,12 +38,12 @@ _CATEGORIES = {"call": "in a call", "barrier": "waiting at the barrier", "merge"
 
 
 class Plot(msgspec.Struct, frozen=True):
-    """A figure of the plotting library, with its title, which stands above it.
+    """A figure of the plotting library, and the title to show above it.
 
     Attributes:
-        title: In words.
+        title: The title.
         data: Its traces.
-        layout: Its layout; has a height.
+        layout: Its layout, with a height.
     """
 
     title: str
@@ -99,7 +99,7 @@ def _modes(cells: Sequence[CellReport]) -> list[str]:
 def _plot(
     title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], height: int = 320
 ) -> Plot | None:
-    """A figure with a legend above it, where it has anything in it; colours of text are the page's."""
+    """A figure with a legend above it; None without data. The page sets the text colour."""
     line = {"showgrid": False, "linecolor": "#999", "ticks": "outside", "automargin": True, "zeroline": False}
     layout = {
         "xaxis": {**line, **x},
@@ -125,6 +125,19 @@ def _line(mode: str, number: int, x: Sequence[Any], y: Sequence[float]) -> dict[
     }
 
 
+def _bar(mode: str, number: int, x: Sequence[str], y: Sequence[float]) -> dict[str, Any]:
+    marker = {"color": COLOURS[number % len(COLOURS)]}
+    return {"type": "bar", "x": list(x), "y": list(y), "name": html.escape(mode), "marker": marker}
+
+
+def _with_most_workers(cells: Sequence[CellReport], most: int) -> Iterator[tuple[str, int, CellReport]]:
+    """The cells with the largest number of workers: mode, the mode's number, cell."""
+    for number, mode in enumerate(_modes(cells)):
+        for cell in cells:
+            if (cell.cell.workers, cell.cell.mode) == (most, mode):
+                yield mode, number, cell
+
+
 def _against_workers(
     cells: Sequence[CellReport],
     title: str,
@@ -132,7 +145,7 @@ def _against_workers(
     *,
     share: bool = False,
 ) -> Plot | None:
-    """A figure against the number of workers, a line a mode; None where no cell has it."""
+    """A figure against the number of workers, one line per mode; None if no cell has the figure."""
     counts = sorted({each.cell.workers for each in cells})
     modes = _modes(cells)
     data, highest = [], 0.0
@@ -174,19 +187,12 @@ def _seconds_until_ready(cell: CellReport) -> Estimate:
 
 
 def _until_ready(cells: Sequence[CellReport], workers: int) -> Plot | None:
-    """Where there is one number of workers only: a bar a mode, with its interval."""
+    """The same for a single number of workers: one bar per mode, with its interval."""
     data: list[dict[str, Any]] = []
-    for number, mode in enumerate(_modes(cells)):
-        for found in (_seconds_until_ready(each) for each in cells if each.cell.mode == mode):
-            bar: dict[str, Any] = {
-                "type": "bar",
-                "x": [html.escape(mode)],
-                "y": [found.median],
-                "name": html.escape(mode),
-                "marker": {"color": COLOURS[number % len(COLOURS)]},
-                "hovertemplate": "%{y:.3s} s",
-            }
-            data.append(bar | _interval([found]))
+    for mode, number, cell in _with_most_workers(cells, workers):
+        found = _seconds_until_ready(cell)
+        bar = _bar(mode, number, [html.escape(mode)], [found.median])
+        data.append(bar | {"hovertemplate": "%{y:.3s} s"} | _interval([found]))
     return _plot(f"{_UNTIL_READY}, {workers} workers", data, {"type": "category"}, {"rangemode": "tozero"})
 
 
@@ -204,19 +210,16 @@ def _interval(found: Sequence[Estimate]) -> dict[str, Any]:
 def _latencies(
     cells: Sequence[CellReport], most: int, what: str, value: Callable[[Sample], Latencies]
 ) -> Plot | None:
-    """Quantiles of single pipelines at the largest number of workers, medians over the samples."""
+    """Quantiles of the time per pipeline with the most workers: medians over the samples."""
     data, seen = [], []
-    for number, mode in enumerate(_modes(cells)):
-        for cell in cells:
-            if (cell.cell.workers, cell.cell.mode) != (most, mode):
-                continue
-            known = [value(each).quantiles_ns for each in cell.samples if value(each).count]
-            if known:
-                y = [estimate(list(of)).median / 1000 for of in zip(*known, strict=True)]
-                seen += y
-                data.append(_line(mode, number, [f"{each:.0%}" for each in QUANTILES], y))
+    for mode, number, cell in _with_most_workers(cells, most):
+        known = [value(each).quantiles_ns for each in cell.samples if value(each).count]
+        if known:
+            y = [median(of) / 1000 for of in zip(*known, strict=True)]
+            seen += y
+            data.append(_line(mode, number, [f"{each:.0%}" for each in QUANTILES], y))
     axis: dict[str, Any] = {"title": {"text": "µs"}, "rangemode": "tozero"}
-    if seen and max(seen) > _NARROW * min(seen):  # below that a logarithmic axis may have no tick
+    if seen and max(seen) > _NARROW * min(seen):  # a logarithmic axis of a smaller range may have no tick
         axis |= {"type": "log", "dtick": 1 if max(seen) > 100 * min(seen) else "D2"}
     return _plot(
         f"Driver time of pipelines that were {what}, {most} workers",
@@ -227,40 +230,30 @@ def _latencies(
 
 
 def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
-    """Driver time of compiled pipelines by kind with the most workers, medians over the samples."""
+    """Driver time of compiled pipelines by kind with the most workers: medians over the samples."""
     data = []
-    for number, mode in enumerate(_modes(cells)):
-        for cell in cells:
-            if (cell.cell.workers, cell.cell.mode) != (most, mode):
-                continue
-            kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
-            seconds = [
-                estimate([each.kinds_ns.get(kind, 0) / 1e9 for each in cell.samples]).median for kind in kinds
-            ]
-            if kinds:
-                bars = {"type": "bar", "x": [each.replace("_", " ") for each in kinds], "y": seconds}
-                data.append(
-                    bars | {"name": html.escape(mode), "marker": {"color": COLOURS[number % len(COLOURS)]}}
-                )
+    for mode, number, cell in _with_most_workers(cells, most):
+        kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
+        seconds = [median(each.kinds_ns.get(kind, 0) / 1e9 for each in cell.samples) for kind in kinds]
+        if kinds:
+            data.append(_bar(mode, number, [each.replace("_", " ") for each in kinds], seconds))
     y = {"title": {"text": "s, all workers"}, "rangemode": "tozero"}
     return _plot(f"Driver time by kind of pipeline, {most} workers", data, {"type": "category"}, y)
 
 
 def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
-    """What all caches have together over a run at the largest number of workers: that of the warm-up."""
+    """Total size of the caches during the warm-up with the most workers."""
     data = []
-    for number, mode in enumerate(_modes(cells)):
-        for cell in cells:
-            if (cell.cell.workers, cell.cell.mode) != (most, mode) or not cell.cache_sizes:
-                continue
-            sizes = cell.cache_sizes
-            line = _line(
-                mode, number, [each.at_ns / 1e6 for each in sizes], [each.size_bytes / 1024 for each in sizes]
-            )
-            line["line"]["shape"] = "hv"  # a cache has a size until another one is known
-            line["marker"] = {"size": 4}
-            line["hovertemplate"] = "%{y:,.0f} KiB after %{x:,.1f} ms"
-            data.append(line)
+    for mode, number, cell in _with_most_workers(cells, most):
+        if not (sizes := cell.cache_sizes):
+            continue
+        line = _line(
+            mode, number, [each.at_ns / 1e6 for each in sizes], [each.size_bytes / 1024 for each in sizes]
+        )
+        line["line"]["shape"] = "hv"  # a size holds until the next measurement
+        line["marker"] = {"size": 4}
+        line["hovertemplate"] = "%{y:,.0f} KiB after %{x:,.1f} ms"
+        data.append(line)
     return _plot(
         f"Size of the caches over a run, KiB, merge included, {most} workers",
         data,
@@ -270,7 +263,7 @@ def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
 
 
 def _slowest(cells: Sequence[CellReport]) -> str:
-    """The pipelines that took the driver longest, by name: the median over all samples that list each."""
+    """The pipelines with the longest driver time: medians over the samples that list them."""
     times: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         for sample in cell.samples:
@@ -278,11 +271,12 @@ def _slowest(cells: Sequence[CellReport]) -> str:
                 times.setdefault((each.key, each.kind), []).append(each.driver_ns)
     if not times:
         return ""
-    ranked = sorted(times.items(), key=lambda item: -estimate(list(map(float, item[1]))).median)[:SLOWEST]
+    medians = {pipeline: median(found) for pipeline, found in times.items()}
+    ranked = sorted(medians.items(), key=lambda item: -item[1])[:SLOWEST]
     rows = "".join(
         f"<tr><td><code>{html.escape(key)}</code></td><td>{html.escape(kind.replace('_', ' '))}</td>"
-        f'<td class="number">{estimate(list(map(float, found))).median / 1e6:,.2f} ms</td></tr>'
-        for (key, kind), found in ranked
+        f'<td class="number">{driver_ns / 1e6:,.2f} ms</td></tr>'
+        for (key, kind), driver_ns in ranked
     )
     return (
         "<h3>Slowest pipelines to compile</h3>"
@@ -293,7 +287,7 @@ def _slowest(cells: Sequence[CellReport]) -> str:
 
 
 def _timeline(cell: Cell, trace: bytes) -> Plot | None:
-    """Who did what when, in one sample: calls, waits at the barrier, the merge."""
+    """The timeline of one sample: calls, waits at the barrier, the merge."""
     events = msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
     rows = {each["tid"]: str(each["args"]["name"]) for each in events if each["name"] == "thread_name"}
     data = []
@@ -318,7 +312,7 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
             )
     names = [html.escape(each) for each in reversed(rows.values())]
     return _plot(
-        f"Who did what when, one sample: {cell.mode}, {cell.workers} workers",
+        f"Timeline of one sample: {cell.mode}, {cell.workers} workers",
         data,
         {"title": {"text": "ms"}},
         {"type": "category", "categoryorder": "array", "categoryarray": names, "showgrid": False},
@@ -357,29 +351,26 @@ tr.few td { color: var(--few); font-style: italic; } tr.first td { border-top: 2
 @media (max-width: 40rem) { body { padding: .6rem; } .verdict { font-size: 1.1rem; padding: .4rem .6rem; } }
 """
 
-_LEGEND = """ <p class="small"><b>n</b>: samples, each a process of its own; rows in grey have fewer than
-{least}, from which nothing is told. <b>Ratio</b>: throughput over the baseline's, round by round, with a
-95&nbsp;% interval; above 1 is faster. <b>Blocked</b>: asleep in the driver, waiting for a lock. <b>No
-CPU</b>: waiting for a processor: the machine, not the cache. <b>Efficiency</b>: against as many times one
-worker. <b>CPU</b>: processor time of a pipeline against one worker.</p> """
+_LEGEND = """ <p class="small"><b>n</b>: samples, one process each; rows in grey have fewer than {least} and
+get no verdict. <b>Ratio</b>: throughput over the baseline's, round by round, with a 95&nbsp;% interval; above
+1 is faster. <b>Blocked</b>: asleep in the driver, waiting for a lock. <b>No CPU</b>: waiting for a processor,
+which the machine causes and not the cache. <b>Efficiency</b>: throughput per worker against one worker.
+<b>CPU</b>: processor time per pipeline against one worker.</p> """
 
-_UNDRAWN = (
-    '<p class="note" id="undrawn">The plots are not drawn: this needs a browser of 2023 or later '
-    "with scripts on.</p>"
-)
+_UNDRAWN = '<p class="note" id="undrawn">The plots need a browser of 2023 or later with scripts enabled.</p>'
 
-_METHOD = """ <h2>How this was measured</h2> <p>Every sample is a process of its own with the driver's own
-caches off. Contenders take turns in every round, and the baseline is measured twice (A ... A'). Points are
-medians, bars are their 95 % intervals, and ratios are taken within a round. A difference counts only
-where its whole interval lies beyond the A/A control's. Throughput includes the merge. <em>Blocked</em> is
-time asleep in the driver: its own time, less CPU time, less the time spent waiting for a processor. <em>No
-CPU</em> is that wait: the machine, not the cache.</p> <h2>What it cannot show</h2> <p>How an application
-stutters: here pipelines are handed over as fast as workers take them. What a GPU does: nothing is drawn.
-Other drivers, versions and sets than those named below. More workers than processors. Drift between runs on
-different days. Locks that spin instead of sleeping: they show as CPU time of a pipeline, together with cache
-misses.</p> """
+_METHOD = """ <h2>How this was measured</h2> <p>Every sample is its own process, with the driver's own caches
+off. In every round the modes take turns and the baseline is measured twice (A ... A'). Points are medians,
+bars are their 95 % intervals, and ratios compare samples of one round. A difference counts only if its
+whole interval lies beyond that of the A/A control. Throughput includes the merge. <em>Blocked</em> is time
+asleep in the driver: the driver's time minus CPU time minus the time spent waiting for a processor. <em>No
+CPU</em> is that wait.</p> <h2>What it cannot show</h2> <ul><li>How an application stutters: here workers take
+pipelines as fast as they can.</li><li>What a GPU does: nothing is drawn.</li><li>Other drivers, versions and
+sets than those named below.</li><li>More workers than processors.</li><li>Drift between runs on different
+days.</li><li>Locks that spin instead of sleeping: they show as CPU time per pipeline, together with cache
+misses.</li></ul> """
 
-# The library and the figures are inert until this has run. What it inserts is inline, as the policy wants it.
+# Library and figures do nothing until this script runs. It inserts them inline, as the policy demands.
 _DRAW = """
 (async () => {
   const text = id => document.getElementById(id).textContent;
@@ -415,10 +406,10 @@ class ReportError(OrchestratorError):
 
 
 def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None = None) -> str:
-    """The page.
+    """The report as one HTML page.
 
     Args:
-        report: What was found.
+        report: The figures.
         timelines: Traces (`encode_trace`) of samples, by cell.
 
     Raises:
@@ -435,7 +426,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
     sections = []
     for number, key in enumerate(sorted({each.conditions[:3] for each in report.comparisons})):
         sections += _section(number, key, report, timelines or {}, figures)
-    # In a script nothing but its end is markup; as JSON the sign that begins it can be written otherwise.
+    # Inside a script element only its end tag is markup; JSON can escape the "<" that begins it.
     drawn = msgspec.json.encode(figures).decode().replace("<", "\\u003c")
     parts = [
         "<!doctype html>",
@@ -447,9 +438,9 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
         "<h1>What shared and private pipeline caches cost</h1>",
         *(f'<p class="verdict">{html.escape(each)}</p>' for each in report.advice),
         *(f'<p class="verdict small">{html.escape(each)}</p>' for each in report.verdicts),
-        *(f'<p class="failed">failed: {html.escape(_failure_text(each))}</p>' for each in report.failed),
+        *(f'<p class="failed">failed: {html.escape(each.words)}</p>' for each in report.failed),
         *(f'<p class="note">{html.escape(each)}</p>' for each in report.warnings),
-        *(f'<p class="small">{html.escape(each)}</p>' for each in _places(report)),
+        *(f'<p class="small">{html.escape(each.place)}</p>' for each in report.sample_of_devices),
         *sections,
         _UNDRAWN if figures else "",
         _METHOD,
@@ -460,27 +451,6 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
         f"<script>{_DRAW}</script></body></html>",
     ]
     return "\n".join(parts)
-
-
-def _failure_text(failed: FailedSample) -> str:
-    return f"{failed.arm.words}: {failed.reason}"
-
-
-def _places(report: ContentionReport) -> list[str]:
-    """What was measured where, in a line for each device."""
-    lines = []
-    for sample in _first_samples(report):
-        where = sample.environment
-        lines.append(
-            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × "
-            f"{where.processor}; {sample.set_name}, {sample.set_pipelines:,} pipelines"
-        )
-    return lines
-
-
-def _first_samples(report: ContentionReport) -> list[Sample]:
-    """One sample of each device."""
-    return list({cell.cell.device: cell.samples[0] for cell in report.cells}.values())
 
 
 def _environment_table(report: ContentionReport) -> str:
@@ -497,10 +467,9 @@ def _environment_table(report: ContentionReport) -> str:
         "driver's own caches": lambda each: each.environment.driver_caches,
         "opened as": lambda each: "; ".join(each.environment.opened_as),
     }
-    samples = _first_samples(report)
     lines = (
         f"<tr><th>{html.escape(name)}</th>"
-        + "".join(f"<td>{html.escape(text(each))}</td>" for each in samples)
+        + "".join(f"<td>{html.escape(text(each))}</td>" for each in report.sample_of_devices)
         + "</tr>"
         for name, text in columns.items()
     )
@@ -514,11 +483,11 @@ def _section(
     timelines: Mapping[Cell, bytes],
     figures: dict[str, Plot],
 ) -> list[str]:
-    """A device, start and share of duplicates; its plots are added to the figures, by place."""
-    device, start, duplicates = key
+    """The section of one device, start and share of duplicates; adds its plots to `figures`."""
+    device, start, _ = key
     cells = [each for each in report.cells if each.cell[:3] == key]
     comparisons = [each for each in report.comparisons if each.conditions[:3] == key]
-    copies = f", {duplicates:.0%} duplicates" if duplicates else ""
+    copies = cells[0].cell.conditions.copies
     parts = [
         f"<h2>{html.escape(f'{device}, {start}{copies}')}</h2>",
         _figure_table(cells, comparisons, [each for each in report.failed if each.cell[:3] == key]),
@@ -572,29 +541,15 @@ def _cell(tag: str, name: str, text: str) -> str:
 
 
 def _row(cell: CellReport, comparison: Comparison) -> dict[str, str]:
+    texts = cell_texts(cell, comparison)
     difference = comparison.throughput.get(cell.cell.mode)
-    ratio = "" if difference is None else ratio_text(difference.ratio)
     if cell.cell.mode == comparison.baseline:
-        noise = (
-            "no A/A control" if comparison.noise is None else f"A/A within {comparison.noise.factor - 1:.1%}"
-        )
-        ratio, verdict = "1", f"baseline, {noise}"
-    else:
-        verdict = "" if difference is None else _verdict_text(difference)
-    return {
-        "workers": str(cell.cell.workers),
-        "mode": cell.cell.mode,
-        "n": str(len(cell.samples)),
-        "pipelines/s": rate_text(cell.throughput),
-        "ratio": ratio,
-        "verdict": verdict,
-        "blocked": f"{cell.blocked_share.median:.1%}",
-        "no CPU": f"{cell.run_delay_share.median:.1%}",
-        "efficiency": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
-        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
-        "merge": f"{merge_ms:.2f} ms" if (merge_ms := cell.median(lambda each: each.merge_ns / 1e6)) else "",
-        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
-    }
+        noise = comparison.noise
+        control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
+        return texts | {"ratio": "1", "verdict": f"baseline, {control}"}
+    if difference is None:
+        return texts
+    return texts | {"ratio": ratio_text(difference.ratio), "verdict": _verdict_text(difference)}
 
 
 def _verdict_text(difference: Difference) -> str:

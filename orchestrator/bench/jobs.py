@@ -1,7 +1,6 @@
-"""Jobs of a benchmark, each done in a process of its own: a driver reads its target and environment once.
+"""The jobs of a benchmark. Each runs in its own process, since a driver reads its environment only once.
 
-Guarantees: a job that cannot be done has an answer that says so, and so has one whose process crashes or
-hangs.
+Guarantees: every job has an answer, also if it cannot be done or its process crashes or hangs.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
     Attributes:
         set_paths: The archives, or one manifest.
         batch: Largest number of pipelines in a call.
-        passes: How often the whole set is in the run.
-        cache_directory: Where `FillJob` put the cache file that a warm run starts with.
-        trace: Where to write a timeline of the run, or "".
-        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
+        passes: How many times the run creates the whole set.
+        cache_directory: Directory of the cache file for a warm run, which `FillJob` wrote.
+        trace: File for a timeline of the run, or "".
+        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -47,13 +46,13 @@ class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
 
 
 class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked about a set and its cache file.
+    """Base of the jobs that work on a set and its cache file.
 
     Attributes:
         set_paths: The archives, or one manifest.
         device: The selector.
-        cache_directory: Where `FillJob` puts the cache file and `ProbeJob` finds it.
-        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
+        cache_directory: Directory of the cache file: `FillJob` writes it, `ProbeJob` reads it.
+        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -63,14 +62,14 @@ class CacheJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FillJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="fill"):
-    """Compile a set once, keep its cache, and see how fast everything is found in that.
+    """Compile a set once, save its cache, and measure the rate of cache hits.
 
     Attributes:
         workers: Number of workers.
         mode: The cache topology.
-        compiles: False: only look at the set and the device.
-        reuse: Leave a cache file that is there and proven as it is; then nothing is compiled.
-        passes: How often the set is in the runs that find everything; 0 for no such runs.
+        compiles: False to inspect the set and the device only.
+        reuse: Keep an existing cache file that is proven, and compile nothing.
+        passes: How many times the hit measurements repeat the set; 0 for no such measurements.
     """
 
     workers: int
@@ -81,22 +80,23 @@ class FillJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="fill"):
 
 
 class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="filled"):
-    """What a `FillJob` found. Where nothing was compiled, what follows `pipelines` is 0 or empty.
+    """The answer to a `FillJob`. If nothing was compiled, the fields after `pipelines` are 0 or empty.
 
     Attributes:
-        set_name: Where the set came from.
+        set_name: File name of the set.
         set_hash: Hash over the names of its records, 16 hex digits.
-        identity: The device and driver: what tells one run of a benchmark from another.
-        pipelines: Pipelines that the device takes.
-        hits: Of these, found in the empty cache: to the driver they are the same as others of the set.
-        warm_rate: Pipelines a second that one worker takes from the cache; 0 where it keeps nothing.
-        warm_rate_most: The same of all workers together.
-        warnings: What the merge said.
-        distrusted: Kinds of pipelines whose keys, as the driver gives them, do not tell pipelines apart.
-        not_kept: Why there is no cache file now, or "".
+        identity: The device and driver.
+        pipelines: Pipelines that the device supports.
+        hits: Of these, hits in the initially empty cache: the driver considers them equal to others of the
+            set.
+        warm_rate: Hits per second of one worker; 0 if the cache keeps nothing.
+        warm_rate_most: Hits per second of all workers together.
+        warnings: Warnings of the merge.
+        distrusted: Kinds of pipelines for which the driver gives different pipelines the same key.
+        not_kept: Why no cache file was saved, or "".
         binaries: Whether the device has pipeline binaries.
-        cold_wall_ns: What compiling it took.
-        cold_driver_ns: The same added up over the workers, in the driver.
+        cold_wall_ns: Elapsed time of compiling the set.
+        cold_driver_ns: Driver time of compiling it, summed over the workers.
     """
 
     set_name: str
@@ -115,10 +115,10 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
 
 
 class ProbeStep(enum.StrEnum):
-    """What is asked of a driver in a new process, which has the cache file and remembers nothing.
+    """A question to the driver in a new process, which knows nothing but the cache file.
 
-    LOOK_UP: How many pipelines of the set it finds.
-    GROW: The size of the cache after each round of loading, using and reading it back.
+    LOOK_UP: How many pipelines of the set hit?
+    GROW: How large is the cache after each round of loading it, using it and reading it back?
     """
 
     LOOK_UP = "look up"
@@ -129,8 +129,8 @@ class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"
     """Ask a driver one question about a cache.
 
     Attributes:
-        step: Which.
-        rounds: How often GROW loads, uses and reads.
+        step: The question.
+        rounds: Rounds of GROW.
     """
 
     step: ProbeStep
@@ -138,11 +138,12 @@ class ProbeJob(CacheJob, frozen=True, kw_only=True, tag_field="job", tag="probe"
 
 
 class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="probed"):
-    """What a `ProbeJob` found.
+    """The answer to a `ProbeJob`.
 
     Attributes:
-        hits: Pipelines that were found in the cache.
-        missed: Which were compiled although the cache holds the whole set, in words; "" where all were found.
+        hits: Number of cache hits.
+        missed: Description of the pipelines that were compiled although the cache was made from the whole
+            set; "" if all of them hit.
         sizes: Size of the cache after each round of GROW, bytes.
     """
 
@@ -152,11 +153,11 @@ class Probed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="pr
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
-    """A job that cannot be done, such as for want of a device.
+    """The answer to a job that cannot be done, for example because there is no such device.
 
     Attributes:
-        kind: Name of the error.
-        reason: What is wrong.
+        kind: Class name of the error.
+        reason: The message.
     """
 
     kind: str
@@ -168,10 +169,10 @@ Answer = Sample | FailedSample | Filled | Probed | Refused
 
 
 def run_in_process(job: Job) -> Answer:
-    """Do a job in a process of its own; one that crashes or hangs gives a `Refused`. Blocking.
+    """Do a job in its own process. Blocking. The answer is `Refused` if the process crashes or hangs.
 
-    Where this process may fork, that is a fork of it, which has imported everything and no driver, as the
-    child of a compile is: 0.3 to 0.5 s less, half of what a short sample takes. Else it is an interpreter.
+    The process is a fork if this process may fork, like the child of a compile: a fork has all imports and no
+    driver, and saves the 0.3 to 0.5 s that a new interpreter takes, half of a short sample.
     """
     began = time.perf_counter()
     program = None if may_fork() else sys.executable
@@ -184,6 +185,6 @@ def run_in_process(job: Job) -> Answer:
             last = answer.fault or answer.words[-_REASON_LENGTH:]
             return Refused(kind="crash", reason=f"the process of the sample ended with {answer.how}: {last}")
         child.end(_ENDING_S)
-    if isinstance(answer, Sample):  # the process itself does not know what starting it took
+    if isinstance(answer, Sample):  # the process itself does not know how long its start took
         answer = msgspec.structs.replace(answer, process_s=time.perf_counter() - began)
     return answer

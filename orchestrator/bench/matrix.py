@@ -1,15 +1,15 @@
-"""What a benchmark measures, and in which order.
+"""The samples of a benchmark and their order.
 
-    warm-up   A B C A'      of every group of cells with the same conditions; A' is the A/A control
+    warm-up   A B C A'      for each group of cells with the same conditions; A' is the A/A control
     round 0   A B C A'
-    round 1   B C A' A      turned by one, so that no mode always comes first
+    round 1   B C A' A      rotated by one, so that no mode always comes first
 
-Without a time limit each round is complete before the next begins. Under one, the conditions with the most
-workers come first: as many as can get the pairs that a verdict needs. A round of one group is handed out
-whole, so that the arms of a pair are taken side by side, and only where it ends in time by all that is known.
+Without a time limit, each round of all groups ends before the next one begins. With a limit, groups with the
+most workers come first, and as many groups as possible get the pairs that a verdict needs. A round of one
+group is never split, so the samples of a pair are neighbours; it starts only if it is expected to end in
+time.
 
-Guarantees: pure. The same options give the same order, so that a benchmark goes on from the rows that are
-there.
+Guarantees: pure. Equal options give equal orders, so a benchmark can resume from existing rows.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _T = TypeVar("_T")
 
 
 def in_turn(arms: Sequence[_T], number: int) -> tuple[_T, ...]:
-    """The arms of a round, turned by its number; a warm-up is not turned."""
+    """The arms of a round, rotated by the number of the round; a warm-up (-1) is not rotated."""
     turn = max(number, 0) % len(arms)
     return (*arms[turn:], *arms[:turn])
 
@@ -41,16 +41,16 @@ class Matrix:
     Attributes:
         set_paths: The archives, or one manifest.
         devices: Selectors.
-        modes: Cache topologies; the baseline is shared where it is among them, else the first.
+        modes: Cache topologies. The baseline is shared if it is one of them, else the first one.
         workers: Numbers of workers.
-        starts: What the caches hold.
-        duplicates: Shares of the pipelines that are in a run a second time, 0 to 1.
-        samples: Rounds that count.
+        starts: Contents of the caches.
+        duplicates: Shares of the pipelines that a run creates a second time, 0 to 1.
+        samples: Number of rounds after the warm-up.
         batch: Largest number of pipelines in a call of a cold run.
-        warm_batch: The same of a warm run. With small calls it would be the interpreter that is measured.
-        cache_directory: Where caches for warm runs are.
-        warm_passes: How often the set is in a warm run, by device.
-        profiles: The directory of key profiles and quarantines, as `compile` has it; "" for none.
+        warm_batch: The same for a warm run. With small calls, a warm run would measure the interpreter.
+        cache_directory: Directory of the caches for warm runs.
+        warm_passes: How many times a warm run repeats the set, by device.
+        profiles: The directory of key profiles and quarantines, as for `compile`; "" for none.
     """
 
     set_paths: tuple[str, ...]
@@ -68,15 +68,15 @@ class Matrix:
 
     @property
     def baseline(self) -> CacheMode:
-        """The mode that the others are compared with."""
+        """The mode to compare the others with."""
         return CacheMode.SHARED if CacheMode.SHARED in self.modes else self.modes[0]
 
     def batch_of(self, start: Start) -> int:
-        """Largest number of pipelines in a call of a run."""
+        """Largest number of pipelines in a call of a run with this start."""
         return self.warm_batch if start == Start.WARM else self.batch
 
     def conditions(self) -> Iterator[Conditions]:
-        """All of them, in order."""
+        """All conditions, in order."""
         for device in self.devices:
             for start in self.starts:
                 for duplicates in self.duplicates:
@@ -88,7 +88,7 @@ class Matrix:
         for number in range(-1, self.samples):
             for device, start, duplicates, workers in self.conditions():
                 warm = start == Start.WARM
-                # Without a cache nothing is warm.
+                # A run without a cache cannot be warm.
                 modes = [each for each in self.modes if not (warm and each == CacheMode.NONE)]
                 if not modes:
                     continue
@@ -111,18 +111,18 @@ class Matrix:
 
 
 def remaining(matrix: Matrix, rows: Sequence[Row]) -> list[SampleJob]:
-    """The jobs that have no row yet; failed ones are tried again."""
+    """The jobs that have no sample yet, failed ones included."""
     there = {row.key for row in rows if isinstance(row, Sample)}
     return [job for job in matrix.jobs() if job.key not in there]
 
 
 @frozen
 class Eta:
-    """How long the rest takes.
+    """The estimated time of the remaining samples.
 
     Attributes:
-        seconds: Estimate for what is known.
-        unknown: Samples to go of cells of which nothing is known.
+        seconds: Estimated time of the samples with an estimate, s.
+        unknown: Number of samples without an estimate.
     """
 
     seconds: float
@@ -130,11 +130,11 @@ class Eta:
 
 
 def eta_of(jobs: Sequence[SampleJob], rows: Sequence[Row]) -> Eta:
-    """Time to go, from what each cell's samples took so far.
+    """Estimate the time of jobs from the samples so far.
 
-    A cell without a sample counts as the slowest cell of its device and start with the same or fewer workers.
-    Where all these have more, it counts as the slowest of them would if nobody shared its work. A cell
-    without any such is unknown.
+    A cell without samples is estimated as the slowest cell of its device and start with at most as many
+    workers. If all measured cells have more workers, their times are scaled by the ratio of workers. Without
+    any such cell there is no estimate.
     """
     took: dict[Cell, list[float]] = {}
     for row in rows:
@@ -158,12 +158,12 @@ def _by_neighbours(cell: Cell, known: Mapping[Cell, float]) -> float | None:
 def next_round(
     waiting: Sequence[SampleJob], rows: Sequence[Row], left_s: float | None
 ) -> tuple[SampleJob, ...]:
-    """The samples to take next: one round of one group; none where nothing ends in time.
+    """The samples to take next: one round of one group; none if no round would end in time.
 
     Args:
-        waiting: What has no row yet, in order.
-        rows: What is there.
-        left_s: Time left, s; None for as long as it takes.
+        waiting: The jobs without a row, in order.
+        rows: The rows so far.
+        left_s: Remaining time, s; None without a limit.
     """
     by_round: dict[tuple[int, Conditions], list[SampleJob]] = {}
     for job in waiting:
@@ -180,13 +180,13 @@ def next_round(
         ]
         eta = eta_of([job for each in missing for job in each], rows)
         if eta.unknown:
-            return missing[0]  # its warm-up as a rule, to learn what it costs
+            return missing[0]  # usually the warm-up, which shows how long a sample takes
         if missing and eta.seconds <= rest_s:
             rest_s -= eta.seconds
             chosen.add(conditions)
         elif missing:
             short.append((eta.seconds, missing[0]))
-    # In order the chosen ones take turns. Of the others the one that lacks least comes first.
+    # The chosen groups take turns. Of the others, the one that needs the least time comes first.
     wanted = [each for each in rounds if each[0].conditions in chosen and each[0].round < LEAST_PAIRS]
     wanted += [each for _, each in sorted(short, key=lambda item: item[0])]
     wanted += [each for each in rounds if each[0].round >= LEAST_PAIRS]

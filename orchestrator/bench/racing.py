@@ -1,16 +1,15 @@
-"""Which contenders of a calibration need no further sample, since they have fallen behind.
+"""Finds contenders of a calibration that have fallen behind and need no further samples.
 
-    with all workers    against the fastest cache of them, by median; the baseline is never dropped
-    with fewer          against all workers with the same topology; dropped with it too
+    with all workers    compared with the fastest cache by median; the baseline is never dropped
+    with fewer          compared with all workers of the same topology, and dropped together with it
 
-One has fallen behind where the whole interval of its ratio, over the pairs that are there, lies beyond noise
-by `CLEAR_AFTER_ONE` after one pair, by `CLEAR` after more (see `statistics`). That is asked anew before each
-round: where later controls show more noise, a contender is sampled again.
+A contender has fallen behind if the whole interval of its ratio lies beyond noise by a factor of
+`CLEAR_AFTER_ONE` after one pair, or `CLEAR` after more (see `statistics`). The check is repeated before each
+round: if later controls show more noise, a dropped contender is sampled again.
 
-Guarantees: pure. A verdict over fewer pairs than usual is given only where the gap is still that clear in the
-end. Where none of two differs, and controls are as recorded on a noisy driver (times from 40 to 215 ms for
-one thing), one calibration in a hundred gives such a verdict all the same; with cold runs or on a quiet
-machine none of thousands.
+Guarantees: pure. A verdict from fewer pairs than usual requires that the gap is still clear at the end. Two
+equal contenders get a wrong verdict this way in about one of a hundred calibrations on a very noisy driver
+(times from 40 to 215 ms for the same work), and in none of thousands with cold runs or on a quiet machine.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from orchestrator.devices.device import CacheMode
 
 @frozen
 class Lag:
-    """Why a contender needs no further sample.
+    """Why a contender needs no further samples.
 
     Attributes:
-        contender: Which.
-        rival: What it was compared with.
-        difference: Its time over the rival's; None where the rival fell behind, and it with that.
+        contender: The contender.
+        rival: The contender that it was compared with.
+        difference: Its time over the rival's; None if it was dropped because the rival fell behind.
     """
 
     contender: Contender
@@ -40,9 +39,9 @@ class Lag:
 
     @property
     def words(self) -> str:
-        """It in words."""
+        """The reason in words."""
         if self.difference is None or self.difference.noise is None:
-            return f"{self.rival.words} fell behind, and a number of workers for it matters no more"
+            return f"{self.rival.words} fell behind, so its number of workers does not matter"
         ratio, factor = self.difference.ratio, self.difference.noise.factor
         over = (
             f"{ratio.low:.3f} to {ratio.high:.3f} over {ratio.count} pairs" if ratio.count > 1 else "1 pair"
@@ -50,24 +49,24 @@ class Lag:
         calls = "" if self.rival.batch == self.contender.batch else f" in calls of {self.rival.batch}"
         margin = CLEAR if self.difference.pairs > 1 else CLEAR_AFTER_ONE
         return (
-            f"x{ratio.median:.3f} the time of {self.rival.words}{calls} ({over}; the same thing twice "
-            f"differs by up to x{factor:.3f}, and {margin:g} times that is far enough behind)"
+            f"x{ratio.median:.3f} the time of {self.rival.words}{calls} ({over}; noise is up to "
+            f"x{factor:.3f}, and a contender is dropped beyond {margin:g} times the noise)"
         )
 
 
 def fallen_behind(samples: SampleTable, contenders: Sequence[Contender]) -> dict[Contender, Lag]:
-    """The contenders that need no further sample, and why.
+    """The contenders that need no further samples, and why.
 
     Args:
-        samples: What was measured so far.
-        contenders: Those of one start, the baseline first and then the others with all workers.
+        samples: The samples so far.
+        contenders: All contenders of one start: the baseline, the others with all workers, the rest.
     """
     baseline = contenders[0]
     medians = {
         each: estimate([samples.figure(row) for row in rounds.values()]).median
         for each in contenders
         if each.workers == baseline.workers
-        and each.mode is not CacheMode.BINARIES  # caches are chosen among themselves
+        and each.mode is not CacheMode.BINARIES  # caches race against caches only
         and (rounds := samples.of(each))
     }
     if not medians:
@@ -79,7 +78,7 @@ def fallen_behind(samples: SampleTable, contenders: Sequence[Contender]) -> dict
         if rival in behind:
             behind[each] = Lag(each, rival, None)
             continue
-        # What is prepared before counts for binaries, as in their weighing.
+        # The comparison with binaries includes preparing, as in `weigh_binaries`.
         table = SampleTable(samples.rows, use_of) if each.mode is CacheMode.BINARIES else samples
         found = table.difference(each, rival)
         if found is not None and found.clear and found.ratio.low > 1:

@@ -1,11 +1,10 @@
-"""The rows of a benchmark, and their file: one JSON object a line.
+"""The rows of a benchmark and their file, which holds one JSON object per line.
 
-A `Sample` is one run in a process of its own. Its row names everything that its figures depend on: driver,
-device, processor, mode, workers, set, versions, and how the driver's own caches were off.
+A `Sample` is one run in its own process. Its row records everything that affects the figures: driver, device,
+processor, mode, workers, set, versions, and how the driver's own caches were disabled.
 
-Guarantees: the file only grows. A last line that was cut off is no row and no error; a damaged line before it
-is an error that names the line. Fields may be added, with a default, and none changes its meaning, so that
-old files stay readable.
+Guarantees: writers only append. Readers skip a last line that was cut off; any other damaged line is an error
+that names it. New fields have defaults and no field changes its meaning, so old files stay readable.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.sets.inputs import InputError, read_input
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-"""What a `Latencies` holds of a distribution; the last is the largest."""
+"""The quantiles of a `Latencies`; the last one is the maximum."""
 SLOWEST = 10
-"""How many of the pipelines that took longest a sample names."""
+"""Number of slowest pipelines that a sample lists."""
 
 
 class RowsError(OrchestratorError):
@@ -41,19 +40,24 @@ class RowsError(OrchestratorError):
 
 
 class Start(enum.StrEnum):
-    """What the caches of a run hold when it starts: nothing (COLD), or everything (WARM)."""
+    """Contents of the caches when a run starts: empty (COLD), or the whole set (WARM)."""
 
     COLD = "cold"
     WARM = "warm"
 
 
+def counted(count: int, noun: str) -> str:
+    """A number with its noun, such as "1 worker" or "4 workers"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 class Conditions(NamedTuple):
-    """What is the same for modes that are compared, pair by pair.
+    """What two modes must have in common to be compared.
 
     Attributes:
         device: The selector.
-        start: What the caches hold.
-        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
+        start: Contents of the caches.
+        duplicates: Share of the pipelines that the run creates a second time, 0 to 1.
         workers: Number of workers.
     """
 
@@ -62,9 +66,14 @@ class Conditions(NamedTuple):
     duplicates: float
     workers: int
 
+    @property
+    def copies(self) -> str:
+        """The share of duplicates as the end of a list, such as ", 50% duplicates"; "" without duplicates."""
+        return f", {self.duplicates:.0%} duplicates" if self.duplicates else ""
+
 
 class Cell(NamedTuple):
-    """A point of the matrix: `Conditions`, and a mode."""
+    """A point of the matrix: `Conditions` and a mode."""
 
     device: str
     start: Start
@@ -74,36 +83,35 @@ class Cell(NamedTuple):
 
     @property
     def conditions(self) -> Conditions:
-        """It without its mode."""
+        """The cell without its mode."""
         return Conditions(*self[:4])
 
 
 class Arm(NamedTuple):
-    """What takes its turn in a round: a cell, or the baseline once more as the A/A control."""
+    """One measurement of a round: a cell, or the second measurement of the baseline (the A/A control)."""
 
     cell: Cell
     control: bool
 
     @property
     def words(self) -> str:
-        """It in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
-        device, start, duplicates, workers, mode = self.cell
-        count = f"{workers} worker" if workers == 1 else f"{workers} workers"
-        copies = f", {duplicates:.0%} duplicates" if duplicates else ""
-        return f"{device}, {start}, {count}, {mode}{copies}" + (" (control)" if self.control else "")
+        """The arm in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
+        cell = self.cell
+        words = f"{cell.device}, {cell.start}, {counted(cell.workers, 'worker')}, {cell.mode}"
+        return words + cell.conditions.copies + (" (control)" if self.control else "")
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True):
-    """An arm in a round: what tells a sample from the others of a benchmark.
+    """An arm in a round: the identity of a sample within a benchmark.
 
     Attributes:
         device: The selector.
-        start: What the caches hold.
-        duplicates: Share of the pipelines that are in the run a second time, 0 to 1.
+        start: Contents of the caches.
+        duplicates: Share of the pipelines that the run creates a second time, 0 to 1.
         workers: Number of workers.
         mode: The cache topology.
-        control: Whether it is the second arm of the A/A control.
-        round: The pair that it belongs to, from 0; -1 for a warm-up, which counts for nothing.
+        control: Whether this is the second arm of the A/A control.
+        round: Number of the round, from 0; -1 for the warm-up, which no figure includes.
     """
 
     device: str
@@ -121,12 +129,12 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def arm(self) -> Arm:
-        """What takes the turn."""
+        """The cell, and whether this is the control."""
         return Arm(self.cell, self.control)
 
     @property
     def conditions(self) -> Conditions:
-        """What is the same for the cells that it is compared with."""
+        """The conditions of its cell."""
         return self.cell.conditions
 
     @property
@@ -136,16 +144,16 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def turn_of(turn: Turn) -> dict[str, Any]:
-    """The fields of `Turn` alone, to make another one of the same turn."""
+    """The fields of `Turn` alone, to construct another subclass of it."""
     return {name: getattr(turn, name) for name in Turn.__struct_fields__}
 
 
 class Latencies(msgspec.Struct, frozen=True):
-    """Driver time of single pipelines, ns.
+    """Distribution of the driver time per pipeline.
 
     Attributes:
-        count: How many.
-        quantiles_ns: The values at `QUANTILES`; empty where there is none.
+        count: Number of pipelines.
+        quantiles_ns: The values at `QUANTILES`; empty without pipelines.
     """
 
     count: int = 0
@@ -160,15 +168,15 @@ class Latencies(msgspec.Struct, frozen=True):
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a sample was taken. The names of driver and device, their IDs and versions are Vulkan's own.
+    """Device, driver and machine of a sample. Fields without a description have Vulkan's names and values.
 
     Attributes:
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
-        driver_caches: How the driver's own caches were turned off.
-        opened_as: What the device of each feature group was opened as, in words.
+        driver_caches: How the driver's own caches were disabled.
+        opened_as: The request that opened the device of each feature group, in words.
         cores: Processors that the process may use.
-        processor: What the processor calls itself.
-        load_average: Load of the machine over the minute before the sample.
+        processor: Model name of the processor.
+        load_average: Load average of the machine over the minute before the sample.
         python: Version of Python.
         orchestrator: Version of this project.
     """
@@ -191,11 +199,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlowPipeline(msgspec.Struct, frozen=True):
-    """A pipeline that took long.
+    """One of the slowest pipelines of a sample.
 
     Attributes:
         key: Its hash in the set, 16 hex digits.
-        kind: What it is.
+        kind: Its `PipelineKind`.
         driver_ns: Driver time.
     """
 
@@ -205,11 +213,11 @@ class SlowPipeline(msgspec.Struct, frozen=True):
 
 
 class CacheSize(msgspec.Struct, frozen=True, array_like=True):
-    """What the caches of a run had together at a time since its first job.
+    """Total size of a run's caches at one moment.
 
     Attributes:
-        at_ns: The time.
-        size_bytes: The sum of their sizes.
+        at_ns: Time since the first job of the run.
+        size_bytes: Sum of the sizes of all caches.
     """
 
     at_ns: int
@@ -217,55 +225,54 @@ class CacheSize(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
-    """One run in a process of its own. Times are sums over all workers, except where they say otherwise.
+    """One run in its own process. Times are sums over all workers, unless described as elapsed time.
 
     Attributes:
         batch: Largest number of pipelines in a call.
-        order: In which order pipelines were handed out, as `Order` has it: "cost" is what `compile_set` does.
-        passes: How often the whole set is in the run, so that a warm run is long enough to be measured.
-        set_name: Where the set came from.
+        order: Order in which workers took pipelines, a value of `Order`; `compile_set` uses "cost".
+        passes: How many times the run creates the whole set; more than once so that a warm run lasts.
+        set_name: File names of the set.
         set_hash: Hash over the names of its records, 16 hex digits.
         set_pipelines: Pipelines of the set.
-        environment: Where it was taken.
+        environment: Device, driver and machine.
         started_at: Seconds since 1970.
-        process_s: What the whole process took, start to end.
-        pipelines: Pipelines of the run: those that were handed to the driver.
+        process_s: Elapsed time of the whole process.
+        pipelines: Pipelines that the run handed to the driver.
         created: Of these, created.
-        hits: Of these, found in the application's cache by creation feedback.
+        hits: Of these, found in the application's cache according to creation feedback.
         failed: Of these, refused.
         skipped: Pipelines left out because the device lacks something.
         calls: Number of creation calls.
-        prepare_ns: Making layouts, render passes and modules; modules that are made when they
-            are needed are not in it.
-        keys_ns: Asking the driver for pipeline keys, by the clock on the wall.
-        open_ns: Making the primary and the worker caches; their initial data is in it.
-        wall_ns: From the first job to the barrier, by the clock on the wall.
-        merge_ns: Merging, by the clock on the wall.
-        read_back_ns: Reading the primary's data back, by the clock on the wall.
-        call_ns: Wall time of the calls.
+        prepare_ns: Creating layouts, render passes and modules, without modules that are created on demand.
+        keys_ns: Elapsed time of querying pipeline keys.
+        open_ns: Creating the primary and the worker caches, initial data included.
+        wall_ns: Elapsed time from the first job to the barrier.
+        merge_ns: Elapsed time of the merge.
+        read_back_ns: Elapsed time of reading the primary's data.
+        call_ns: Elapsed time of the calls.
         driver_ns: The driver's own time in the calls.
         cpu_ns: CPU time of the threads in the calls.
-        run_delay_ns: Runnable but not scheduled, in the calls.
-        blocked_ns: Asleep in the driver: driver - cpu - run delay, summed up where it is positive.
-        barrier_wait_ns: Waits of the workers at the barrier.
-        duplicate_keys: Keys compiled by more than one worker, or more than once.
-        duplicate_ns: Driver time of all but one compilation of each of these.
-        source_bytes: Worker caches before the merge.
-        primary_bytes: The primary after it.
-        memory_before_bytes: Largest resident size of the process before the caches were made.
-        peak_memory_bytes: Largest resident size of the process (ru_maxrss).
-        compiled_latency: Driver time of pipelines that were compiled.
-        hit_latency: Driver time of pipelines that were found.
-        blocked_without_faults_ns: Of it, in calls in which the thread met no page fault.
-        minor_faults: Page faults of the workers' threads that needed no disk.
-        major_faults: Page faults that did.
-        sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
-        preemptions: How often it was made to leave (involuntary context switches).
-        kinds_ns: Driver time by kind of pipeline, of those that were compiled.
-        slowest: The compiled pipelines that took the driver longest, slowest first.
-        cache_sizes: Of a warm-up: what all caches had while it lasted, and after the merge; empty in modes
-            of which that is not known.
-        notes: What a reader must know, such as a fallback.
+        run_delay_ns: Time in which threads were runnable but not scheduled, in the calls.
+        blocked_ns: Time asleep in the driver: driver - CPU - run delay, summed where positive.
+        barrier_wait_ns: Time that workers waited at the barrier.
+        duplicate_keys: Keys that were compiled more than once.
+        duplicate_ns: Driver time of those compilations, without the first one of each key.
+        source_bytes: Size of the worker caches before the merge.
+        primary_bytes: Size of the primary after it.
+        memory_before_bytes: Peak resident size of the process before the caches were created.
+        peak_memory_bytes: Peak resident size of the process (ru_maxrss).
+        compiled_latency: Driver time of compiled pipelines.
+        hit_latency: Driver time of cache hits.
+        blocked_without_faults_ns: Part of `blocked_ns` in calls in which the thread had no page fault.
+        minor_faults: Page faults of the worker threads without disk access.
+        major_faults: Page faults of the worker threads with disk access.
+        sleeps: Voluntary context switches of the worker threads.
+        preemptions: Involuntary context switches of the worker threads.
+        kinds_ns: Driver time of compiled pipelines, by kind.
+        slowest: The compiled pipelines with the longest driver time, slowest first.
+        cache_sizes: In a warm-up: total size of the caches during the run and after the merge; empty in modes
+            that cannot report it.
+        notes: Remarks that affect the figures, such as a fallback.
     """
 
     batch: int
@@ -315,22 +322,31 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     @property
     def counts(self) -> bool:
-        """Whether it is more than a warm-up."""
+        """Whether figures include it: true unless it is a warm-up."""
         return self.round >= 0
 
     @property
+    def place(self) -> str:
+        """Device, driver, processor and set in one line."""
+        where = self.environment
+        return (
+            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × "
+            f"{where.processor}; {self.set_name}, {self.set_pipelines:,} pipelines"
+        )
+
+    @property
     def throughput(self) -> float:
-        """Pipelines a second, keys and the merge included: what a user waits for. 0 for no pipeline."""
+        """Pipelines per second over the time that a user waits: keys, run and merge. 0 without pipelines."""
         return _rate(self.created, self.keys_ns + self.wall_ns + self.merge_ns)
 
     @property
     def creation_rate(self) -> float:
-        """Pipelines a second up to the barrier, without the merge."""
+        """Pipelines per second up to the barrier, without the merge."""
         return _rate(self.created, self.wall_ns)
 
     @property
     def seconds(self) -> float:
-        """From the first job to the end of the merge."""
+        """Elapsed time from the first job to the end of the merge, s."""
         return (self.wall_ns + self.merge_ns) / 1e9
 
     @property
@@ -345,12 +361,12 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
 
     @property
     def cpu_per_pipeline_ns(self) -> float:
-        """CPU time of a pipeline."""
+        """CPU time per created pipeline, ns; 0 without pipelines."""
         return self.cpu_ns / self.created if self.created else 0.0
 
     @property
     def binding_overhead_ns(self) -> int:
-        """Wall time of the calls that was not the driver's."""
+        """Elapsed time of the calls outside the driver, ns."""
         return self.call_ns - self.driver_ns
 
 
@@ -359,13 +375,18 @@ def _rate(count: int, nanoseconds: int) -> float:
 
 
 class FailedSample(Turn, frozen=True, kw_only=True, tag_field="row", tag="failed"):
-    """A sample whose process did not give one, such as a driver that crashed; a resumed run tries it again.
+    """A sample that failed, for example because the driver crashed. A resumed benchmark tries it again.
 
     Attributes:
-        reason: What the process said last, or how it ended.
+        reason: The last output of the process, or how it ended.
     """
 
     reason: str
+
+    @property
+    def words(self) -> str:
+        """The arm and the reason."""
+        return f"{self.arm.words}: {self.reason}"
 
 
 Row = Sample | FailedSample
@@ -373,11 +394,11 @@ _decoder = msgspec.json.Decoder(Row)
 
 
 MAX_ROWS_BYTES = 1 << 30
-"""Bytes that a file of rows may have."""
+"""Largest size of a file of rows."""
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a file of rows; a last line that was cut off is left out.
+    """Read a file of rows, without a last line that was cut off.
 
     Raises:
         RowsError: It cannot be read, or a line is not a row.
@@ -402,22 +423,22 @@ def read_rows(path: Path) -> list[Row]:
 
 
 def read_samples(path: Path) -> list[Sample]:
-    """The samples of a file that count: no warm-ups, no failures.
+    """The samples of a file, without warm-ups and failures.
 
     Raises:
-        RowsError: It cannot be read, or holds none.
+        RowsError: The file cannot be read, or holds no samples.
     """
     found = [row for row in read_rows(path) if isinstance(row, Sample) and row.counts]
     if not found:
-        raise RowsError(f"{path}: holds no samples (warm-ups and failures count for nothing)")
+        raise RowsError(f"{path}: holds no samples (warm-ups and failures do not count)")
     return found
 
 
 class RowWriter:
-    """Appends rows to a file, each written and flushed to the disk as a whole line. One writer a file."""
+    """Appends rows to a file and flushes each to disk as a whole line. At most one writer per file."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, and cut off a last line that was not finished.
+        """Open the file, and truncate an unfinished last line.
 
         Raises:
             RowsError: It cannot be written.
@@ -446,7 +467,7 @@ class RowWriter:
 
 
 def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
-    """Samples by cell, controls left out, in the order of their rounds."""
+    """Samples by cell, without controls, in the order of their rounds."""
     found: dict[Cell, list[Sample]] = {}
     for each in sorted(samples, key=lambda sample: sample.round):
         if not each.control:
@@ -457,7 +478,7 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
 def control_of(
     samples: Iterable[Sample], conditions: Conditions
 ) -> tuple[dict[int, Sample], dict[int, Sample]]:
-    """Both arms of the A/A control under some conditions, by round."""
+    """Both arms of the A/A control under the conditions, by round: the baseline's and the control's."""
     same = [each for each in samples if each.conditions == conditions]
     control = {each.round: each for each in same if each.control}
     modes = {each.mode for each in control.values()}
@@ -465,7 +486,7 @@ def control_of(
 
 
 def failed_arms(rows: Iterable[Row]) -> tuple[FailedSample, ...]:
-    """Arms whose last attempt failed: that attempt of each, in the order of the cells."""
+    """The last attempt of each arm whose last attempt failed, in the order of the cells."""
     failed: dict[Arm, FailedSample] = {}
     for row in rows:
         if isinstance(row, FailedSample):

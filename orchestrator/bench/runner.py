@@ -1,14 +1,14 @@
-"""Runs a benchmark: one process a sample, in the order of its matrix, every row kept as soon as it is there.
+"""Runs a benchmark: one process per sample, in the order of the matrix. Each row is saved at once.
 
 Guarantees:
-- results.jsonl is the whole state. Interrupted (Ctrl-C, a time limit, power), the same command goes on: rows
-  that are there are not taken again, and warm runs start from the same caches. Rows of another set, device or
-  driver are refused.
-- A sample that crashes or hangs is a row that says so. Its arm is left alone from then on (and the control
-  with its baseline), and tried again when the benchmark is run again.
-- Under a time limit no round begins that would end after it, by all that is known. One that has begun is
-  finished.
-- No process of a sample outlives this one's interruption.
+- results.jsonl is the whole state. After an interruption (Ctrl-C, time limit, power failure) the same command
+  resumes: it takes only missing samples, and warm runs start from the same caches. Rows of another set,
+      device
+  or driver are an error.
+- A sample that crashes or hangs becomes a row with the reason. Its arm is skipped for the rest of the run (a
+  baseline together with its control), and tried again in the next run.
+- With a time limit, no round begins that is expected to end too late; a round that has begun is finished.
+- Sample processes end when this process is interrupted.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ CACHES = "caches"
 TIMELINES = "timelines"
 WARM_PIPELINES_MOST = 1_600_000
 WARM_SECONDS = 1.0
-"""A warm run hands over as many pipelines as one worker takes in this time, up to the number above."""
+"""A warm run lasts this long with one worker, unless it would exceed WARM_PIPELINES_MOST."""
 WARM_SECONDS_MOST = 3.0
-"""The same for all workers: on some drivers many take hits a hundred times slower than one."""
+"""Limit for all workers: on some drivers, many workers get hits a hundred times slower than one."""
 
 
 class BenchError(OrchestratorError):
-    """A benchmark cannot begin or go on; the message says why and what to do.
+    """A benchmark cannot begin or resume; the message says why and what to do.
 
     Attributes:
         next_step: What to do.
@@ -61,15 +61,15 @@ class BenchError(OrchestratorError):
 
 @frozen
 class BenchProgress:
-    """How far a benchmark is.
+    """The progress of a benchmark.
 
     Attributes:
-        done: Samples that are there, those of earlier runs and warm-ups included.
+        done: Samples so far, including earlier runs and warm-ups.
         total: Samples of the matrix.
-        round: The round at hand; -1 for the warm-up.
-        now: What is measured now, in words.
-        eta: How long the rest takes.
-        left_s: Time left until the limit, s; None without one.
+        round: The current round; -1 for the warm-up.
+        now: The current arm, in words.
+        eta: Estimated time to go.
+        left_s: Time left until the limit, s; None without a limit.
     """
 
     done: int
@@ -82,13 +82,13 @@ class BenchProgress:
 
 @frozen
 class BenchOutcome:
-    """How a benchmark ended.
+    """The result of a benchmark.
 
     Attributes:
-        rows: Every row of the file.
-        done: Samples that are there.
+        rows: All rows of the file.
+        done: Samples of the matrix that exist.
         total: Samples of the matrix.
-        resumed: Samples that were there before.
+        resumed: Samples from earlier runs.
         stopped: Why it ended early, or "".
         failed: The last attempt of each arm that could not be measured.
         path: The file of rows.
@@ -114,24 +114,25 @@ def run_bench(
     run_job: Callable[[Job], Answer] | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> BenchOutcome:
-    """Take all samples of a matrix that are not there yet.
+    """Take all missing samples of a matrix. Blocking.
 
     Args:
-        matrix: What to measure.
-        directory: Where results and caches are kept.
-        time_limit_s: End early so that no more time than this is used.
-        warm_passes: How often the set is in a warm run; None to choose so that it lasts long enough.
+        matrix: The samples to take.
+        directory: Directory for results and caches.
+        time_limit_s: Stop within this time.
+        warm_passes: How many times a warm run repeats the set; None to choose.
         on_progress: Called before each sample.
-        on_stage: Called with what else is done.
-        run_job: Does one job; a process of its own by default.
-        clock: Tells the time that the limit is about, s.
+        on_stage: Called with the name of each other stage.
+        run_job: Does one job; by default in its own process.
+        clock: The clock for the time limit, s.
 
     Returns:
-        What is there now, also when it was interrupted (KeyboardInterrupt is taken as an end, not raised).
+        The results so far, also after an interruption: KeyboardInterrupt ends the benchmark and is not
+        raised.
 
     Raises:
         BenchError: The directory holds results of something else, or a device cannot be measured.
-        NoDeviceError: A device is not there.
+        NoDeviceError: There is no such device.
         RowsError: The file of rows is damaged.
     """
     deadline = None if time_limit_s is None else clock() + time_limit_s
@@ -196,7 +197,7 @@ class _BenchRun:
             if answer.not_kept:
                 raise BenchError(f"nothing warm can be measured on {device}: {answer.not_kept}")
             self._check_same(device, answer, earlier)
-            # As before, so that rows can be compared.
+            # The same as in earlier rows, so that they can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)
         self.matrix = evolve(self.matrix, warm_passes=passes)
 
@@ -221,7 +222,7 @@ class _BenchRun:
             )
 
     def take(self, writer: RowWriter) -> str:
-        """Take samples until none is left or time is up; why it ended early, or ""."""
+        """Take samples until none is left or time is up; returns why it ended early, or ""."""
         total = sum(1 for _ in self.matrix.jobs())
         waiting = remaining(self.matrix, self.rows)
         given_up: set[Arm] = set()
@@ -236,7 +237,7 @@ class _BenchRun:
                     continue
                 to_go, left = [*jobs[number:], *waiting], self.left_s()
                 if job.round < 0 and left is not None and left < 0:
-                    return self._out_of_time(to_go)  # a warm-up is no pair that could be torn
+                    return self._out_of_time(to_go)  # stopping within a warm-up splits no pair
                 eta = eta_of(to_go, self.rows)
                 self.on_progress(
                     BenchProgress(total - len(to_go), total, job.round, job.arm.words, eta, left)
@@ -254,13 +255,13 @@ class _BenchRun:
         lacking = {each.conditions for each in to_go if each.round < LEAST_PAIRS}
         enough = self.matrix.samples >= LEAST_PAIRS
         return (
-            f"the time limit: {len(to_go)} of {len(jobs)} samples are to go; {len(conditions - lacking)} of "
-            f"{len(conditions)} groups have the {min(LEAST_PAIRS, self.matrix.samples)} pairs that "
+            f"the time limit: {len(to_go)} of {len(jobs)} samples are missing; {len(conditions - lacking)} "
+            f"of {len(conditions)} groups have the {min(LEAST_PAIRS, self.matrix.samples)} pairs that "
             f"{'a verdict needs' if enough else 'were asked for'}"
         )
 
     def _row(self, job: SampleJob) -> Row:
-        """Take a sample; what is there instead of one says which arm failed, and why."""
+        """Take a sample; a failed one becomes a row with the reason."""
         timeline = timeline_path(self.directory, job.cell)
         if job.round >= 0 and not job.control and not timeline.exists():
             job = msgspec.structs.replace(job, trace=str(timeline))
@@ -271,12 +272,12 @@ class _BenchRun:
 
 
 def passes_for(filled: Filled, seconds: float = WARM_SECONDS, seconds_most: float = WARM_SECONDS_MOST) -> int:
-    """How often a set is in a warm run, so that the run is long enough to be measured.
+    """How many times a warm run must repeat a set to last long enough.
 
     Args:
-        filled: How fast the set is found in a cache.
-        seconds: What the run should take one worker.
-        seconds_most: What it may take all workers.
+        filled: The rates of cache hits.
+        seconds: Intended time of the run with one worker, s.
+        seconds_most: Limit of its time with all workers, s.
     """
     if not filled.pipelines or not filled.warm_rate:
         return 1
@@ -286,26 +287,26 @@ def passes_for(filled: Filled, seconds: float = WARM_SECONDS, seconds_most: floa
 
 
 def timeline_path(directory: Path, cell: Cell) -> Path:
-    """Where the timeline of a cell's first sample is kept."""
+    """The file for the timeline of a cell's first sample."""
     name = f"{cell.device or 'first'}-{cell.start}-{cell.duplicates:g}-{cell.workers}-{cell.mode}"
     return directory / TIMELINES / (re.sub(r"[^A-Za-z0-9.-]+", "-", name) + ".json")
 
 
 def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
-    """The timelines that are there, by cell."""
+    """The existing timelines, by cell."""
     return {cell: path.read_bytes() for cell in cells if (path := timeline_path(directory, cell)).exists()}
 
 
 def reason_of(answer: Answer) -> str:
-    """Why an answer is not the one that was asked for."""
+    """The reason of an answer other than the expected one."""
     return answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
 
 
 def cannot(what: str, answer: Answer) -> NoReturn:
-    """Raise the error that an answer is.
+    """Raise the error for an answer other than the expected one.
 
     Raises:
-        NoDeviceError: The device is not there.
+        NoDeviceError: There is no such device.
         BenchError: Anything else.
     """
     if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:

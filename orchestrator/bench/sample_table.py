@@ -1,9 +1,7 @@
-"""The samples of a calibration, by contender and round, and what one of them takes.
+"""The samples of a calibration by contender and round, and the times to compare them by.
 
-A sample is worth what one use of the set takes: its caches made, one pass over the set, the merge.
-
-Guarantees: pure. Differences are taken pair by pair, beside the A/A control of the same start. A contender
-that was dropped (see `racing`) has fewer pairs, and a difference from it counts only where it is clear.
+Guarantees: pure. Differences compare samples pair by pair, with the A/A control of the same start. A
+contender that was dropped (see `racing`) has fewer pairs; a difference from it counts only if it is clear.
 """
 
 from __future__ import annotations
@@ -12,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from orchestrator.bench.rows import Sample, Start
+from orchestrator.bench.rows import Sample, Start, counted
 from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
 from orchestrator.devices.device import CacheMode
 from orchestrator.stores.profile_file import Figure
 
 
 class Contender(NamedTuple):
-    """What a sample of a calibration is a sample of."""
+    """One configuration that a calibration measures."""
 
     start: Start
     mode: CacheMode
@@ -28,26 +26,18 @@ class Contender(NamedTuple):
 
     @property
     def words(self) -> str:
-        """It in words, without its batch."""
-        return f"{self.start}, {self.mode}, {workers_text(self.workers)}"
-
-
-def workers_text(count: int) -> str:
-    """A number of workers in words."""
-    return f"{count} worker" if count == 1 else f"{count} workers"
+        """The contender in words, without its batch."""
+        return f"{self.start}, {self.mode}, {counted(self.workers, 'worker')}"
 
 
 def seconds_of(sample: Sample) -> float:
-    """What one use of the set takes: keys, caches, one pass, merge.
-
-    Passes of a warm run are divided; its caches are made and merged once.
-    """
+    """The time of using the set once, s: querying keys, creating the caches, one pass, the merge."""
     once_ns = sample.keys_ns + sample.open_ns + sample.merge_ns
     return (once_ns + sample.wall_ns / max(1, sample.passes)) / 1e9
 
 
 def use_of(sample: Sample) -> float:
-    """The same with what is prepared before: a cache needs modules, and binaries none."""
+    """The same with preparing included: a cache needs shader modules, and binaries do not."""
     return sample.prepare_ns / 1e9 + seconds_of(sample)
 
 
@@ -55,9 +45,9 @@ class SampleTable:
     """The samples of a calibration, by contender and round.
 
     Args:
-        rows: Samples; warm-ups count for nothing.
-        figure: What they are compared by, s.
-        dropped: Contenders that were not sampled to the end, and why, as in "it fell behind".
+        rows: Samples; warm-ups are ignored.
+        figure: The time to compare, s.
+        dropped: Contenders whose sampling ended early, with a predicate such as "fell behind".
     """
 
     def __init__(
@@ -76,11 +66,11 @@ class SampleTable:
                 self._rounds.setdefault((contender, row.control), {})[row.round] = row
 
     def of(self, contender: Contender, *, control: bool = False) -> Mapping[int, Sample]:
-        """Samples of a contender by round."""
+        """The samples of a contender by round."""
         return self._rounds.get((contender, control), {})
 
     def difference(self, contender: Contender, baseline: Contender) -> Difference | None:
-        """Time of a contender over a baseline's, beside the A/A control of that start; None without pairs."""
+        """Time of a contender over a baseline's, with the noise of that start; None without pairs."""
         ratio = ratio_by_round(self.of(contender), self.of(baseline), self.figure)
         if ratio is None:
             return None
@@ -94,7 +84,7 @@ class SampleTable:
         return Difference(ratio, noise, contender in self.dropped or baseline in self.dropped)
 
     def figures(self) -> tuple[Figure, ...]:
-        """What each contender took, controls after all others."""
+        """The time of each contender, controls last."""
         figures = []
         for (contender, control), rounds in sorted(self._rounds.items(), key=lambda item: item[0][1]):
             samples = list(rounds.values())

@@ -1,7 +1,7 @@
-"""What a benchmark found as tables for other programs: CSV for spreadsheets, Markdown for a pull request.
+"""The results of a benchmark as tables: CSV for spreadsheets, Markdown for a pull request.
 
-Guarantees: one row a cell, medians with their intervals. Words from outside stay text: in CSV a cell that a
-spreadsheet would take for a formula begins with an apostrophe, in Markdown what would end a cell is escaped.
+Guarantees: one row per cell, medians with their intervals. Text from outside stays text: in CSV an apostrophe
+precedes what a spreadsheet would take for a formula; in Markdown, characters with a meaning are escaped.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import csv
 import io
 from collections.abc import Iterable
 
-from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, rate_text, ratio_text
-from orchestrator.bench.statistics import Difference, Estimate
+from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts
+from orchestrator.bench.statistics import Estimate
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ESTIMATES = ("throughput", "creation_rate", "seconds", "blocked_share", "run_delay_share", "overhead_share")
+_WORDS = ("device", "start", "mode")
+_FIGURES = ("n", "pipelines/s", "ratio", "blocked", "no CPU", "merge", "memory")
 
 
 def csv_text(report: ContentionReport) -> str:
-    """The cells of a benchmark as CSV (RFC 4180), with a heading."""
+    """The cells of a benchmark as CSV (RFC 4180) with a header row."""
     names = [f"{name}{end}" for name in _ESTIMATES for end in ("", "_low", "_high")]
     heading = ["device", "start", "duplicates", "workers", "mode", "samples", *names]
     heading += ["ratio", "ratio_low", "ratio_high", "beyond_noise", "noise", "merge_s", "peak_memory_bytes"]
@@ -48,60 +50,21 @@ def markdown_text(report: ContentionReport) -> str:
     """The advice, the verdicts and the cells of a benchmark as Markdown."""
     lines = [*(f"**{_escaped(each)}**\n" for each in report.advice)]
     lines += [f"- {_escaped(each)}" for each in report.verdicts]
-    columns = (
-        "device",
-        "start",
-        "workers",
-        "mode",
-        "n",
-        "pipelines/s",
-        "ratio",
-        "blocked",
-        "no CPU",
-        "merge",
-        "memory",
-    )
-    lines += [
-        "",
-        _row(columns),
-        _row(":--" if each in ("device", "start", "mode") else "--:" for each in columns),
-    ]
+    columns = ("device", "start", "workers", "mode", *_FIGURES)
+    lines += ["", _row(columns), _row(":--" if each in _WORDS else "--:" for each in columns)]
     for comparison, cell in _cells(report):
-        key = cell.cell
+        key, texts = cell.cell, cell_texts(cell, comparison)
         copies = f" ({key.duplicates:.0%} duplicates)" if key.duplicates else ""
-        lines.append(
-            _row(
-                (
-                    _escaped(key.device),
-                    key.start + copies,
-                    str(key.workers),
-                    key.mode,
-                    str(len(cell.samples)),
-                    rate_text(cell.throughput),
-                    "baseline"
-                    if key.mode == comparison.baseline
-                    else _ratio(comparison.throughput.get(key.mode)),
-                    f"{cell.blocked_share.median:.1%}",
-                    f"{cell.run_delay_share.median:.1%}",
-                    f"{cell.median(lambda each: each.merge_ns / 1e6):.2f} ms",
-                    f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
-                )
-            )
-        )
+        texts |= {"device": _escaped(key.device), "start": key.start + copies}
+        lines.append(_row(texts[each] for each in columns))
     lines += [
         "",
         "Ratio: throughput over the baseline's, 95 % interval; ≈ within noise, ? too few samples.",
         "",
     ]
-    lines += [f"- failed: {_escaped(f'{each.arm.words}: {each.reason}')}" for each in report.failed]
+    lines += [f"- failed: {_escaped(each.words)}" for each in report.failed]
     lines += [f"- note: {_escaped(each)}" for each in report.warnings]
-    environments = {cell.cell.device: cell.samples[0] for cell in report.cells}
-    for sample in environments.values():
-        where = sample.environment
-        place = (
-            f"{where.device_name}, {where.driver_name} {where.driver_info}; {where.cores} × {where.processor}"
-        )
-        lines.append(f"- {_escaped(f'{place}; {sample.set_name}, {sample.set_pipelines:,} pipelines')}")
+    lines += [f"- {_escaped(each.place)}" for each in report.sample_of_devices]
     return "\n".join(lines) + "\n"
 
 
@@ -114,18 +77,10 @@ def _interval(estimate: Estimate | None) -> tuple[object, ...]:
     return ("", "", "") if estimate is None else (estimate.median, estimate.low, estimate.high)
 
 
-def _ratio(difference: Difference | None) -> str:
-    if difference is None:
-        return ""
-    return ratio_text(difference.ratio) + (
-        "" if difference.beyond_noise else " ≈" if difference.enough else " ?"
-    )
-
-
 def spreadsheet_safe(text: str) -> str:
-    """Text that no spreadsheet takes for a formula: an apostrophe goes before what begins like one.
+    """Text that no spreadsheet takes for a formula: an apostrophe precedes what begins like one.
 
-    Names come from archives and drivers; a cell `=cmd|...` would be run by whoever opens the table.
+    Names come from archives and drivers, and a spreadsheet would run a cell `=cmd|...`.
     """
     return f"'{text}" if text.startswith(_FORMULA) else text
 

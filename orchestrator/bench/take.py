@@ -1,16 +1,16 @@
-"""Takes samples in this process, which is a child: one job of a benchmark each.
+"""Does the jobs of a benchmark in a child process: takes a sample, fills a cache, probes a cache.
 
-    set ─> each group of features: open device ─> image ─> copies ─> run ─> row
+    set ─> each feature group: open device ─> image ─> copies ─> run ─> row
 
-What is timed is what `compile` does between preparing and saving, in the same way: asking the driver for
-keys, and `run_pipelines` with the schedule of `compile`. The set is decoded and the modules are made before,
-and the caches of a warm run have their data. Pipelines are kept, as an application keeps them, and destroyed
-after the run. Python's garbage collector rests meanwhile.
+The timed part is what `compile` does between preparing and saving: query pipeline keys, then `run_pipelines`
+with the schedule of `compile`. Before that, the set is decoded, modules are created, and the caches of a warm
+run are loaded. As in an application, pipelines are kept until the end of the run. Python's garbage collector
+is disabled during the run.
 
-Guarantees: the driver's own caches are off, and the row says how. Devices are opened as `compile` opens them.
-A warm run starts from a cache file that was proven to be this device's; one that is not fails instead of
-being measured as cold. Every pipeline that the device takes is in a run `passes` times, and the share of
-duplicates once more. A job that cannot be done is an answer; a crash is a crash.
+Guarantees: the driver's own caches are off, and the row says how. Devices are opened as by `compile`. A warm
+run starts from a cache file that is proven for this device; otherwise it fails. A run creates every pipeline
+that the device supports `passes` times, and the share of duplicates once more. A job that cannot be done gets
+an answer with the reason.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def take_sample(job: SampleJob) -> Sample:
     """Take a sample.
 
     Raises:
-        OrchestratorError: The set, the device or the cache file of a warm run is not to be had.
+        OrchestratorError: The set, the device or the cache file of a warm run cannot be used.
     """
     began, totals = time.perf_counter(), _Totals(job)
     with _opened(job) as (source, opener):
@@ -119,13 +119,13 @@ def take_sample(job: SampleJob) -> Sample:
 
 
 def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: CreateInfoImage) -> _Done:
-    """The run of a sample, with what it begins with."""
+    """Run the sample with the caches of its start and mode."""
     costs, arm = _costs(job, device), arm_of(job)
     if job.mode is not CacheMode.BINARIES:
         data = _warm_data(job, device) if job.start == Start.WARM else b""
         if job.round >= 0 or job.mode not in SIZED_MODES:
             return _run(device, image, arm, data, costs)
-        watch = SizeWatch(device, len(image))  # a warm-up counts for nothing, so that asking costs nothing
+        watch = SizeWatch(device, len(image))  # only in the warm-up, whose time no figure includes
         done = _run(watch.device, image, arm, data, costs)
         return done._replace(cache_sizes=watch.sizes(done.report))
     if job.start != Start.WARM:
@@ -142,7 +142,7 @@ def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: Creat
 
 
 class _Binaries(NamedTuple):
-    """A source that is destroyed when it is closed."""
+    """Destroys its source when it is closed."""
 
     source: HeldPipelines
 
@@ -151,10 +151,10 @@ class _Binaries(NamedTuple):
 
 
 def fill(job: FillJob) -> Filled:
-    """Compile a set, keep the cache, and see how fast one worker, and all of them, find everything in it.
+    """Compile a set, save the cache, and measure the hit rates of one worker and of all.
 
     Raises:
-        OrchestratorError: The set or the device is not to be had.
+        OrchestratorError: The set or the device cannot be used.
     """
     identity, compiles, binaries, data = None, job.compiles, True, b""
     pipelines = hits = one_ns = most_ns = wall_ns = driver_ns = 0
@@ -178,8 +178,8 @@ def fill(job: FillJob) -> Filled:
                 wall_ns, driver_ns = wall_ns + cold.timing.wall_ns, driver_ns + cold.timing.driver_ns
                 warnings |= dict.fromkeys(cold.merge.warnings if cold.merge is not None else ())
                 if job.passes and _finds(device, image, data, cold.cache_hits):
-                    # Data is turned into code when it is first found, which takes several times as long as
-                    # finding it again. The rate of a long run is that of the later times.
+                    # The first hit of an entry turns its data into code and takes several times as long as
+                    # later hits. A long run measures the later ones.
                     many = repeat_pipelines(image, run_order(image, passes=job.passes))
                     one, most = (
                         _run(
@@ -218,11 +218,11 @@ def fill(job: FillJob) -> Filled:
 
 
 def probe(job: ProbeJob) -> Probed:
-    """Ask a driver, in a process that remembers nothing, what it finds in a cache.
+    """Ask the driver in this new process about the contents or the growth of a cache.
 
     Raises:
-        OrchestratorError: The set or the device is not to be had.
-        DeviceError: The driver gives no creation feedback, so that hits are not known.
+        OrchestratorError: The set or the device cannot be used.
+        DeviceError: The driver has no creation feedback, so hits are unknown.
     """
     hits, sizes, asked, missed = 0, list[int](), False, list[str]()
     with _opened(job) as (source, opener):
@@ -254,7 +254,7 @@ def probe(job: ProbeJob) -> Probed:
 
 @contextmanager
 def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[PipelineSet, ProfiledOpener]]:
-    """The set of a job without what ended this driver before, and what opens its device as `compile` does."""
+    """The set of a job without quarantined pipelines, and an opener that opens devices as `compile` does."""
     directory = Path(job.profiles) if job.profiles else None
     with open_paths(job.set_paths) as whole:
         quarantined = QuarantinedSet(whole, directory)
@@ -272,11 +272,11 @@ def _opener(job: SampleJob | CacheJob) -> DeviceOpener:
 
 
 class Arm(NamedTuple):
-    """How a run goes; the rest is as `compile` does it.
+    """The settings of a run; all others are those of `compile`.
 
     Attributes:
         batch: Largest number of pipelines in a call.
-        followers: What becomes of pipelines that are the same as another.
+        followers: The treatment of duplicates.
         keep: Whether pipelines are kept until the end of the run.
     """
 
@@ -291,7 +291,7 @@ _ONE: Final = Arm(CacheMode.SHARED, 1)
 
 
 class _Done(NamedTuple):
-    """A run, its schedule, the largest resident size before its caches, and what preparing it took."""
+    """The result of a run: report, schedule, peak resident size before its caches, time of preparing."""
 
     report: RunReport
     schedule: CompileSchedule
@@ -301,20 +301,20 @@ class _Done(NamedTuple):
 
 
 def arm_of(job: SampleJob) -> Arm:
-    """How the run of a sample goes."""
-    # The passes stand for a larger set: they are no duplicates.
+    """The settings of a sample's run."""
+    # Passes stand for a larger set, so repeated pipelines are not duplicates here.
     followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
     return Arm(job.mode, job.workers, job.batch, followers, keep=True)
 
 
 def _costs(job: SampleJob, device: Device) -> RecordedCosts:
-    """What is known of compile times: of a warm run what the run before recorded, of a cold run nothing."""
+    """The recorded compile times: those of the run that filled the cache if warm, none if cold."""
     directory = Path(job.cache_directory) if job.start == Start.WARM else None
     return RecordedCosts.open(directory, device.identity)
 
 
 def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: int) -> bool:
-    """Whether a driver finds anything in a cache; if not, a run of many passes would compile them all."""
+    """Whether a cache gives hits; without, a run of many passes would compile everything each time."""
     if not device.features.creation_feedback:
         return True
     return _run(device, image, _ONE, data).report.cache_hits > hits_without
@@ -327,7 +327,7 @@ def _run(
     primary: bytes | HeldPipelines,
     costs: RecordedCosts | None = None,
 ) -> _Done:
-    """One run, scheduled as `compile_set` schedules its own; the driver is asked for keys before it."""
+    """Query keys, then run with the schedule of `compile_set`."""
     known = RecordedCosts(None) if costs is None else costs
     on_demand, began = arm.mode is CacheMode.BINARIES, time.perf_counter_ns()
     warm = primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary)
@@ -363,21 +363,21 @@ def _warm_data(job: SampleJob, device: Device) -> bytes:
     if loaded.status is not LoadStatus.LOADED:
         raise DeviceError(
             f"the cache for warm runs cannot be used: {loaded.status.value}: {loaded.detail}; "
-            "did the driver change since the benchmark began?"
+            "the driver may have changed since the benchmark began"
         )
     return loaded.data
 
 
 def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.0) -> npt.NDArray[np.int32]:
-    """The pipelines of a run: the whole set some times over, and a share of it once more.
+    """The order of a run: the whole set `passes` times, and a share of it once more.
 
-    Libraries are in it once. A duplicate stands at a random place behind its original, the same in every
-    process, so that two workers may or may not have it at the same time, as in an application.
+    Libraries occur once. A duplicate follows its original at a random distance, which is the same in every
+    process. So two workers may compile both at the same time, as in an application.
 
     Args:
         image: The pipelines.
-        passes: How often the set is in it.
-        duplicates: Share of the pipelines that are in it once more.
+        passes: How many times the set occurs.
+        duplicates: Share of the pipelines that occur once more.
     """
     random = np.random.default_rng(_SEED)
     parts = []
@@ -387,7 +387,7 @@ def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.
         whole = np.concatenate([of_kind, *([plain] * (passes - 1))])
         extra = random.choice(plain, round(len(plain) * duplicates), replace=False) if len(plain) else plain
         first = np.searchsorted(of_kind, extra)
-        # Places between those of the sequence, so that sorting by them inserts the copies.
+        # Fractional places, so that sorting inserts the duplicates between the originals.
         places = first + random.random(len(extra)) * (len(whole) - first) + 0.5
         merged = np.argsort(np.concatenate([np.arange(len(whole), dtype=np.float64), places]), kind="stable")
         parts.append(np.concatenate([whole, extra])[merged])
@@ -396,7 +396,7 @@ def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """Python's garbage collector rests meanwhile, after it has collected once."""
+    """Collect garbage once, then disable the collector for the block."""
     gc.collect()
     gc.disable()
     try:
@@ -406,13 +406,13 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def peak_memory() -> int:
-    """Largest resident size of this process so far, bytes."""
+    """Peak resident size of this process, bytes."""
     size = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return size if sys.platform == "darwin" else size * 1024  # kilobytes everywhere else
 
 
 def repeated_work(keys: npt.NDArray[np.uint64], driver_ns: npt.NDArray[np.uint64]) -> tuple[int, int]:
-    """Keys that were compiled more than once, and the driver time of all but their first compilation."""
+    """Number of keys compiled more than once, and driver time of all but their first compiles, ns."""
     _, first, counts = np.unique(keys, return_index=True, return_counts=True)
     total = int(driver_ns.sum()) - int(driver_ns[first].sum()) if len(keys) else 0
     return int((counts > 1).sum()), total
@@ -440,7 +440,7 @@ class _Totals:
     spans: list[Span] = field(factory=list)
 
     def add(self, done: _Done) -> None:
-        """Add the run of a group."""
+        """Add the run of a feature group."""
         report = done.report
         self.memory_before = self.memory_before or done.memory_before
         self.cache_sizes.append(done.cache_sizes)
@@ -489,7 +489,7 @@ class _Totals:
         self.notes |= dict.fromkeys((*done.schedule.notes, *report.notes, *(merge.warnings if merge else ())))
 
     def row(self, source: PipelineSet, began: float) -> Sample:
-        """The row, of a process that began at a time of time.perf_counter."""
+        """The row; `began` is when the process began, on time.perf_counter."""
         job, sums = self.job, self.sums
         if self.identity is None or not sums:
             raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
@@ -533,7 +533,7 @@ class _Totals:
 
 
 def processor_name() -> str:
-    """What the processor calls itself, where the system says."""
+    """Model name of the processor; the architecture if the system does not tell."""
     with suppress(OSError), Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
         for line in file:
             name, _, value = line.partition(":")
@@ -546,7 +546,7 @@ Request = Job
 
 
 def serve(channel: Channel[Job, Answer]) -> None:
-    """Do the job that is asked for."""
+    """Do one job."""
     job = channel.receive()
     try:
         if isinstance(job, SampleJob):

@@ -1,9 +1,9 @@
-"""Timelines of runs and compiles, as Chrome trace events: JSON for Perfetto and chrome://tracing.
+"""Timelines of runs and compiles as Chrome trace events: JSON for Perfetto and chrome://tracing.
 
-Of the Trace Event Format there are "X", a complete event with `ts` and `dur` in microseconds, and "M", the
-name of a process or of a row (`tid`). Times count from the earliest span.
+Uses two events of the Trace Event Format: "X", a complete event with `ts` and `dur` in microseconds, and "M",
+the name of a process or row (`tid`). Times count from the earliest span.
 
-Guarantees: pure. Names and arguments go through the JSON encoder, so nothing in them can end a string.
+Guarantees: pure. The JSON encoder escapes names and arguments.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from attrs import field, frozen
 from orchestrator.run.records import CompileReport, RunReport
 
 MAIN_ROW = "main"
-"""The row of what the run itself does: opening, merging, saving."""
+"""The row for the stages of the run itself: opening, merging, saving."""
 
 
 @frozen
 class Span:
-    """Something that took time.
+    """A bar in a timeline.
 
     Attributes:
-        row: Who did it, such as "worker 3": one row of the timeline each.
-        name: What.
-        start_ns: When it began, on the clock of time.perf_counter_ns.
-        duration_ns: How long it took.
-        category: For filters, such as "call".
-        arguments: What a click on it shows.
+        row: The row that it belongs to, such as "worker 3".
+        name: Its name.
+        start_ns: Begin, on the clock of time.perf_counter_ns.
+        duration_ns: Duration.
+        category: Name for filters, such as "call".
+        arguments: Details to show on a click.
     """
 
     row: str
@@ -42,10 +42,10 @@ class Span:
 
 
 def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> bytes:
-    """Spans as a trace; the main row first, the others by their name, numbers in them by value.
+    """Encode spans as a trace: the main row first, the others sorted by name and number.
 
     Args:
-        spans: What happened.
+        spans: The spans.
         process: Name of the process.
     """
     number = {row: place for place, row in enumerate(sorted({each.row for each in spans}, key=_row_order))}
@@ -71,10 +71,10 @@ def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> byt
 
 
 def join_traces(traces: Sequence[bytes]) -> bytes:
-    """Several traces of `encode_trace` as one, each with its process beside the others'.
+    """Join traces of `encode_trace` into one, each as its own process.
 
     Raises:
-        msgspec.MsgspecError: One of them is something else.
+        msgspec.MsgspecError: A trace is invalid.
     """
     return _document(
         [
@@ -109,7 +109,7 @@ _STAGE_NAMES = {
 
 
 def run_spans(report: RunReport) -> list[Span]:
-    """Calls of each worker, its wait at the barrier, and the merge."""
+    """The calls of each worker, its wait at the barrier, and the merge."""
     keys = report.pipelines.keys
     spans = [
         Span(
@@ -150,7 +150,7 @@ def run_spans(report: RunReport) -> list[Span]:
 
 
 def compile_spans(report: CompileReport) -> list[Span]:
-    """The runs of a compile, and what it did beside them: opening, preparing, loading, saving."""
+    """The runs of a compile and its other stages: opening, preparing, loading, saving."""
     spans = [span for run in report.runs for span in run_spans(run)]
     return spans + [
         Span(MAIN_ROW, _STAGE_NAMES.get(each.name, each.name), each.start_ns, each.duration_ns, "stage")

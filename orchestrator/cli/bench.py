@@ -1,16 +1,16 @@
-"""The verb `bench`: what a cache topology costs on a device, measured so that it can be defended.
+"""The verb `bench`: measures what cache topologies cost on a device.
 
 Guarantees:
-- Drivers' own caches are off; every sample is a process of its own; see docs/benchmarking.md for the method.
-- Ctrl-C, SIGTERM, SIGHUP and a time limit end it in order: what was measured is kept and shown,
-  and the same command goes on.
-- Medians stand with their intervals and the number of samples; a difference is called one only where the
-  statistics say so. What failed has a row.
+- Drivers' own caches are off, and every sample is its own process; docs/benchmarking.md has the method.
+- After Ctrl-C, SIGTERM, SIGHUP or the time limit, the results so far are kept and shown, and the same command
+  resumes.
+- Medians come with their intervals and the number of samples. Only a difference beyond noise is reported as
+  one. Failed cells have a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -52,21 +52,20 @@ _COLUMNS = (
 
 @frozen(kw_only=True)
 class BenchArguments:
-    """What is compared, and how it is measured, as it is said on the command line.
+    """The options of `bench`: what to compare, and how to measure.
 
     Attributes:
-        out: Directory for results; one that holds some is gone on with.
-        modes: Cache topologies, with commas between them; see `compile --mode`.
-        workers: Numbers of workers, with commas between them.
-        start: `cold`: caches start empty. `warm`: they hold everything, and the set is handed over often
-            enough for a run to last.
-        duplicates: Shares of the pipelines that are in a run a second time, 0 to 1.
-        samples: Samples of each cell, beside a warm-up.
+        out: Directory for results. If it holds results already, the benchmark resumes.
+        modes: Cache topologies, separated by commas; see `compile --mode`.
+        workers: Numbers of workers, separated by commas.
+        start: `cold`: caches start empty. `warm`: caches hold the whole set, and a run repeats the set until
+            it lasts long enough.
+        duplicates: Shares of the pipelines that a run creates a second time, 0 to 1, separated by commas.
+        samples: Samples of each cell, after a warm-up.
         batch: Largest number of pipelines in a call of a cold run.
         warm_batch: Largest number of pipelines in a call of a warm run.
-        warm_passes: How often the set is in a warm run.
-        time_limit: End early so that no more time than this is used, such as `90s`, `20m` or `2h`;
-            a number alone is seconds.
+        warm_passes: How many times a warm run repeats the set.
+        time_limit: Stop within this time, such as `90s`, `20m` or `2h`; a number alone is seconds.
         trace: Write a timeline of one sample of each cell, for Perfetto.
     """
 
@@ -83,16 +82,16 @@ class BenchArguments:
     warm_batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_passes: Annotated[
         int | None,
-        Parameter(validator=POSITIVE, show_default=lambda _: "so often that one worker needs a second"),
+        Parameter(validator=POSITIVE, show_default=lambda _: "until one worker needs a second"),
     ] = None
     time_limit: Annotated[str, Parameter(show_default=lambda _: "none")] = ""
     trace: Path | None = None
 
     def matrix(self, sets: list[str]) -> Matrix:
-        """What is compared.
+        """The matrix to measure.
 
         Raises:
-            UsageError: An option is not what it should be.
+            UsageError: An option has an invalid value.
         """
         from orchestrator.bench.matrix import Matrix
         from orchestrator.bench.rows import Start
@@ -132,11 +131,11 @@ def _share(text: str) -> float:
 
 
 def _several(option: str, text: str, read: Callable[[str], _T], expected: str) -> tuple[_T, ...]:
-    """Values with commas between them, each once."""
+    """The values of a list separated by commas, without repetitions."""
     try:
         return tuple(dict.fromkeys(read(each.strip()) for each in text.split(",")))
     except ValueError:
-        raise UsageError(f"{option} {text!r}: expected are, with commas between them: {expected}") from None
+        raise UsageError(f"{option} {text!r}: expected, separated by commas: {expected}") from None
 
 
 def bench_verb(
@@ -146,10 +145,10 @@ def bench_verb(
     *,
     json: JsonFlag = False,
 ) -> int:
-    """Measure what a shared and private caches cost on a device, and say it with intervals.
+    """Measure the cost of a shared cache and of private caches on a device.
 
-    Every sample is a process of its own, with the driver's caches off. Ctrl-C keeps what is done; the same
-    command goes on.
+    Every sample is its own process, with the driver's caches off. Ctrl-C keeps the samples so far; the same
+    command resumes.
 
     **EXAMPLES**
 
@@ -164,7 +163,7 @@ def bench_verb(
     require_writable(arguments.trace, inputs=archive_paths(sets))
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
-    damage = damage_to_measure(sets)  # a set that cannot be opened is told before anything is measured
+    damage = damage_to_measure(sets)  # a set that cannot be opened is an error before anything is measured
     matrix = arguments.matrix(sets)
     if damage:
         output.message(styled(damage, "bad"))
@@ -182,7 +181,7 @@ def bench_verb(
     if report is not None:
         try:
             page = _write_extras(arguments.out, report, arguments.trace)
-        except SaveError as error:  # what was measured is shown all the same
+        except SaveError as error:  # the results are shown nevertheless
             lost = error
     output.document(lambda: bench_document(outcome, report, page))
     show_bench(output, outcome, report)
@@ -198,7 +197,10 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    """Write the tables, the timelines that were asked for, and the page where plotly is installed: its path.
+    """Write the tables, the timelines and, if plotly is installed, the page.
+
+    Returns:
+        The path of the page; None without plotly.
 
     Raises:
         SaveError: One cannot be written.
@@ -230,7 +232,7 @@ def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
 
 
 def report_of(outcome: BenchOutcome) -> ContentionReport | None:
-    """The statistics of what is there; None before the first round is."""
+    """The statistics of the samples so far; None before the first round."""
     from orchestrator.bench.contention import contention_report
     from orchestrator.bench.rows import Sample
 
@@ -241,7 +243,7 @@ def report_of(outcome: BenchOutcome) -> ContentionReport | None:
 def bench_document(
     outcome: BenchOutcome, report: ContentionReport | None, page: Path | None
 ) -> BenchDocument:
-    """Everything that a benchmark found, and where its page is."""
+    """The JSON document of a benchmark."""
     from orchestrator.cli.documents import BenchCell, BenchDocument, BenchGroup, FailedCell, RatioRecord
 
     def cell(of: CellReport) -> BenchCell:
@@ -290,10 +292,10 @@ def bench_document(
 
 
 def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport | None) -> None:
-    """Write the report for people."""
+    """Print the report."""
     from orchestrator.bench.statistics import LEAST_PAIRS
 
-    resumed = f", {outcome.resumed:,} of them from before" if outcome.resumed else ""
+    resumed = f", {outcome.resumed:,} of them from earlier runs" if outcome.resumed else ""
     output.line(
         f"{outcome.done:,} of {plural(outcome.total, 'sample')}{resumed} in ", path_text(outcome.path)
     )
@@ -303,10 +305,10 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             _show_group(output, report, group)
         output.line("")
         legend = (
-            "n: samples. ratio: throughput, the merge included, over the baseline's, pair by pair; ≈ marks "
-            f"one within noise, ? one of fewer than {LEAST_PAIRS} pairs. effic.: throughput against as many "
-            "times one worker's. blocked: asleep in the driver. no CPU: waiting for a processor. CPU: time "
-            "of a pipeline against one worker."
+            "n: samples. ratio: throughput, merge included, over the baseline's, pair by pair; ≈: within "
+            f"noise, ?: fewer than {LEAST_PAIRS} pairs. effic.: throughput per worker against one worker. "
+            "blocked: asleep in the driver. no CPU: waiting for a processor. CPU: CPU time per pipeline "
+            "against one worker."
         )
         output.line(styled(legend, "dim"))
         for sentence in report.advice:
@@ -316,17 +318,16 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
         for warning in report.warnings:
             output.line(styled("note: ", "warn"), warning)
     for each in outcome.failed:
-        output.line(styled("† failed: ", "bad"), f"{each.arm.words}: {each.reason}")
+        output.line(styled("† failed: ", "bad"), each.words)
     if outcome.stopped:
-        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command goes on from here")
+        output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command resumes")
 
 
-ORDER_WORDS = {"cost": "by estimated cost, as compile hands them out", "given": "as in the set"}
+ORDER_WORDS = {"cost": "by estimated cost, as in compile", "given": "as in the set"}
 
 
 def _show_environment(output: Output, report: ContentionReport) -> None:
-    of_device = {cell.cell.device: cell.samples[0].environment for cell in reversed(report.cells)}
-    for where in of_device.values():
+    for where in (each.environment for each in report.sample_of_devices):
         output.line(
             f"{where.device_name}, {where.driver_name} {where.driver_info}; {plural(where.cores, 'core')} "
             f"of {where.processor}; Python {where.python}, orchestrator {where.orchestrator}"
@@ -343,12 +344,11 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     cells = [each for each in report.cells if each.cell.conditions == key]
     failed = {each.arm for each in report.failed if each.cell.conditions == key}
     first = cells[0].samples[0]
-    copies = f", {key.duplicates:.0%} duplicates" if key.duplicates else ""
     passes = f", the set {first.passes} times" if first.passes > 1 else ""
     output.line("")
     output.line(
         styled(
-            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{copies}: {first.pipelines:,} "
+            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{key.copies}: {first.pipelines:,} "
             f"pipelines{passes}, {_noise_text(group, failed)}",
             "head",
         )
@@ -358,7 +358,10 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     measured = {each.cell for each in cells}
     rows += [{"mode": cell.mode, "n": "0 †"} for cell in sorted(lost - measured)]
     figures = [each for each in _COLUMNS if each != "dupl." or key.duplicates]
-    output.show(_group_table(figures, rows))
+    made = matrix_table(*figures)
+    for row in rows:
+        made.add_row(*(row.get(each, "") for each in figures))
+    output.show(made)
 
 
 def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
@@ -371,54 +374,36 @@ def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
     return f"A/A within {group.noise.factor - 1:.1%}{few}"
 
 
-def _group_table(columns: Sequence[str], rows: Sequence[Mapping[str, str]]) -> Table:
+def matrix_table(*columns: str) -> Table:
+    """A narrow table without line breaks, whose first column is the mode and all others are figures."""
     made = table(*columns, numbers=range(1, len(columns)))
     made.padding = (0, 0, 0, 1)
     for column in made.columns:
         column.no_wrap = True
-    for row in rows:
-        made.add_row(*(row.get(each, "") for each in columns))
     return made
 
 
 def _row(cell: CellReport, group: Comparison, *, failed: bool) -> dict[str, str]:
     """The texts of a cell, by column."""
-    from orchestrator.bench.contention import rate_text
+    from orchestrator.bench.contention import cell_texts
 
-    return {
-        "mode": cell.cell.mode,
-        "n": f"{len(cell.samples)}" + (" †" if failed else ""),
-        "pipelines/s": rate_text(cell.throughput),
-        "ratio": "baseline"
-        if cell.cell.mode == group.baseline
-        else _ratio_text(group.throughput.get(cell.cell.mode)),
-        "effic.": "" if cell.efficiency is None else f"{cell.efficiency.median:.0%}",
-        "blocked": f"{cell.blocked_share.median:.1%}",
-        "no CPU": f"{cell.run_delay_share.median:.1%}",
-        "CPU": "" if cell.inflation is None else f"{cell.inflation.median:.2f}×",
+    texts = cell_texts(cell, group)
+    return texts | {
+        "n": texts["n"] + (" †" if failed else ""),
+        "effic.": texts["efficiency"],
         "merge": seconds_text(cell.median(lambda each: each.merge_ns / 1e9)),
         "dupl.": f"{cell.median(lambda each: each.duplicate_keys):,.0f}",
-        "memory": f"{cell.median(lambda each: each.peak_memory_bytes) / 2**20:,.0f} MiB",
     }
 
 
-def _ratio_text(difference: Difference | None) -> str:
-    from orchestrator.bench.contention import ratio_text
-
-    if difference is None:
-        return ""
-    mark = "" if difference.beyond_noise else " ≈" if difference.enough else " ?"
-    return ratio_text(difference.ratio) + mark
-
-
 def show_progress(bar: MeasurementBar, progress: BenchProgress) -> None:
-    """A sample begins."""
+    """Show the sample that begins."""
     round_text = "warm-up" if progress.round < 0 else f"round {progress.round + 1}"
     bar.step(f"{round_text}: {progress.now}", progress.done, progress.total, eta_text(progress))
 
 
 def eta_text(progress: BenchProgress) -> str:
-    """Time to go, and how much of the rest nothing is known about."""
+    """The estimated time to go, and the number of samples without an estimate."""
     eta, left = progress.eta, progress.left_s
     if not eta.seconds:
         text = "time to go not known yet"
@@ -429,5 +414,5 @@ def eta_text(progress: BenchProgress) -> str:
     else:
         text = f"{seconds_text(eta.seconds)} to go"
     if left is not None and (eta.unknown or left < eta.seconds):
-        text += f", {seconds_text(max(0.0, left))} of them in this call"
+        text += f", {seconds_text(max(0.0, left))} until the time limit"
     return text

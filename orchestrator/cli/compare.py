@@ -1,4 +1,4 @@
-"""The verb `compare`: result files of `bench` against the first of them, with an exit code for a gate."""
+"""The verb `compare`: compares result files of `bench` with the first one, with an exit code for CI."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
+from orchestrator.cli.bench import matrix_table
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     from orchestrator.bench.compare import CellChange, ChangeReport
     from orchestrator.bench.rows import Conditions
-    from orchestrator.bench.statistics import Difference
     from orchestrator.cli.documents import CompareDocument
 
 
@@ -35,10 +35,10 @@ def compare_verb(
     fail_on: Literal["slower", "undecided", "change", "never"] = "slower",
     json: JsonFlag = False,
 ) -> int:
-    """Say what changed between benchmarks beyond noise; exit code 1 where something is slower.
+    """Show what changed between benchmarks beyond noise. The exit code is 1 if something is slower.
 
-    Two drivers, two versions, two machines, two builds of a game; of several, each against the first. Cells
-    are matched by start (cold or warm), workers, duplicates, mode, and by device where a file has several.
+    Compares two drivers, versions, machines or builds of a game; of several, each with the first. Cells are
+    matched by start (cold or warm), workers, duplicates and mode, and by device if a file has several.
 
     **EXAMPLES**
 
@@ -49,11 +49,11 @@ def compare_verb(
 
     Args:
         before: A `results.jsonl` of `bench`, or its directory.
-        after: Others, each compared with the first.
-        device: Which device of the first is compared with which of the others, as `A=B`; again for several.
-        threshold: Least change that counts, as a share of the time: 0.05 for 5 %.
-        fail_on: What ends with exit code 1: a slower cell, one that is slower or of which nothing can be
-            told, any difference, or nothing.
+        after: The files to compare with it.
+        device: Pair a device of the first file with one of the others, as `A=B`. May be given several times.
+        threshold: Smallest change that counts, as a share of the time: 0.05 for 5 %.
+        fail_on: What causes exit code 1: a slower cell; a slower or undecided cell; any difference; or
+            nothing.
     """
     from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_samples
@@ -85,7 +85,7 @@ def compare_verb(
 
 
 def _devices(pairs: list[str]) -> dict[str, str]:
-    """Device of the first by its counterpart; one that is named alone is its own."""
+    """Devices of the other files by device of the first; a device without "=" is paired with itself."""
     found = {}
     for each in pairs:
         first, _, other = each.partition("=") if "=" in each else (each, "", each)
@@ -152,8 +152,8 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     output.line("")
     output.line(
         styled(
-            "time: of one pass over the set, the merge included, after over before. ≈ marks a ratio within "
-            f"noise, ? one of fewer than {LEAST_PAIRS} samples or without an A/A control.",
+            "time: one pass over the set, merge included, after / before. ≈: within noise, ?: fewer than "
+            f"{LEAST_PAIRS} samples or no A/A control.",
             "dim",
         )
     )
@@ -166,33 +166,25 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
     before = changes[0].before.device
     device = group.device if before == group.device else f"{before} -> {group.device}"
-    copies = f", {group.duplicates:.0%} duplicates" if group.duplicates else ""
     noise = changes[0].time.noise
     control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
-    return f"{device}, {group.start}, {plural(group.workers, 'worker')}{copies}; {control}"
+    return f"{device}, {group.start}, {plural(group.workers, 'worker')}{group.copies}; {control}"
 
 
 def _table(report: ChangeReport, changes: Sequence[CellChange], threshold: float) -> Table:
     from orchestrator.bench.contention import ratio_text
 
-    made = table("mode", "before", "after", "time", "CPU", "memory", numbers=range(1, 6))
-    made.padding = (0, 0, 0, 1)
-    for column in made.columns:
-        column.no_wrap = True
+    made = matrix_table("mode", "before", "after", "time", "CPU", "memory")
     slower, faster = report.slower(threshold), report.faster(threshold)
     for change in changes:
         texts = (
             change.after.mode,
             seconds_text(change.seconds_before),
             seconds_text(change.seconds_after),
-            _marked(change.time, ratio_text(change.time.ratio)),
-            _marked(change.cpu, f"{change.cpu.ratio.median:.2f}×"),
-            _marked(change.memory, f"{change.memory.ratio.median:.2f}×"),
+            ratio_text(change.time.ratio) + change.time.mark,
+            f"{change.cpu.ratio.median:.2f}×{change.cpu.mark}",
+            f"{change.memory.ratio.median:.2f}×{change.memory.mark}",
         )
         style: Style = "bad" if change in slower else "good" if change in faster else "dim"
         made.add_row(*(styled(text, style) for text in texts))
     return made
-
-
-def _marked(difference: Difference, text: str) -> str:
-    return text + ("" if difference.beyond_noise else " ≈" if difference.enough else " ?")

@@ -149,13 +149,13 @@ def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) ->
     found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
     kinds, problem = read_distrusted(folder, found.identity)
     assert (kinds, problem) == (frozenset({PipelineKind.RAY_TRACING}), "")
-    (note,) = (each for each in found.profile.notes if "pipeline keys" in each)
-    assert "of ray-tracing pipelines tell nothing apart" in note
-    assert "compile` knows it from now on" in note
+    (note,) = (each for each in found.profile.notes if "same pipeline key" in each)
+    assert "gives ray-tracing pipelines of different code the same pipeline key" in note
+    assert "does not use these keys from now on" in note
 
     folder.chmod(0o777)  # where others may write, nothing is kept
     found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
-    assert any("could not be remembered" in each for each in found.profile.notes)
+    assert any("could not be recorded" in each for each in found.profile.notes)
 
 
 def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
@@ -333,7 +333,7 @@ def test_what_fell_far_behind_is_not_sampled_further_and_named() -> None:
     found = {each.question: each for each in profile.findings}
     one = found["more workers, cold, shared"]
     assert (one.answer, one.pairs) == ("faster", 1)
-    assert "over 1 pair, so far apart that no more were taken" in one.words
+    assert "over 1 pair, too far apart to need more" in one.words
     assert [(each.start, each.mode, each.workers, each.samples, each.rounds) for each in profile.dropped] == [
         ("cold", "shared", 1, 1, 5),
         ("cold", "per-worker", 1, 1, 5),
@@ -341,8 +341,8 @@ def test_what_fell_far_behind_is_not_sampled_further_and_named() -> None:
         ("cold", "per-worker", 8, 2, 5),
     ]
     assert "x16" in profile.dropped[0].words
-    assert "4 times that is far enough behind" in profile.dropped[0].words
-    assert "1.5 times that is far enough behind" in profile.dropped[2].words
+    assert "dropped beyond 4 times the noise" in profile.dropped[0].words
+    assert "dropped beyond 1.5 times the noise" in profile.dropped[2].words
     assert told[-1].total == len(told) == len(machine.jobs)
 
 
@@ -445,7 +445,7 @@ def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not
 
     limited = rounds(230.0)
     assert (limited.rounds, limited.batch is not None) == (5, True)
-    assert any(note.startswith("5 of 7 rounds: time was kept") for note in limited.notes)
+    assert any(note.startswith("5 of 7 rounds: the rest of the time was reserved") for note in limited.notes)
     assert rounds(300.0).rounds == 7
 
 
@@ -475,13 +475,13 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
     assert (found["shared cache, warm"].answer, found["shared cache, warm"].pairs) == ("faster", 1)
     assert found["locking, warm"].words == (
         "locking, warm: not measured, since warm, per-worker-internal, 16 workers fell behind and warm, "
-        "per-worker, 16 workers fell behind (1 pair, and 5 are needed)."
+        "per-worker, 16 workers fell behind (1 pair of the 5 needed)."
     )
     assert profile.warm is not None
     assert (profile.warm.mode, profile.warm.workers) == ("shared", 8)
     fewer = next(each for each in profile.dropped if (each.mode, each.workers) == ("per-worker", 8))
     assert fewer.words == (
-        "warm, per-worker, 16 workers fell behind, and a number of workers for it matters no more"
+        "warm, per-worker, 16 workers fell behind, so its number of workers does not matter"
     )
 
 

@@ -90,7 +90,7 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
     assert 1.0 <= first.noise < 1.03
     assert first.pairs == 7
     assert "x2.0" in first.words
-    assert "differs by up to" in first.words
+    assert "noise is up to" in first.words
 
 
 def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_what_is_tight() -> None:
@@ -199,7 +199,7 @@ def test_one_processor_leaves_no_choice_of_workers() -> None:
     )
     assert choice is not None
     assert choice.workers == 1
-    assert "no more than that" in choice.words
+    assert "nothing else was tried" in choice.words
 
 
 def batches(times: Mapping[int, float]) -> SampleTable:

@@ -33,9 +33,7 @@ def test_from_few_samples_nothing_is_told_and_that_is_said() -> None:
     few = [each for each in results(9.0) if each.round < 4]
     report = compare_samples(results(), few)
     assert (report.slower(), len(report.undecided)) == ((), 1)
-    assert report.summary() == (
-        "nothing can be told; 1 of 1 cells have fewer than 5 samples or pairs of a control"
-    )
+    assert report.summary() == ("no verdict; 1 of 1 cells have fewer than 5 samples or control pairs")
     more = [*results(), *results(start="warm")]
     report = compare_samples(more, [*few, *results(start="warm")])
     assert report.summary().startswith("no difference beyond noise in 1 cells; 1 of 2 cells have fewer")

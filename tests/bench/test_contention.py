@@ -99,13 +99,16 @@ def test_a_busy_machine_is_told_and_is_no_contention() -> None:
     )
     report = contention_report(busy)
     assert report.cells[0].blocked_share.median == 0
-    assert any("waited more than 10%" in each and "not the cache" in each for each in report.warnings)
+    assert any(
+        "waited for a processor for more than 10%" in each and "not the cache" in each
+        for each in report.warnings
+    )
     assert not any("waited" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
 
 
 def test_few_samples_are_told() -> None:
     report = contention_report(series(STEADY[:3]))
-    assert any("1 of 1 cells have fewer than 5 samples, the least 3" in each for each in report.warnings)
+    assert any("1 of 1 cells have fewer than 5 samples (the smallest 3)" in each for each in report.warnings)
     assert not any("fewer than" in each for each in contention_report(matrix({"shared": 1.0})).warnings)
     few = [each for each in matrix({"shared": 1.0, "per-worker": 9.0}) if each.round < 4]
     assert contention_report(few).verdicts == (
@@ -164,9 +167,9 @@ def test_ratios_have_as_many_digits_as_tell_their_ends_apart(
 @pytest.mark.parametrize(
     ("sleeps", "faults", "without_ns", "words"),
     [
-        (1000, 20, 10, "at a lock of the driver: page faults are too few"),
-        (1000, 5000, 10, "or at the kernel's lock of the process's memory"),
-        (1000, 5000, 29, "at a lock of the driver: page faults are too few"),
+        (1000, 20, 10, "on a lock of the driver: there are too few page faults"),
+        (1000, 5000, 10, "or on the kernel's memory lock"),
+        (1000, 5000, 29, "on a lock of the driver: there are too few page faults"),
     ],
 )
 def test_sleeping_threads_are_told_by_page_faults(
@@ -176,13 +179,13 @@ def test_sleeping_threads_are_told_by_page_faults(
         [1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=30, sleeps=sleeps, minor_faults=faults,
         blocked_without_faults_ns=without_ns,
     )  # fmt: skip
-    told = [each for each in contention_report(rows).warnings if "asleep" in each]
+    told = [each for each in contention_report(rows).warnings if "threads slept" in each]
     assert len(told) == 1
     assert words in told[0]
-    assert f"{sleeps:,} sleeps and {faults:,} page faults" in told[0]
-    assert f"{without_ns / 30:.0%} of that time in calls without a page fault" in told[0]
+    assert f"slept {sleeps:,} times and had {faults:,} page faults" in told[0]
+    assert f"{without_ns / 30:.0%} of that time was in calls without a page fault" in told[0]
 
 
 def test_threads_that_hardly_sleep_are_not_told() -> None:
     rows = series([1.0] * 5, mode="per-worker", driver_ns=100, blocked_ns=1, sleeps=1000)
-    assert not [each for each in contention_report(rows).warnings if "asleep" in each]
+    assert not [each for each in contention_report(rows).warnings if "threads slept" in each]

@@ -102,7 +102,7 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
     places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
     assert places == list(plots)
     titles = [each["title"] for each in plots.values()]
-    assert "Who did what when, one sample: per-worker, 4 workers" in titles
+    assert "Timeline of one sample: per-worker, 4 workers" in titles
     assert len(text) < 2_500_000  # the library is in it
 
 

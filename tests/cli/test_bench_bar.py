@@ -37,8 +37,8 @@ def progress(eta: Eta, *, left_s: float | None = None, number: int = 0) -> Bench
         (Eta(30.0, 0), None, "30.00 s to go"),
         (Eta(30.0, 2), None, "more than 30.00 s to go: 2 samples of unknown length"),
         (Eta(30.0, 0), 60.0, "30.00 s to go"),
-        (Eta(30.0, 0), 10.0, "30.00 s to go, 10.00 s of them in this call"),
-        (Eta(30.0, 0), -1.0, "30.00 s to go, 0 µs of them in this call"),
+        (Eta(30.0, 0), 10.0, "30.00 s to go, 10.00 s until the time limit"),
+        (Eta(30.0, 0), -1.0, "30.00 s to go, 0 µs until the time limit"),
     ],
 )
 def test_the_time_to_go_is_honest(eta: Eta, left_s: float | None, text: str) -> None:
