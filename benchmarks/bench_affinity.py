@@ -1,16 +1,12 @@
-"""Worth of affinity.
+"""What does it gain to give pipelines that share modules or libraries to one worker, and what does it cost?
 
-What is won by giving pipelines that share shader modules or libraries to one worker, and what does it cost
-in balance?
+Compares cold runs of a real set in fresh worker caches, longest first by estimated costs, with and without
+this preference. The gain shows in the CPU time of the calls: the driver reuses parts of a pipeline in the
+same cache. The cost shows in the wait at the barrier. With --pipeline-keys, as in `compile`, equal pipelines
+are compiled once in both cases, so only shared shaders matter.
 
-Cold runs over a real set in fresh worker caches, longest first by estimated costs, with the preference and
-without. What a driver can reuse of another pipeline in the same cache shows in the CPU time of its calls;
-what the preference costs shows in the waiting at the barrier. With --pipeline-keys, as in `compile`, what
-is the same pipeline to the driver is compiled once anyway, and what is left is what shaders that are shared
-save.
-
-shared   share of the pipelines that have a module or a library in common with another one at_home  of those
-that are not the first with their module or library, share that went where the first did
+    shared    share of the pipelines that have a module or library in common with another one
+    at_home   share of the others that went to the worker of the first pipeline with their module or library
 
 Command: python benchmarks/bench_affinity.py --device radv:navi21 --set sascha_rt.foz --workers 2
 --pipeline-keys --output FILE
@@ -71,8 +67,8 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Compare with and without."""
-    parser = set_parser_of("What is won by giving pipelines that share code to one worker?", workers=2)
-    parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys before")
+    parser = set_parser_of(__doc__, workers=2)
+    parser.add_argument("--pipeline-keys", action="store_true", help="query the driver's keys first")
     parser.add_argument("--figure", default="cpu_s", choices=["cpu_s", "seconds"])
     parser.add_argument("--target-ms", type=float, default=TARGET_NS / 1e6, help="time that a batch aims at")
     options = parser.parse_args()

@@ -1,26 +1,19 @@
-"""Question: is a store of pipeline binaries as fast as the driver's cache, and what memory do they take?
+"""Is a store of pipeline binaries as fast as the driver's cache, and how much memory do binaries take?
 
-Whole processes, warm, in turn: mode binaries, the driver's cache in two topologies, and the first of those
-once more as the A/A control. Then, in processes of their own: what the driver says of its binaries and its
-keys, what its own cache has when that is on, what the calls take, and what memory so many binaries take
-while they are held and after they were destroyed. It needs the package and its dependencies, and the sets.
-A JSON line a sample; at the end of each set one a figure ("figure" is in it): of each contender, and as a
-ratio to the cache, pair by pair.
+Compares whole warm processes in turn: mode binaries, the driver's cache in two topologies, and the first
+topology again as the A/A control. Then single processes examine the driver: what it reports about binaries
+and keys, what its own cache holds when enabled, the CPU time of the calls, and the memory of binaries, held
+and released. Each sample is a JSON line; each set ends with one line per figure and contender ("figure").
 
-    wall_s, cpu_s, peak_mib   of the whole process, from outside: fork to reaping
-    look_up_s, created        of mode binaries: the one pass before the first pipeline; pipelines made from
-                              binaries
-    *_us                      CPU time of one pipeline: its binaries made of data, itself made of those, or
-                              taken from a cache
-    virtual, resident         MiB more than before, held and after release
-    own_cache_*               pipelines of those asked for that the driver's own cache had, empty and after
-                              compiling: by modules and by identifiers alone; in the process that compiled,
-                              and in a new one
-    keys, key_*               different keys of the driver, and pipelines of each kind with the lists of their
-                              modules
+    wall_s, cpu_s, peak_mib   of the whole process, measured from outside
+    look_up_s, created        mode binaries: time of the look-up pass, pipelines created from binaries
+    *_us                      CPU time per pipeline: creating its binaries, creating it from them, a cache hit
+    virtual, resident         increase in MiB, held and after release
+    own_cache_*               hits in the driver's own cache, by modules and by identifiers alone: with an
+                              empty cache, after compiling, and in a new process
+    keys, key_*               different keys of the driver, pipelines and lists of modules by kind
 
-Python's byte code must be written, as it is where the package is installed: PYTHONDONTWRITEBYTECODE is taken
-out of the environment. On a busy machine compare CPU time.
+On a busy machine compare CPU time.
 
 Command: python benchmarks/bench_binaries.py --device radv:navi21 --samples 7 --output FILE SET.foz...
          python benchmarks/bench_binaries.py --device nvidia --workers 16 --output FILE SET.foz...
@@ -35,8 +28,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -45,20 +39,23 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_replayer import measured
 from benchmarks.fresh import (
     CONTROL,
     Figures,
     Job,
     answer_if_asked,
+    by_round_of,
+    compiled,
     in_process,
+    in_turns,
     machine,
     opened,
     parser_of,
+    row_writer,
     table,
 )
 from orchestrator.bench.statistics import estimate, noise_by_round, ratio_by_round
-from orchestrator.devices import environment_of, open_device
+from orchestrator.devices import open_device
 from orchestrator.devices.binaries import HeldBinaries, PipelineBinaries, PipelineBinary
 from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
@@ -78,20 +75,8 @@ _PASSES = 20
 
 def process(contender: str, path: Path, device: str, workers: int, folder: Path) -> Figures:
     """One process of `compile`."""
-    mode = contender.removesuffix(CONTROL)
-    environment = {**os.environ, **environment_of(device)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    root = str(Path(__file__).resolve().parent.parent)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [root, environment.get("PYTHONPATH", "")]))
-    arguments = ["--device", device, "--workers", str(workers), "--mode", mode, "--json"]
-    command = [sys.executable, "-m", "orchestrator", "compile", str(path), *arguments]
-    output = folder / "output"
-    figures = measured(
-        [*command, "--cache-dir", str(folder / contender.replace(" ", "-"))], environment, output
-    )
-    report = json.loads(output.read_bytes())
-    if "error" in report:
-        raise SystemExit(f"{path.name}: {report['error']['message']}")
+    own, mode = folder / contender.replace(" ", "-"), contender.removesuffix(CONTROL)
+    figures, report = compiled(path, device, workers, own, "--mode", mode)
     figures |= {"outcomes": report["outcomes"], "clock": report["clock"]}
     if report["binaries"] is not None:
         figures |= {
@@ -105,7 +90,7 @@ def process(contender: str, path: Path, device: str, workers: int, folder: Path)
 
 
 def memory() -> tuple[float, float]:
-    """Virtual and resident memory of this process, MiB, with all that is free given back."""
+    """Virtual and resident memory of this process, MiB, after releasing free memory."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     pages = Path("/proc/self/statm").read_text("ascii").split()
@@ -114,7 +99,7 @@ def memory() -> tuple[float, float]:
 
 
 def measure(job: Job) -> Figures:
-    """What a process of its own finds out about a set: calls, or the memory of so many binaries."""
+    """Examine a set in this process: the driver's answers, the calls, or the memory of binaries."""
     if "own_cache" in job:
         return own_cache(job)
     with opened(job) as (device, prepared):
@@ -156,7 +141,7 @@ def measure(job: Job) -> Figures:
 
 
 def said(able: PipelineBinaries, prepared: PreparedPipelines) -> Figures:
-    """What the driver says of its binaries and gives as keys."""
+    """What the driver reports about binaries, and its keys."""
     image = prepared.image
     keys = able.pipeline_keys(prepared, np.arange(len(image), dtype=np.int32))
     figures: Figures = {
@@ -180,7 +165,7 @@ def said(able: PipelineBinaries, prepared: PreparedPipelines) -> Figures:
 
 
 def own_cache(job: Job) -> Figures:
-    """What the driver's own cache, on in this process, has of a set; compiles it where the job says so."""
+    """Hits in the driver's own cache, which this process enables; compiles the set first if asked."""
 
     def opener(request: DeviceRequest) -> Device:
         return open_device(job["device"], request=request, driver_caches=True)
@@ -216,7 +201,7 @@ def own_cache(job: Job) -> Figures:
 
 
 def memory_of(able, binaries: list[PipelineBinary], count: int) -> Figures:  # type: ignore[no-untyped-def]
-    """What so many binaries take."""
+    """Memory of `count` binaries."""
     many = [binaries[number % len(binaries)] for number in range(count)]
     able.destroy_binaries(able.create_binaries(many[:1]))
     before = memory()
@@ -237,7 +222,7 @@ def memory_of(able, binaries: list[PipelineBinary], count: int) -> Figures:  # t
 
 def main() -> None:
     """Measure the sets."""
-    parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "sets", nargs="*", type=Path, default=[sample_path()], help="archives; default: the sample"
     )
@@ -246,40 +231,42 @@ def main() -> None:
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return
-    lines = options.output.open("a", encoding="utf-8") if options.output else sys.stdout
-    for path in options.sets:
-        rows: list[Figures] = []
-        named = {"benchmark": "bench_binaries", "set": path.name, "device": options.device} | machine()
-        with tempfile.TemporaryDirectory() as folder:
-            for number in range(-2, options.samples):  # -2 fills, -1 warms up
-                turn = max(number, 0) % len(CONTENDERS)
-                for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
-                    taken = process(contender, path, options.device, options.workers, Path(folder))
-                    rows.append({"contender": contender, "round": number, **taken})
-                    print(json.dumps(named | rows[-1]), file=lines, flush=True)
-        for figure in ("wall_s", "cpu_s", "peak_mib"):
-            table(rows, [CACHE, BINARIES, "shared"], figure, lower_is_better=True)
-            for line in summary(rows, figure):
-                print(json.dumps(named | line), file=lines, flush=True)
-        with tempfile.TemporaryDirectory() as folder:
-            own = {"driver_caches": True, "environment": own_cache_environment(folder)}
-            jobs: list[Job] = [
-                {"says": True},
-                *({"own_cache": each} | own for each in ("empty", "compiles", "full")),
-            ]
-            jobs += [{}, *({"count": count} for count in COUNTS)]
-            for job in jobs:
-                done = in_process(__file__, job | {"device": options.device, "set": str(path)})
-                print(json.dumps(named | done), file=lines, flush=True)
-                print(f"{path.name}: {json.dumps(done)}", file=sys.stderr)
+    with row_writer(options) as write:
+        for path in options.sets:
+            measure_set(path, options.device, options.workers, options.samples, write)
+
+
+def measure_set(
+    path: Path, device: str, workers: int, samples: int, write: Callable[[Figures], None]
+) -> None:
+    """All samples and figures of a set."""
+    rows: list[Figures] = []
+    named = {"benchmark": "bench_binaries", "set": path.name, "device": device} | machine()
+    with tempfile.TemporaryDirectory() as folder:
+        for number, contender in in_turns(CONTENDERS, samples, first=-2):  # -2 fills, -1 warms up
+            taken = process(contender, path, device, workers, Path(folder))
+            rows.append({"contender": contender, "round": number, **taken})
+            write(named | rows[-1])
+    for figure in ("wall_s", "cpu_s", "peak_mib"):
+        table(rows, [CACHE, BINARIES, "shared"], figure, lower_is_better=True)
+        for line in summary(rows, figure):
+            write(named | line)
+    with tempfile.TemporaryDirectory() as folder:
+        own = {"driver_caches": True, "environment": own_cache_environment(folder)}
+        jobs: list[Job] = [
+            {"says": True},
+            *({"own_cache": each} | own for each in ("empty", "compiles", "full")),
+        ]
+        jobs += [{}, *({"count": count} for count in COUNTS)]
+        for job in jobs:
+            done = in_process(__file__, job | {"device": device, "set": str(path)})
+            write(named | done)
+            print(f"{path.name}: {json.dumps(done)}", file=sys.stderr)
 
 
 def summary(rows: list[Figures], figure: str) -> Iterator[Figures]:
     """One line for each contender: its median, and its ratio to the cache by pairs."""
-
-    def values(name: str) -> dict[int, float]:
-        return {row["round"]: row[figure] for row in rows if row["contender"] == name and row["round"] >= 0}
-
+    values = partial(by_round_of, rows, figure)
     base = values(CACHE)
     noise = noise_by_round(base, values(CACHE + CONTROL), float)
     for name in CONTENDERS:
@@ -292,7 +279,7 @@ def summary(rows: list[Figures], figure: str) -> Iterator[Figures]:
 
 
 def own_cache_environment(folder: str) -> dict[str, str]:
-    """Drivers' own caches on, in a folder that is empty."""
+    """Variables that enable the drivers' own caches in a folder."""
     return {
         "MESA_SHADER_CACHE_DISABLE": "false",
         "MESA_SHADER_CACHE_DIR": folder,

@@ -1,10 +1,7 @@
-"""Cost of cache files.
+"""What do saving, proving and loading a cache file cost, depending on its size?
 
-What do saving, proving and loading a cache file cost, against its size?
-
-The data is random behind a valid header, so that nothing is compressed away, and is given to no driver:
-what is measured is ours alone. Floors: writing the same bytes with fsync and no more, and reading them with
-no more. The folder decides about fsync; name one on the disk in question with --folder.
+The data is a valid header and random bytes, which do not compress; no driver gets it. Lower bounds: writing
+the same bytes with fsync, and reading them. The cost of fsync depends on the disk; choose one with --folder.
 
 Command: python benchmarks/bench_cache_file.py --output benchmarks/results/2-cores/cache_file.jsonl
 """
@@ -57,7 +54,7 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Measure sizes."""
-    parser = parser_of("What do saving, proving and loading a cache file cost?")
+    parser = parser_of(__doc__)
     parser.add_argument("--sizes", default="1,16,64", help="sizes, MiB")
     parser.add_argument("--folder", default="", help="where to write; default: the system's temporary folder")
     options = parser.parse_args()

@@ -1,13 +1,12 @@
-"""Question: does a calibration measure the rate that a compile then has?
+"""Does a calibration measure the rate that a compile has?
 
-Both for the same set, device, mode, workers and start, each in a fresh process, interleaved:
+Compares both with the same set, device, mode, workers and start, in fresh processes, interleaved:
 
-    compile      `orchestrator compile`: `compile_set`, cold in an empty directory, warm with the cache file
-                 of a run before
-    calibration  the sample that `orchestrator calibrate` takes
+    compile      `compile_set`, cold in an empty directory, or warm with the cache file of an earlier run
+    calibration  a sample of `orchestrator calibrate`
 
-The rate is pipelines over the time from the first job to the barrier. A warm sample of a calibration passes
-over the set several times; `--passes 1` makes it as long as the compile's run.
+The rate is pipelines over the time from the first job to the barrier. A warm sample of a calibration repeats
+the set several times; with `--passes 1` it is as long as the run of the compile.
 
 Command: python benchmarks/bench_calibrated_rate.py --device radv:navi21 --set SET.foz --output FILE
 """
@@ -35,7 +34,7 @@ from orchestrator.sets.opening import open_paths
 
 
 def measure(job: Job) -> Figures:
-    """One run, of the one kind or the other; or the cache that warm runs start with."""
+    """One run of either kind, or the run that fills the cache for warm runs."""
     own_process(job["device"])
     if job["what"] == "fill":
         folder = Path(job["folder"])
@@ -108,7 +107,7 @@ def _compiled(job: Job) -> Figures:
 
 def main() -> None:
     """Compare the two, cold and warm."""
-    parser = set_parser_of("Does a calibration measure the rate that a compile then has?", workers=2)
+    parser = set_parser_of(__doc__, workers=2)
     parser.add_argument("--mode", default="per-worker", help="cache topology")
     parser.add_argument("--starts", default="cold,warm", help="cold, warm, or both with a comma between them")
     parser.add_argument(

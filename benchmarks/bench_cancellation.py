@@ -1,20 +1,16 @@
-"""Random cancellations and random sessions; a JSON line each.
+"""Does anything break when runs are cancelled at random moments, and when sessions are steered at random?
 
-One question: does anything break when runs are cancelled at random moments, 10,000 times, and when sessions
-are steered at random?
+Prints a JSON line for runs and one for sessions:
 
-violations   errors of the simulated device's ownership check, things left behind, pipelines lost: all must
-be 0 time         of a run and its cancellation, which is mostly starting threads
+    violations   errors of the simulated device's ownership check, leaks, and lost pipelines: must be 0
+    seconds      elapsed time, mostly for starting threads
 
-Every run draws its mode, merge, workers, set, device and moment from the seed (tests/run/cancel_storm.py,
-of which the tests do a part). The simulated device lets no time pass, so that the moments between two steps
-are what is tried.
+Every run draws its mode, merge, workers, set, device and moment from the seed (tests/run/cancel_storm.py; the
+tests do a part of it). No time passes on the simulated device, so moments between two steps are tried.
+Sessions (tests/run/session_storm.py) have one to three callers, who submit, promote, require, budget and
+cancel pipelines, groups or all, and end in one of five ways.
 
-Sessions (tests/run/session_storm.py) are steered by one to three callers who submit, promote, require,
-budget and cancel pipelines, groups or all, and end in one of five ways.
-
-What this cannot show: a driver that misbehaves when a call ends late; that is for the fault-injecting
-tests.
+It cannot show how a driver misbehaves when a call ends late; fault-injecting tests do that.
 
 Command: python -m benchmarks.bench_cancellation --runs 10000 --sessions 2000 --seed 1
 """

@@ -1,33 +1,28 @@
-"""Cost of a shared cache.
+"""What does the shared cache cost, by driver, mode, workers and start?
 
-What does the shared cache cost, by driver, mode, workers and temperature?
-
-This is `orchestrator bench` over every driver that is there, one results directory each, with the report of
-each and the comparison of the first two at the end. Interrupted, the same command goes on. The method is in
-docs/benchmarking.md.
-
-How close the harness itself comes to threads that only call the driver is bench_warm.py's question.
+Runs `orchestrator bench` on each driver, with one results directory each, then compares the first two. After
+an interruption the same command resumes. The method is in docs/benchmarking.md; bench_warm.py compares the
+harness itself with threads that only call the driver.
 
 Command on 16 cores: python benchmarks/bench_contention.py --set game.foz --workers 1,4,16 --out results
 """
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.fresh import parser_of
+from benchmarks.fresh import environment_for, parser_of
 from orchestrator.run.options import available_workers
 from orchestrator.sets.sample import sample_path
 
 
 def main() -> None:
     """Run the matrix on each driver."""
-    parser = parser_of("What does the shared cache cost, by driver, mode, workers and temperature?")
+    parser = parser_of(__doc__)
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
     parser.add_argument(
         "--devices", default="radv:navi21,nvidia,lavapipe", help="selectors, commas between them"
@@ -43,8 +38,6 @@ def main() -> None:
     workers = options.workers or ",".join(map(str, sorted({1, 4, available_workers()})))
     devices = options.devices.split(",")
     done = []
-    root = str(Path(__file__).resolve().parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")])}
     for device in devices:
         folder = options.out / device.replace(":", "-")
         command = [
@@ -52,7 +45,7 @@ def main() -> None:
             *("-j", workers, "-n", str(options.samples), "--duplicates", options.duplicates),
             *("--time-limit", options.time_limit),
         ]
-        code = subprocess.run(command, check=False, env=environment).returncode
+        code = subprocess.run(command, check=False, env=environment_for()).returncode
         if code == 130:
             raise SystemExit(code)
         if code == 0:
@@ -60,19 +53,8 @@ def main() -> None:
         else:
             print(f"{device}: left out (exit code {code})", file=sys.stderr)
     if len(done) > 1:
-        subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "orchestrator",
-                "compare",
-                str(done[0]),
-                str(done[1]),
-                "--fail-on",
-                "never",
-            ],
-            check=False,
-        )
+        command = [sys.executable, "-m", "orchestrator", "compare", *map(str, done[:2]), "--fail-on", "never"]
+        subprocess.run(command, check=False, env=environment_for())
 
 
 if __name__ == "__main__":

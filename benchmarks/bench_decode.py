@@ -1,13 +1,9 @@
-"""Cost of decoding a set.
+"""How long does it take to turn a set into create infos: archive to records, records to an image?
 
-How quickly does a set become create infos: archive to records, records to one image for a device?
-
-The plan is what `compile` keeps of a decoded set: its contender proves and takes the bytes of one, in place
-of reading records and decoding them.
-
-The capabilities are those of the simulated device, which has everything, so that every pipeline is decoded
-and no driver is loaded. Files are in the page cache after the warm-up. The interpreter is set up as that of
-the program is, whose garbage collector does not go through all that was imported.
+The contender "plan" proves and loads a plan, the form in which `compile` saves a decoded set, instead of
+reading and decoding records. The capabilities are those of the simulated device, which has everything, so
+every pipeline is decoded and no driver is loaded. Files are in the page cache after the warm-up. The
+interpreter has the settings of the program, whose garbage collector ignores imported modules.
 
 Command: python benchmarks/bench_decode.py --set game.foz --output benchmarks/results/2-cores/decode.jsonl
 """
@@ -89,7 +85,7 @@ def from_plan(job: Job) -> Figures:
 
 def main() -> None:
     """Measure a set, the same from a plan, and repeated as warm benchmarks do."""
-    parser = parser_of("How quickly does a set become create infos?")
+    parser = parser_of(__doc__)
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
     parser.add_argument(
         "--copies", type=int, default=100, help="how often the second contender repeats the image"

@@ -1,21 +1,15 @@
-"""Cost of duplicates.
+"""What do duplicates cost a cold run, if the scheduler compiles them once, and if it does not?
 
-What do duplicates cost a cold run, with singleflight and without?
+Runs the set as it is, and with duplicates, in fresh worker caches. "once" creates a duplicate in the worker
+that compiled the first one, so it hits. "as given" treats duplicates as separate work for any worker, so some
+are compiled twice.
 
-The set is run as it is, and with pipelines in it twice, in fresh worker caches. The scheduler compiles each
-once and creates the second where the first was compiled, so that it hits; taken as separate work, both go
-to whoever is free, who compiles one again wherever the second comes to another worker.
+    half again      half of the pipelines once more (`bench --duplicates 0.5`): a third of the jobs
+    twice           all pipelines once more: half of the jobs
+    process_cpu_s   CPU time of the process during the run; other programs disturb it less than `seconds`
 
-half again   half of the pipelines once more, so a third of the jobs are duplicates (what `bench
---duplicates 0.5` runs) twice        all once more, so half of the jobs are duplicates
-
-Estimated costs are given to the scheduler, as in a first run. With --pipeline-keys it is also told the
-driver's own keys, which were asked for before the run; that time is in `seconds` as well.
-
-`process_cpu_s` is the CPU time of the whole process during the run: what other programs on the machine do
-moves it less than `seconds`, and where there are fewer processors than workers it decides those.
-
-`compiles` must be `unique` in each run of the scheduler, or the script fails: it is no question of speed.
+The scheduler has estimated costs, as in a first run. With --pipeline-keys it also has the driver's keys;
+`seconds` includes the time to query them. The script fails if a run with "once" compiles a pipeline twice.
 
 Command: python benchmarks/bench_duplicates.py --device radv:navi21 --set sascha.foz --output FILE
 """
@@ -79,7 +73,7 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Compare with the run over the unique set."""
-    parser = set_parser_of("What do duplicates cost, with singleflight and without?", workers=8)
+    parser = set_parser_of(__doc__, workers=8)
     parser.add_argument("--mode", default="per-worker", help="cache topology")
     parser.add_argument("--pipeline-keys", action="store_true", help="ask for the driver's keys as well")
     parser.add_argument("--figure", default="seconds", choices=["seconds", "process_cpu_s"])

@@ -1,20 +1,18 @@
-"""What a session adds to the frames of a host in Python, at 60 Hz, with 3 ms of the host's own work in each.
+"""How much time does a session add to the frames of a Python host, at 60 Hz with 3 ms of its own work?
 
-Each sample is a process: it opens the set's device, measures 150 frames without a session, then frames with a
-session beside them until all pipelines are created, in fresh caches. A frame is a fixed amount of Python (3
-ms alone), `poll` where there is a session, and sleep until the next frame is due.
+Each sample is a process. It opens the set's device and measures 150 frames without a session, then frames
+with a session until all pipelines are created, in fresh caches. A frame is a fixed amount of Python code (3
+ms alone), `poll` if there is a session, and sleep until the next frame is due.
 
-added_*      how much longer work and poll took than the median of the frames without a session
-beside_*     the same of the frames without a session: what the machine does by itself
-poll_*       what `poll` took, of that; poll_cpu_* on the processor, which no other program disturbs
-late         frames that were over 18 ms after the one before them, in percent; alone_late without a session
-rate         pipelines a second; `unpaced` is run_pipelines without a host, by as many workers
+    added_*     time of work and poll beyond the median of the frames without a session
+    beside_*    the same for the frames without a session: the variation of the machine itself
+    poll_*      part of it in `poll`; poll_cpu_* is CPU time, which other programs disturb less
+    late        share of frames that began over 18 ms after the previous one, %; alone_late without a session
+    rate        pipelines per second; `unpaced` is run_pipelines without a host
 
-Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval`,
-the interpreter's switch interval at 0.5 ms in place of 5 ms; `child`, the run in a process of
-its own. `hits` must be 0.
-
-What this cannot show: a host in C++, whose frames need no interpreter; and more processors than there are.
+Hosts: a loop and asyncio with `start_session`, trio with `open_session`. Remedies: `interval` sets the
+interpreter's switch interval to 0.5 ms instead of 5 ms; `child` runs in its own process. The script fails if
+a pipeline hits. It cannot show a host in C++, whose frames need no interpreter.
 
 Command: python benchmarks/bench_frames.py --device radv:navi21 --set sascha.foz --output FILE
 """
@@ -222,7 +220,7 @@ def _contenders(common: Job) -> Iterator[tuple[str, Job]]:
 
 def main() -> None:
     """What a session adds to frames, by host; and the rate beside a run without a host."""
-    parser = set_parser_of("What does a session add to the frames of a host in Python?")
+    parser = set_parser_of(__doc__)
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return

@@ -1,13 +1,10 @@
-"""The topology on real graphics sets: matrix and calibration of each set on each driver, within a time limit.
+"""What does a shared cache cost on captured graphics pipelines, and what does `calibrate` choose for them?
 
-What does a shared cache cost on captured graphics pipelines, cold and warm, and what would `calibrate`
-choose?
-
-For each driver and set: `orchestrator bench` (shared and per-worker, with all processors), then, where that
-is asked for, `orchestrator calibrate`, which takes as long again and again; each with its share of the time.
-What a share does not allow is left out whole, so that what is there has its pairs and its control. The folder
-then holds DEVICE-SET.results.jsonl, .report.html, .report.csv, .report.md, .calibration.json and
-.calibration.txt, and README.md with all of it.
+Runs `orchestrator bench` for each driver and set (shared and per-worker, all processors), then `orchestrator
+calibrate` if asked, which takes several times as long; each gets its share of the time. The verbs leave out
+what does not fit, so that the rest has its pairs and its control. The results are DEVICE-SET.results.jsonl,
+.report.html, .report.csv, .report.md, .calibration.json and .calibration.txt, and a README.md with all
+tables.
 
 Command on 16 cores: python benchmarks/bench_graphics.py --sets ../shared/corpora --minutes 8.5 --out OUT
 """
@@ -15,7 +12,6 @@ Command on 16 cores: python benchmarks/bench_graphics.py --sets ../shared/corpor
 from __future__ import annotations
 
 import argparse
-import os
 import platform
 import shutil
 import subprocess
@@ -26,13 +22,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.fresh import environment_for
 from orchestrator.bench.take import processor_name
 from orchestrator.run.options import available_workers
 from orchestrator.version import VERSION
 
-ROOT = Path(__file__).resolve().parent.parent
-# A pipeline takes the second driver several times as long as the first; so does a process until it has a
-# device.
+# NVIDIA's driver takes several times as long per pipeline, and to open a device.
 WEIGHTS = {"nvidia": 2.0}
 BENCH_SHARE = 0.25
 START_UP_S = 4.0
@@ -40,11 +35,10 @@ START_UP_S = 4.0
 
 
 def call(*arguments: str | Path, output: Path) -> int:
-    """Run a verb; what it writes for people goes to a file."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+    """Run a verb with its stdout in a file; the exit code."""
     command = [sys.executable, "-m", "orchestrator", *map(str, arguments)]
     with output.open("w") as text:
-        return subprocess.run(command, check=False, env=environment, stdout=text).returncode
+        return subprocess.run(command, check=False, env=environment_for(), stdout=text).returncode
 
 
 def main() -> None:
@@ -92,18 +86,8 @@ def measure(device: str, archive: Path, stem: Path, share_s: float, *, calibrate
         limit = max(1.0, share_s * (BENCH_SHARE if calibrated else 1.0) - START_UP_S)
         started = time.monotonic()
         code = call(
-            *(
-                "bench",
-                archive,
-                "-d",
-                device,
-                "-o",
-                results,
-                "-j",
-                str(available_workers()),
-                "--samples",
-                "5",
-            ),
+            *("bench", archive, "-d", device, "-o", results),
+            *("-j", str(available_workers()), "--samples", "5"),
             *("--modes", "shared,per-worker", "--warm-passes", "20", "--time-limit", f"{limit:.0f}s"),
             output=Path(f"{stem}.txt"),
         )

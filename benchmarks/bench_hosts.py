@@ -1,14 +1,12 @@
-"""The same session in a loop, in asyncio and in trio: do they create the same pipelines, at the same rate?
+"""Does a session create the same pipelines at the same rate in a loop, in asyncio and in trio?
 
-Each sample is a process: it opens the set's device, submits everything to a session with fresh
-caches, and waits as such a program does: a loop polls 60 times a second, asyncio awaits the
-ticket's future, trio the ticket.
+Each sample is a process. It opens the set's device, submits everything to a session with fresh caches, and
+waits in the way of its host: a loop polls 60 times a second, asyncio awaits the ticket's future, trio the
+ticket.
 
-rate         pipelines a second, from the first submit to the report's barrier
-cpu_rate     pipelines a second of processor time of the whole process, which other programs disturb less
-same         a hash over what became of each pipeline, by key; the script fails where hosts differ in it
-
-The first host is measured twice in each round: what the ratio of the two shows is noise.
+    rate        pipelines per second, from the first submit to the barrier
+    cpu_rate    pipelines per second of CPU time of the process, which other programs disturb less
+    same        hash over the outcome of each pipeline; the script fails if hosts differ
 
 Command: python benchmarks/bench_hosts.py --device radv:navi21 --set sascha.foz --workers 2 --output FILE
 """
@@ -98,7 +96,7 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Rates of the hosts, and whether they did the same."""
-    parser = set_parser_of("Is a session the same in every host?", workers=2)
+    parser = set_parser_of(__doc__, workers=2)
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return

@@ -1,25 +1,21 @@
-"""Question: from process start to all pipelines, do identifiers beat translating, or SPIR-V on disk?
+"""From process start to all pipelines: are identifiers faster than translating, or than SPIR-V on disk?
 
-Whole processes in turn, each a program that calls `compile_set` with a primed cache file in mode shared:
+Compares whole processes in turn. Each calls `compile_set` with a filled cache file in mode shared:
 
-    identifiers       the archive has no SPIR-V; identifiers are known, and the provider is not needed
-    translate         the archive has no SPIR-V, no identifier is known: every shader costs its translation
-    stored            the archive has all SPIR-V, deflated, which is read and inflated
-    ... (again)       identifiers once more: the A/A control
+    identifiers       the archive has no SPIR-V; identifiers are known, so no shader is translated
+    translate         the archive has no SPIR-V; no identifier is known, so every shader is translated
+    stored            the archive has all SPIR-V, deflated
+    ... (again)       identifiers again: the A/A control
 
-All with the plan of the decoded set, as in every second start, or `--no-plan`, where each
-decodes its archive.
+All use the plan of the decoded set, as a second start does; with `--no-plan` each decodes its archive. A
+translation takes `--cost-ms` of processor time without the GIL; workers limit how many run at a time.
 
-A translation burns so much processor time, without the GIL, as `--cost-ms` says; as many run at a
-time as there are workers.
-
-    wall_s, cpu_s     of the whole process, from outside: fork to reaping
+    wall_s, cpu_s     of the whole process, measured from outside
     created           pipelines; `without` of them without SPIR-V
-    asked, provider_s shaders that were translated, and the time from asking to the answer, summed up
-    bytes             what the contender keeps of shaders on disk: identifiers, or modules as in the archive
+    asked, provider_s translated shaders, and the sum of the times from request to answer
+    bytes             shader data on disk: identifiers, or modules as in the archive
 
-Python's byte code must be written: PYTHONDONTWRITEBYTECODE is taken out of the environment. On a
-busy machine compare CPU time.
+On a busy machine compare CPU time.
 
 Command: python benchmarks/bench_identifiers.py --device radv:navi21 --samples 7 --output FILE SET.foz...
 """
@@ -28,7 +24,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import sys
 import tempfile
@@ -39,10 +34,20 @@ import trio
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.bench_replayer import measured
-from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, machine, parser_of, table
+from benchmarks.fresh import (
+    CONTROL,
+    Figures,
+    Job,
+    answer_if_asked,
+    environment_for,
+    in_turns,
+    machine,
+    measured,
+    parser_of,
+    row_writer,
+    table,
+)
 from orchestrator import CompileOptions, PipelineSet, SpirvProvider, compile_set
-from orchestrator.devices import environment_of
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.prepare import Subset
@@ -119,13 +124,10 @@ def process(contender: str, job: Job, folder: Path) -> Figures:
     if contender == TRANSLATE:
         for each in own.glob("*.identifiers"):
             each.unlink()
-    environment = {**os.environ, **environment_of(job["device"])}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    output = folder / "output"
-    given = json.dumps(job | {"contender": contender, "folder": str(own)})
-    arguments = folder / "job.json"
-    arguments.write_text(given)
-    figures = measured([sys.executable, __file__, "--measure", f"@{arguments}"], environment, output)
+    output, arguments = folder / "output", folder / "job.json"
+    arguments.write_text(json.dumps(job | {"contender": contender, "folder": str(own)}))
+    command = [sys.executable, __file__, "--measure", f"@{arguments}"]
+    figures = measured(command, environment_for(job["device"]), output)
     if figures["exit"]:
         raise SystemExit(f"a process of {contender!r} ended with {figures['exit']}")
     return figures | json.loads(output.read_text().splitlines()[-1])
@@ -133,7 +135,7 @@ def process(contender: str, job: Job, folder: Path) -> Figures:
 
 def main() -> None:
     """Measure the sets."""
-    parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument(
         "sets", nargs="*", type=Path, default=[sample_path()], help="archives; default: the sample"
     )
@@ -146,13 +148,12 @@ def main() -> None:
         options.measure = Path(options.measure[1:]).read_text()
     if answer_if_asked(options, measure):
         return
-    lines = options.output.open("a", encoding="utf-8") if options.output else sys.stdout
     iterations = iterations_of(options.cost_ms)
     for path in options.sets:
         named = {"benchmark": "bench_identifiers", "set": path.name, "device": options.device} | machine()
         named |= {"cost_ms": options.cost_ms, "plan": not options.no_plan, "workers": options.workers}
         rows: list[Figures] = []
-        with tempfile.TemporaryDirectory() as name:
+        with tempfile.TemporaryDirectory() as name, row_writer(options) as write:
             folder = Path(name)
             copied(path, folder / "bare.foz", code=False)
             modules = copied(path, folder / "full.foz", code=True)
@@ -170,13 +171,11 @@ def main() -> None:
             job["keys"] = primed["keys"]
             (store,) = (folder / "primed").glob("*.identifiers")
             kept = {TRANSLATE: 0, STORED: modules}
-            for number in range(-1, options.samples):  # -1 warms up, and makes plans
-                turn = max(number, 0) % len(CONTENDERS)
-                for contender in (*CONTENDERS[turn:], *CONTENDERS[:turn]):
-                    taken = process(contender, job, folder)
-                    size = kept.get(contender, store.stat().st_size)
-                    rows.append({"contender": contender, "round": number, "bytes": size, **taken})
-                    print(json.dumps(named | rows[-1]), file=lines, flush=True)
+            for number, contender in in_turns(CONTENDERS, options.samples):  # the warm-up makes plans
+                taken = process(contender, job, folder)
+                size = kept.get(contender, store.stat().st_size)
+                rows.append({"contender": contender, "round": number, "bytes": size, **taken})
+                write(named | rows[-1])
         for figure in ("wall_s", "cpu_s"):
             table(rows, CONTENDERS[:-1], figure, lower_is_better=True)
         for contender in CONTENDERS:

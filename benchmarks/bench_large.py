@@ -1,19 +1,16 @@
-"""Question: do time and memory of a compile stay linear in the number of pipelines, up to a million?
+"""Do time and memory of a compile grow linearly with the number of pipelines, up to a million?
 
-Sets of permuted compute shaders (benchmarks/permuted.py) are made, compiled with an empty cache, and compiled
-again with the one that was kept. A row is printed as soon as its process has ended, so what is cut off is
-told up to there.
+Writes sets of permuted compute shaders (benchmarks/permuted.py), compiles each with an empty cache, then
+again with the saved one. Each row is printed as soon as its process has ended.
 
-    wall_s, cpu_s     of the whole process and all that it started, from fork to reaping
+    wall_s, cpu_s     of the whole process, measured from outside; CPU time includes its children
     peak_mib          of the largest of these processes
-    ..._per_pipeline  the same for each pipeline, microseconds and bytes; what does not grow is in it, which
-                      tells in small sets
+    ..._per_pipeline  the same per pipeline, in microseconds and bytes; in small sets, fixed costs dominate
     cache_mib         the cache file
 
-The simulated device takes no time here and its entries are small, so what is left is this program's own
-work, and the simulation, which is written in Python too: --traced counts bytes by module.
-
-Linear is what the last column says: what one pipeline more takes since the size before.
+The last column of the table shows the cost of each additional pipeline since the previous size. The simulated
+device takes no time here and its entries are small, so the figures are those of this program and of the
+simulation, which is Python too: --traced counts bytes by module.
 
 Command: python benchmarks/bench_large.py --device radv:navi21 --workers 16 65280 250000 1000000
          --sources sascha.foz wgpu.foz placebo.foz sample.foz
@@ -36,10 +33,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import trio
 
 import orchestrator
-from benchmarks.bench_replayer import measured
-from benchmarks.fresh import Figures, Job, answer_if_asked, machine, parser_of
+from benchmarks.fresh import (
+    Figures,
+    Job,
+    answer_if_asked,
+    compiled,
+    environment_for,
+    machine,
+    measured,
+    parser_of,
+    row_writer,
+)
 from benchmarks.permuted import write_permuted
-from orchestrator.devices import environment_of
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.selectors import SIMULATED
 from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions
@@ -59,7 +64,7 @@ _COLUMNS = (
 
 
 def make_set(folder: Path, sources: Sequence[str], size: int) -> tuple[Path, Figures]:
-    """Write a set of about so many pipelines, unless an earlier call did."""
+    """Write a set of about `size` pipelines, unless an earlier call did."""
     shaders = write_permuted(folder / "one.foz", sources, 1, _SHADERS)
     each = -(-size // shaders)
     path = folder / f"permuted-{each * shaders}.foz"
@@ -74,11 +79,8 @@ def make_set(folder: Path, sources: Sequence[str], size: int) -> tuple[Path, Fig
     }
 
 
-def compiled(path: Path, cache: Path, options: Any) -> Figures:
-    """One process; what it took, and what became of the pipelines."""
-    environment = {**os.environ, **environment_of(options.device)}
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
-    output = cache / "output.json"
+def process(path: Path, cache: Path, options: Any) -> Figures:
+    """One process: its figures, and the outcomes of the pipelines."""
     if options.device == SIMULATED:
         job = {
             "set": str(path),
@@ -87,22 +89,14 @@ def compiled(path: Path, cache: Path, options: Any) -> Figures:
             "traced": options.traced,
             "in_process": options.in_process or options.traced,
         }
-        root = str(Path(__file__).resolve().parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join([root, *filter(None, [environment.get("PYTHONPATH")])])
+        output = cache / "output.json"
         command = [sys.executable, __file__, "0", "--measure", json.dumps(job)]
-        return _result(cache, measured(command, environment, output), output)
-    arguments = [str(path), "--device", options.device, "--workers", str(options.workers)]
-    arguments += ["--cache-dir", str(cache), "--json", *(["--in-process"] if options.in_process else [])]
-    command = [sys.executable, "-m", "orchestrator", "compile", *arguments]
-    return _result(cache, measured(command, environment, output), output)
-
-
-def _result(cache: Path, figures: Figures, output: Path) -> Figures:
-    """What a process took, and what it says of itself."""
-    report = json.loads(output.read_bytes())
-    output.unlink()
-    if "error" in report:
-        raise SystemExit(str(report["error"]["message"]))
+        figures = measured(command, environment_for(options.device), output)
+        report = json.loads(output.read_bytes())
+        output.unlink()
+    else:
+        more = ["--in-process"] if options.in_process else []
+        figures, report = compiled(path, options.device, options.workers, cache, *more)
     files = list(cache.glob("*.pipeline-cache"))
     return {
         **figures,
@@ -115,13 +109,13 @@ def _result(cache: Path, figures: Figures, output: Path) -> Figures:
 
 
 def open_simulated(request: DeviceRequest) -> SimulatedDevice:
-    """A device that takes no time and keeps little."""
+    """A device that takes no time and has small cache entries."""
     cost = CostModel(entry_bytes=constant_cost(16))
     return SimulatedDevice(SimulatedOptions(cost=cost, request=request))
 
 
 def simulate(job: Job) -> Figures:
-    """Compile a set on a simulated device without time; what a report says of it."""
+    """Compile a set on a simulated device that takes no time; figures of the report."""
     limits, cache = TrialLimits(opener="benchmarks.bench_large:open_simulated"), Path(job["cache"])
     options = CompileOptions(mode=None, workers=job["workers"], trial_limits=limits)
 
@@ -159,7 +153,7 @@ def rows_of(folder: Path, options: Any) -> Iterator[dict[str, Any]]:
         path, made = make_set(folder, options.sources, size)
         with tempfile.TemporaryDirectory(dir=folder) as cache:
             for start in ("cold", "warm"):
-                figures = compiled(path, Path(cache), options)
+                figures = process(path, Path(cache), options)
                 count = made["pipelines"]
                 yield {
                     "start": start,
@@ -172,7 +166,7 @@ def rows_of(folder: Path, options: Any) -> Iterator[dict[str, Any]]:
 
 
 def line(row: Figures, before: Figures | None) -> str:
-    """A row for people, with what a pipeline more took since the one before of the same start."""
+    """A row of the table, with the cost per additional pipeline since the previous row of the same start."""
     text = (
         f"{row['pipelines']:12,}  {row['start']:5} {row['wall_s']:11.2f} {row['cpu_s']:10.2f} "
         f"{row['peak_mib']:9.0f} {row['wall_us_per_pipeline']:8.1f} {row['cpu_us_per_pipeline']:7.1f} "
@@ -190,7 +184,7 @@ def line(row: Figures, before: Figures | None) -> str:
 
 def main() -> None:
     """Measure the sizes, the smallest first as they are named."""
-    parser = parser_of(__doc__.splitlines()[0].removeprefix("Question: ") if __doc__ else "")
+    parser = parser_of(__doc__)
     parser.add_argument("sizes", nargs="+", type=int, help="pipelines; rounded up to whole permutations")
     parser.add_argument(
         "--sources", nargs="+", default=[str(sample_path())], help="archives with compute shaders"
@@ -205,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if answer_if_asked(options, simulate):
         return
-    with tempfile.TemporaryDirectory() as temporary:
+    with tempfile.TemporaryDirectory() as temporary, row_writer(options) as write:
         folder = options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         before: dict[str, Figures] = {}
@@ -214,12 +208,7 @@ def main() -> None:
             print(line(row, before.get(row["start"])), file=sys.stderr, flush=True)
             before[row["start"]] = row
             named = {"device": options.device, "workers": options.workers, "in_process": options.in_process}
-            text = json.dumps({"benchmark": "bench_large", **row, **named, **machine()})
-            if options.output is None:
-                print(text, flush=True)
-            else:
-                with options.output.open("a", encoding="utf-8") as stream:
-                    stream.write(text + "\n")
+            write({"benchmark": "bench_large", **row, **named, **machine()})
 
 
 if __name__ == "__main__":

@@ -1,19 +1,15 @@
-"""What the order is worth, and what the time to go is worth.
+"""What does it gain to start the longest pipelines first, and how accurate is the estimated time to go?
 
-What is won by starting the longest pipelines first, and how good is the time to go that is told by costs?
+Compares cold runs of a real set in fresh worker caches: in the given order; longest first by estimated costs,
+as in a first run; longest first by recorded costs, as after losing the cache but not the record. The first
+run in the given order makes the record.
 
-Cold runs over a real set in fresh worker caches: as given; longest first by estimated costs, as in a first
-run; longest first by what the run before recorded, as when a cache was lost and the record was not. The run
-as given of the first round makes the record.
+    bound_s      lower bound for the driver time spent: an equal share per worker, or the longest pipeline
+    eta_cost_*   error of the time to go at 10 % and 50 % of the run, in % of the run (-1: none), by costs
+    eta_rate_*   the same, by pipelines per second so far
 
-`bound_s` is the least that is possible with the driver time that was spent: a share for each worker, or the
-longest pipeline. At a tenth and at half of each run, how far the time to go was off, in per cent of the
-whole run (-1: it was not told): eta_cost_*   by costs: recorded ones, or estimated and learned eta_rate_*
-by pipelines a second so far, in the same run
-
-With --replay ROWS nothing is compiled: the pipelines of the rows' `times_ms` go through the same schedulers
-in virtual time, for numbers of workers that this machine does not have. What a machine does beside then
-moves nothing, and a run of minutes takes none; every compile takes what it took when the rows were made.
+With --replay ROWS nothing is compiled. The `times_ms` of earlier rows pass through the same schedulers in
+virtual time, for numbers of workers that this machine does not have and without any noise.
 
 Command: python benchmarks/bench_longest_first.py --device radv:navi21 --set slow.foz --workers 2 --output
 FILE
@@ -146,7 +142,7 @@ def replay(path: Path, workers: int) -> dict[str, float]:
 
 def main() -> None:
     """Compare orders."""
-    parser = set_parser_of("What is won by starting the longest pipelines first?", workers=2)
+    parser = set_parser_of(__doc__, workers=2)
     parser.add_argument("--replay", type=Path, help="rows of an earlier run, instead of compiling")
     options = parser.parse_args()
     if answer_if_asked(options, measure):

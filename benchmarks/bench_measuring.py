@@ -1,15 +1,12 @@
-"""Cost of measuring.
+"""What does it cost to read clocks around every call?
 
-What does it cost to measure? The same run with clocks read around every call, and without.
+Compares the same run with and without reading clocks; without, the readings are constant zeros.
 
-warm   everything is a hit, in calls of the given sizes: the shortest calls that there are, so the worst
-case cold   the sample set, compiled
+    warm    only hits, in calls of the given sizes: the shortest calls, so the worst case
+    cold    the sample set, compiled
 
-Pairs of whole runs say nothing below a busy machine's noise, so the share is also taken directly: how long
-the two readings around a call take, times the calls of the run, over the time of all its workers.
-
-Without: the clocks' readings are zeros that nobody computes. All else is the same, what is made of the
-readings after the barrier included (it is not in the time, with or without).
+Pairs of runs show nothing below the noise of the machine. So the share is also computed: the time of the two
+readings around a call, times the calls of the run, over the time of all workers.
 
 Command: python benchmarks/bench_measuring.py --device radv:navi21 --workers 2 --batches 64,1024
 """
@@ -95,7 +92,7 @@ def run(job: Job) -> RunReport:
 
 def main() -> None:
     """Warm in calls of each size, then cold."""
-    parser = parser_of("What does it cost to read clocks around every call?")
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="radv:navi21", help="selector of the device")
     parser.add_argument("--workers", type=int, default=available_workers(), help="number of workers")
     parser.add_argument("--batches", default="64,1024", help="pipelines in a warm call")

@@ -1,10 +1,7 @@
-"""Cost of merging worker caches.
+"""What does the merge cost, depending on the size and the number of worker caches?
 
-What does the merge cost, against the size and the number of the worker caches?
-
-Each sample makes worker caches, each with its own part of the entries or all with the same, and merges them
-into an empty primary. On a real device the entries come from compiling a set, part by part; what one needs
-is a set large enough. The seconds are those of vkMergePipelineCaches alone.
+Each sample compiles a set into worker caches, each with its own part of the entries or all with the same, and
+merges them into an empty primary. The seconds are those of vkMergePipelineCaches alone.
 
 Command: python benchmarks/bench_merge.py --device radv:navi21 --set game.foz --output
 benchmarks/results/2-cores/merge.jsonl
@@ -59,7 +56,7 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Measure sizes and counts."""
-    parser = set_parser_of("What does the merge cost, against the size and the number of worker caches?")
+    parser = set_parser_of(__doc__)
     parser.add_argument("--caches", default="1,2,4,16", help="numbers of worker caches")
     parser.add_argument("--shares", default="0.25,1", help="shares of the set")
     options = parser.parse_args()

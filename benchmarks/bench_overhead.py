@@ -1,12 +1,10 @@
-"""Cost of a run beside the driver.
+"""What does a run cost besides the driver, depending on the order and on the target time of batches?
 
-What does a run cost beside the driver, by scheduler and by the time that batches aim at?
+Compares cold runs of a real set in fresh worker caches: in the given order, and longest first by estimated
+costs with batches of several target times. Other programs disturb these figures only a little:
 
-Cold runs over a real set in fresh worker caches. Two figures, neither of which other programs on the
-machine move much: overhead_share   (wall x workers - driver) / driver: idle workers at the end included
-outside_cpu_s    CPU time of the process meanwhile that was not spent in creation calls: the interpreter
-
-Contenders: as given, and longest first by estimated costs with batches that aim at some milliseconds.
+    overhead_share   (wall x workers - driver) / driver, idle workers at the end included
+    outside_cpu_s    CPU time of the process outside creation calls: the interpreter
 
 Command: python benchmarks/bench_overhead.py --device radv:navi21 --set sascha.foz --workers 2 --output FILE
 """
@@ -51,7 +49,7 @@ def measure(job: Job) -> Figures:
 
 def main() -> None:
     """Compare orders and targets."""
-    parser = set_parser_of("What does a run cost beside the driver, by scheduler?", workers=2)
+    parser = set_parser_of(__doc__, workers=2)
     parser.add_argument("--targets", default="2,10,20,50", help="milliseconds that a batch aims at")
     parser.add_argument("--expect-hits", type=float, default=0.0, help="share of hits estimated at the start")
     parser.add_argument(

@@ -1,27 +1,23 @@
-"""Makespan and throughput of schedulers; JSON lines and a small table.
+"""Makespan and throughput of the scheduler, without a driver: JSON lines and a table.
 
-Questions about the schedule, none of which needs a driver:
+    makespan    How close to optimal is a run whose jobs differ a thousandfold in cost? A discrete-event
+                simulation in which only the jobs take time. Contenders: the scheduler with exact costs, with
+                wrong costs (lognormal factor, sigma 0.5) and without costs; jobs in the order of the set;
+                static slices. The lower bound is max(longest job, total / workers).
+    answers     The same for the pipelines of real sets (--set), with a time per answer of the scheduler in
+                which no other worker gets one, since the interpreter is held. Costs are drawn by shader
+                (lognormal, sigma 0.8), or come from the JSON reports of cold runs (--costs, one per set). The
+                scheduler knows none of them, or those of an earlier run.
+    blind       Jobs of 20 to 40 ms with unknown costs: the scheduler against a list in random order, and
+                against the longest first, as if costs were known.
+    throughput  Jobs per second through request and finished on one core, with batches as in a warm run (all
+                hits) and with one job per batch; bytes per job.
 
-    makespan    how close to the best possible does a run end, when jobs differ a thousandfold in cost? A
-                discrete-event simulation: workers take batches, time passes by the jobs' true costs, nothing
-                else costs anything. Contenders: the scheduler with exact costs, with costs that are wrong by
-                a factor (lognormal, sigma 0.5) and with no costs at all; jobs in the order of the set; static
-                slices. The bound is max(longest job, total / workers); no schedule can be below it.
-    answers     the same of the pipelines of real sets (--set), where each answer of the scheduler takes a
-                while in which no other worker is answered: what is done between two calls holds the
-                interpreter. Costs are drawn by shader (lognormal, sigma 0.8), or are those that a cold run
-                recorded (--costs, its report by --json, one for each set); nobody knows them before, or an
-                earlier run recorded them.
-    blind       20 to 40 ms each, and nobody knows which: the schedule against a list in any order, which is
-                what can be done without knowing, and against the longest first, as if it were known.
-    throughput  what does the state machine itself cost: jobs a second through request and finished, on one
-                core, with batches as in a warm run (all hit), and one job a batch; bytes a job.
+It cannot show contention, or the cost of driver calls and of the lock around the scheduler.
 
-What this cannot show: contention, the cost of a driver call, or of the lock around the scheduler.
-
-Samples of the simulation are seeds: it is deterministic, so it has no noise. Each sample of the throughput
-is a fresh process, sizes are interleaved, the first round is a warm-up and is left out; bytes are counted
-in processes of their own, because counting slows everything down.
+The simulation is deterministic; its samples are seeds. Each sample of the throughput is a fresh process;
+sizes are interleaved, and the first round is an omitted warm-up. Separate processes count bytes, since
+counting is slow.
 
 Command: python -m benchmarks.bench_schedule --output benchmarks/results/2-cores/schedule.jsonl
 """
@@ -32,8 +28,6 @@ import argparse
 import functools
 import heapq
 import json
-import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -46,6 +40,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.fresh import machine
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
@@ -350,25 +345,6 @@ def throughput_rows(samples: int) -> Iterator[Row]:
         yield in_a_fresh_process("memory", size, "")
 
 
-def machine() -> Row:
-    """What the figures were taken on."""
-    model = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        names = [line for line in cpuinfo.read_text("utf-8").splitlines() if line.startswith("model name")]
-        model = names[0].partition(":")[2].strip() if names else ""
-    return {
-        "question": "machine",
-        "cores": os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),
-        "processor": model or platform.processor(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "command": "python -m benchmarks.bench_schedule " + " ".join(sys.argv[1:]),
-    }
-
-
 def table(rows: list[Row]) -> str:
     """The rows, medians and spread, for people."""
     lines = ["makespan / bound            workers   median      min      max"]
@@ -441,7 +417,7 @@ def main() -> None:
     samples, asked = arguments.samples, arguments.question
     if arguments.costs and len(arguments.costs) != len(arguments.set):
         parser.error(f"--costs: {len(arguments.costs)} reports for {len(arguments.set)} sets")
-    rows = [machine()]
+    rows: list[Row] = [{"question": "machine", "numpy": np.__version__, **machine()}]
     if "makespan" in asked:
         rows += makespan_rows(samples)
     if "answers" in asked:

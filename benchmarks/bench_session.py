@@ -1,23 +1,22 @@
-"""Budgets of frames, and latency of what is needed now.
+"""Does a session keep the budget of a frame, and how long does a pipeline take that is needed now?
 
-Does a session keep a frame's budget, and how long does one wait for a pipeline that is needed now?
+"frames" submits all pipelines of a set, cold. Each frame of 16.7 ms spends 4 ms in `run_for(0.004)`, then
+sleeps. Costs are estimated, as in a first run, or recorded in an earlier run.
 
-frames     all pipelines of a set are submitted, cold, and each frame of 16.7 ms spends 4 ms:
-`run_for(0.004)`, then sleep. caller_*      how long the caller was held beyond the 4 ms; trio sleeps in
-whole milliseconds, rounded up driver_*      how long a driver call that began in a frame went on beyond its
-4 ms; a call cannot be stopped, so this is at least what is left of a pipeline that takes longer than is
-believed, or than a frame has avoidable_*   the same without what the call's own pipelines took beyond 4 ms:
-late beginnings, and batches that were believed to be shorter begun_late    calls that began after the 4 ms
-used          driver time over what the frames offered (frames x 4 ms x workers) Costs are estimated as in a
-first run, or recorded ones of a run before. required   all pipelines are submitted as background; in the
-midst of it one that is queued is needed, chosen at random. It is waited for in its turn, or with `require`,
-or, as the bound, with `require` where nothing else runs. latency_*     from asking to having it, over the
-picks of a sample
+    caller_*      time by which `run_for` exceeded the 4 ms; trio sleeps in whole milliseconds, rounded up
+    driver_*      time by which a driver call of a frame exceeded the 4 ms; a call cannot be stopped
+    avoidable_*   the same without calls of a single pipeline that takes longer than 4 ms: late calls, and
+                  batches that took longer than estimated
+    begun_late    calls that began after the 4 ms
+    used          driver time over the time that the frames offered (frames x 4 ms x workers)
 
-All figures are taken in fresh caches; `hits` must be 0, or the script fails: it is no question of warm
-calls.
+"required" submits all pipelines as background. During the run it picks a queued pipeline at random and waits
+for its turn, or uses `require`, or, as the bound, uses `require` with nothing else submitted.
 
-What this cannot show: a game that needs the processors beside it. Here the frame sleeps after its 4 ms.
+    latency_*     time from the request to the pipeline, over the picks of a sample
+
+Caches are fresh; the script fails if a pipeline hits. It cannot show a game that needs the processors at the
+same time: here the frame sleeps after its 4 ms.
 
 Command: python benchmarks/bench_session.py --device radv:navi21 --set sascha.foz --output FILE
 """
@@ -157,10 +156,7 @@ async def required(device: Device, prepared: PreparedPipelines, job: Job) -> Fig
 
 def main() -> None:
     """Both questions."""
-    parser = set_parser_of(
-        "Does a session keep a frame's budget, and how long does one wait for what is needed now?",
-        workers=max(1, available_workers() - 1),  # one processor is the caller's
-    )
+    parser = set_parser_of(__doc__, workers=max(1, available_workers() - 1))  # one processor is the caller's
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return

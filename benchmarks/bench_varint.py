@@ -1,10 +1,7 @@
-"""Cost of reading a set.
+"""How fast is a set read: varint decoding and encoding, module hashes, and the index of an archive?
 
-How fast is a set read? Varint decoding and encoding, module hashes, and the index of an archive.
-
-Prints one JSON line. Rates are over decoded SPIR-V, module by module, on one core, by the CPU clock of the
-thread, so that other work on the machine counts less: the median of the rounds, and the slowest and
-fastest. One process, no driver, the file in the page cache. The index is of a synthetic archive of 100,000
+Prints one JSON line. Rates refer to decoded SPIR-V, module by module, on one core, by the thread's CPU clock:
+the median of the rounds, the slowest and the fastest. The index is that of a synthetic archive of 100,000
 small records.
 
 Command: python benchmarks/bench_varint.py game.foz > benchmarks/results/2-cores/varint.jsonl

@@ -1,25 +1,22 @@
-"""Warm runs against a bare loop.
+"""How close does a warm run come to threads that only call the driver?
 
-How close does a warm run come to the driver: to threads that do nothing but call it?
+    bare   threads take calls from one list: spans of a contiguous array of create infos, with pointers made
+           beforehand. This is the lower bound for Python and calls of that size. (Fixed slices per thread are
+           slower: they wait for the slowest.)
+    run    `run_pipelines` over the same pipelines with calls of the same size: scheduler, outcomes, clocks
 
-bare   threads that take calls from one list, each a span of one contiguous array of create infos, pointers
-made beforehand; between two calls there is a loop and nothing else. The floor: no program in this language
-is quicker with calls of that size. (A fixed slice for each thread is slower: it waits for the slowest.) run
-`run_pipelines` over the same pipelines with calls of the same size: a scheduler, outcomes, clocks around
-each call.
+Both use one shared cache, and one cache per worker, to show the cost of the shared cache's lock; both must
+find the same ratio. Caches hold everything, and every pipeline hits with creation feedback. Pipelines are
+destroyed after the measurement.
 
-Both with one shared cache and with one for each worker, so that each says what the shared cache's lock
-costs; the harness must find the ratio that the bare loop finds. Caches hold everything, and every pipeline
-is a hit; pipelines are destroyed after the time was taken. The creation feedback is asked for in both.
+--gaps also records each driver call and reports what threads do between two calls. Recording takes about 1 us
+per call, so compare ratios without it.
 
-With --gaps each call into the driver is noted too, and every row says what a thread does between two of
-them: `gap_us` on the wall's clock and `gap_cpu_us` on its own, a call on average; the GIL is held meanwhile,
-but for the noting thread's waits for a lock. `first_ms` is the time until the last thread has made its first
-call, `ending_ms` from when the first thread came back for the last time, to the end. The noting costs about
-1 us a call, so ratios are for runs without it.
+    gap_us, gap_cpu_us   average elapsed and CPU time between two calls, which mostly hold the GIL
+    first_ms             time until the last thread has made its first call
+    ending_ms            time from when the first thread has no further call, to the end
 
-What this cannot show: what a hit costs that leads to code which is not in memory, or a game's mixture of
-hits and misses.
+It cannot show hits whose code is not in memory, or a game's mixture of hits and misses.
 
 Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
 Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 16 --batches 1024 --gaps
@@ -236,7 +233,7 @@ def tell(rows: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     """Fill a cache, then take all samples."""
-    parser = parser_of("How close does a warm run come to threads that only call the driver?")
+    parser = parser_of(__doc__)
     parser.add_argument("--device", default="radv:navi21", help="selector of the device")
     parser.add_argument(
         "--workers", default=f"1,{available_workers()}", help="numbers of workers, commas between them"

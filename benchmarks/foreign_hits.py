@@ -1,20 +1,18 @@
-"""Does what we compile hit in a program that is not ours, on its own device, with compiling forbidden?
+"""Does our cache hit in another program, on its own device, with compiling forbidden?
 
-A second run of our own cannot show a miss, since both runs use our device. So each set is compiled by
-`orchestrator compile`, and the driver's bytes of the cache file are given to a replayer that the user names:
-Fossilize's `fossilize-replay`, built from its public sources, never changed. It opens its device from what
-the capture recorded, and is told to fail where a compile would be required. Then the other way round: the
-replayer fills a cache, and `compile` loads it.
+Two runs of ours use the same device code, so they cannot show every miss. So `orchestrator compile` compiles
+each set, and a replayer gets the driver's bytes of the cache file: Fossilize's `fossilize-replay`, built by
+the user from its public sources. It opens its device as the capture recorded it, and fails if a compile would
+be required. Then the reverse: the replayer fills a cache, and `compile` loads it.
 
     hits       pipelines that the replayer found in our cache
-    misses     pipelines for which it would have had to compile
-    own        its misses with a cache that it filled itself: the control, since a driver may keep some
-               pipelines in no cache
-    theirs     pipelines that `compile` found in the replayer's cache, and how many it compiled all the same
-    left       the others: the replayer does not try them, since its own checks say that the device lacks
-               something, or the driver says nothing of them (RADV of links of libraries)
+    misses     pipelines that it would have had to compile
+    own        its misses with a cache that it filled itself: the control, since drivers do not keep all
+    theirs     pipelines that `compile` found in the replayer's cache, and pipelines that it compiled
+    left       pipelines that the replayer skips because the device lacks something, or without feedback from
+               the driver (RADV for linked libraries)
 
-The exit code is 1 where more was missed than in the control. Lines of JSON, one a set.
+Prints one JSON line per set. The exit code is 1 if more was missed than in the control.
 
 Command: ORCHESTRATOR_REPLAYER=fossilize-replay
          python benchmarks/foreign_hits.py --device radv:navi21 SET.foz...

@@ -1,17 +1,17 @@
-"""What the scripts here share: contenders in fresh processes, in turn, the first one twice as an A/A control.
+"""Shared code of the benchmark scripts: interleaved contenders in fresh processes, with an A/A control.
 
-A script gives its contenders as jobs (values that JSON has) and a function that does one job and returns
-figures. It calls itself with --measure JOB for each sample. `opened` gives a job its device and
-pipelines, `run_now` a run.
+A script passes its contenders as jobs (JSON values) and a function that does one job and returns figures. For
+each sample it calls itself with --measure JOB.
 
-Guarantees: JSON lines out, and a small table with medians, intervals and ratios. The first round is a warm-up
-and is left out of the table, not of the lines. Every line names the machine, its load, the versions, the
-script and the command; of files it says the name and not the folder, so that lines can be handed on.
+Guarantees: the output is JSON lines, and a small table with medians, intervals and ratios on stderr. The
+table omits the first round, a warm-up; the lines do not. Every line names the machine, its load, the
+versions, the script and the command, and files without their folder.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import platform
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,15 +27,17 @@ from typing import Any
 import trio
 
 from orchestrator.bench.contention import ratio_text
+from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
 from orchestrator.bench.take import no_garbage_collection, processor_name
-from orchestrator.devices import open_device, own_process
+from orchestrator.devices import environment_of, open_device, own_process
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
+from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.sample import sample_path
@@ -43,20 +45,24 @@ from orchestrator.version import VERSION
 
 Job = dict[str, Any]
 Figures = dict[str, Any]
+ROOT = Path(__file__).resolve().parent.parent
 CONTROL = " (again)"
+LIBRARIES = "import trio, numpy, attrs, msgspec, cffi"
+"""What an interpreter imports at least for any run."""
+_SET_CHILD_SUBREAPER = 36  # prctl(2): orphans among the processes below this one become its children
 
 
-def parser_of(question: str) -> argparse.ArgumentParser:
-    """The options that every script has."""
-    parser = argparse.ArgumentParser(description=question)
+def parser_of(question: str | None) -> argparse.ArgumentParser:
+    """The options that every script has; the help shows the first line of the question."""
+    parser = argparse.ArgumentParser(description=(question or "").partition("\n")[0])
     parser.add_argument("--samples", type=int, default=7, help="samples of each contender, beside a warm-up")
     parser.add_argument("--output", type=Path, help="file for the JSON lines, instead of stdout")
     parser.add_argument("--measure", help=argparse.SUPPRESS)
     return parser
 
 
-def set_parser_of(question: str, *, workers: int | None = None) -> argparse.ArgumentParser:
-    """The options of a script that asks about a set on a device."""
+def set_parser_of(question: str | None, *, workers: int | None = None) -> argparse.ArgumentParser:
+    """The options of a script about a set on a device."""
     parser = parser_of(question)
     parser.add_argument("--device", default="simulated", help="as in `orchestrator compile --device`")
     parser.add_argument("--set", default=str(sample_path()), help="an archive; default: the sample")
@@ -66,7 +72,7 @@ def set_parser_of(question: str, *, workers: int | None = None) -> argparse.Argu
 
 
 def answer_if_asked(options: argparse.Namespace, measure: Callable[[Job], Figures]) -> bool:
-    """Be the process of one sample, where this process is one."""
+    """Take one sample if this process was started for it; returns whether it was."""
     if options.measure is None:
         return False
     job: Job = json.loads(options.measure)
@@ -85,52 +91,114 @@ def compare(
     figure: str,
     lower_is_better: bool = True,
 ) -> list[dict[str, Any]]:
-    """Measure contenders against each other; the first one is the baseline.
+    """Compare contenders; the first one is the baseline.
 
     Args:
         script: Path of the script.
         jobs: Its contenders by name.
-        options: What `parser_of` parsed.
-        figure: The figure that the table is about.
-        lower_is_better: Whether it is a time rather than a rate.
+        options: The options of `parser_of`.
+        figure: The figure to show in the table.
+        lower_is_better: True for a time, false for a rate.
 
     Returns:
         The rows.
     """
     baseline = next(iter(jobs))
     arms = {**jobs, baseline + CONTROL: jobs[baseline]}
-    order = list(arms)
     rows: list[dict[str, Any]] = []
-    stream = options.output.open("a", encoding="utf-8") if options.output else sys.stdout
-    try:
-        for number in range(-1, options.samples):
-            turn = max(number, 0) % len(order)
-            for name in (*order[turn:], *order[:turn]):
-                row = {
-                    "benchmark": Path(script).stem,
-                    "contender": name,
-                    "round": number,
-                    **{key: _without_folder(value) for key, value in arms[name].items()},
-                    **in_process(script, arms[name]),
-                    **machine(),
-                }
-                rows.append(row)
-                stream.write(json.dumps(row) + "\n")
-                stream.flush()
-    finally:
-        if options.output:
-            stream.close()
-    table(rows, order[:-1], figure, lower_is_better=lower_is_better)
+    with row_writer(options) as write:
+        for number, name in in_turns(list(arms), options.samples):
+            row = {
+                "benchmark": Path(script).stem,
+                "contender": name,
+                "round": number,
+                **{key: _without_folder(value) for key, value in arms[name].items()},
+                **in_process(script, arms[name]),
+                **machine(),
+            }
+            rows.append(row)
+            write(row)
+    table(rows, list(jobs), figure, lower_is_better=lower_is_better)
     return rows
+
+
+def in_turns(names: Sequence[str], samples: int, *, first: int = -1) -> Iterator[tuple[int, str]]:
+    """The number of the round and the contender of each sample; rounds below 0 are warm-ups."""
+    for number in range(first, samples):
+        for name in in_turn(names, number):
+            yield number, name
+
+
+@contextmanager
+def row_writer(options: argparse.Namespace) -> Iterator[Callable[[Mapping[str, Any]], None]]:
+    """Writes rows as JSON lines to the output of `parser_of`, each at once."""
+    with options.output.open("a", encoding="utf-8") if options.output else nullcontext(sys.stdout) as stream:
+
+        def write(row: Mapping[str, Any]) -> None:
+            print(json.dumps(row), file=stream, flush=True)
+
+        yield write
+
+
+def environment_for(device: str = "") -> dict[str, str]:
+    """The environment of a fresh process: finds the package, selects a device, and keeps byte code."""
+    own = {**os.environ, **(environment_of(device) if device else {})}
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH", "")]))
+    own.pop("PYTHONDONTWRITEBYTECODE", None)
+    return own
+
+
+def measured(command: Sequence[str], environment: Mapping[str, str], output: Path) -> Figures:
+    """Run a process and wait for it and for all that it started; stdout goes to a file.
+
+    CPU time is that of all these processes, since a supervised compile does not wait for every child.
+    """
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    cpu_s, peak, wall_s = 0.0, 0, 0.0
+    with output.open("wb") as stdout:
+        began = time.perf_counter()
+        process = subprocess.Popen(command, env=environment, stdout=stdout, stderr=subprocess.DEVNULL)
+        with suppress(ChildProcessError):  # until there is none
+            while True:
+                ended, status, used = os.wait4(-1, 0)
+                cpu_s, peak = cpu_s + used.ru_utime + used.ru_stime, max(peak, used.ru_maxrss)
+                if ended == process.pid:
+                    wall_s = time.perf_counter() - began
+                    process.returncode = os.waitstatus_to_exitcode(status)
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mib": peak / 1024, "exit": process.returncode}
+
+
+def compiled(archive: str | Path, device: str, workers: int, cache: Path, *more: str) -> tuple[Figures, Any]:
+    """Run `orchestrator compile`; the figures of `measured`, and the JSON document.
+
+    Raises:
+        SystemExit: The document is an error.
+    """
+    arguments = ["compile", str(archive), "--device", device, "--workers", str(workers), "--json"]
+    command = [sys.executable, "-m", "orchestrator", *arguments, "--cache-dir", str(cache), *more]
+    output = cache.with_name(f"{cache.name}.output")
+    figures = measured(command, environment_for(device), output)
+    report = json.loads(output.read_bytes())
+    output.unlink()
+    if "error" in report:
+        raise SystemExit(f"{Path(archive).name}: {report['error']['message']}")
+    return figures, report
+
+
+def one_pipeline(folder: Path) -> Path:
+    """Write a set of one compute pipeline."""
+    shader = sample_path().parent / "shaders" / "blur.comp.spv"
+    manifest, path = folder / "one.toml", folder / "one.foz"
+    manifest.write_text(f'manifest = 1\n\n[compute.blur]\nshader = "{shader}"\n', "utf-8")
+    pack_manifest(manifest, path)
+    return path
 
 
 def in_process(script: str, job: Job) -> Figures:
     """Do one job of a script in a fresh process."""
-    root = str(Path(__file__).resolve().parent.parent)
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, script, "--measure", json.dumps(job)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=environment_for(),
         capture_output=True,
         text=True,
         check=False,
@@ -142,7 +210,7 @@ def in_process(script: str, job: Job) -> Figures:
 
 
 def _without_folder(value: Any) -> Any:
-    """A value of a job or command; of a path its last part."""
+    """A value of a job or command; an absolute path without its folder."""
     if isinstance(value, list):
         return [_without_folder(each) for each in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
@@ -152,11 +220,11 @@ def _without_folder(value: Any) -> Any:
 def opened(
     job: Job, arrange: Callable[[CreateInfoImage], CreateInfoImage] = lambda image: image
 ) -> Iterator[tuple[Device, PreparedPipelines]]:
-    """The set of a job on its device, opened as `compile` opens it: the first group of features.
+    """Open the device of a job and prepare the first feature group of its set, as `compile` does.
 
     Args:
         job: Has "device" and "set".
-        arrange: Makes another image of the group's.
+        arrange: Transforms the image before it is prepared.
     """
 
     def opener(request: DeviceRequest) -> Device:
@@ -169,7 +237,7 @@ def opened(
 
 
 def run_now(device: Device, prepared: PreparedPipelines, options: RunOptions, **more: Any) -> RunReport:
-    """A run while the garbage collector rests; `more` is what `run_pipelines` takes besides."""
+    """A run with the garbage collector disabled; `more` are further arguments of `run_pipelines`."""
     with no_garbage_collection():
         return trio.run(partial(run_pipelines, device, prepared, options, **more))
 
@@ -181,7 +249,7 @@ def where(device: Device) -> Figures:
 
 
 def machine() -> dict[str, Any]:
-    """Where a sample was taken, and how."""
+    """The machine, the versions and the command of a sample."""
     return {
         "cores": available_workers(),
         "machine": platform.machine(),
@@ -198,21 +266,18 @@ def machine() -> dict[str, Any]:
 def table(
     rows: Sequence[dict[str, Any]], names: Sequence[str], figure: str, *, lower_is_better: bool
 ) -> None:
-    """Print medians and ratios to the first contender, to stderr, so that stdout holds lines only.
+    """Print medians and ratios to the first contender on stderr, since stdout may hold the lines.
 
     Args:
         rows: Samples: contender, round, and figures; rounds below 0 are warm-ups.
         names: The contenders; the first one is the baseline.
-        figure: The figure that the table is about.
-        lower_is_better: Whether it is a time rather than a rate.
+        figure: The figure to show.
+        lower_is_better: True for a time, false for a rate.
     """
-
-    def values(name: str) -> dict[int, float]:
-        return {row["round"]: row[figure] for row in rows if row["contender"] == name and row["round"] >= 0}
-
-    if not values(names[0]):
-        return
+    values = partial(by_round_of, rows, figure)
     base = values(names[0])
+    if not base:
+        return
     noise = noise_by_round(base, values(names[0] + CONTROL), float)
     if noise is not None:
         print(f"{figure}; A/A within {noise.factor - 1:.1%}", file=sys.stderr)
@@ -226,3 +291,8 @@ def table(
             word = "within noise" if not difference.beyond_noise else "better" if better else "worse"
             text += f"  {ratio_text(ratio)} {word}"
         print(text, file=sys.stderr)
+
+
+def by_round_of(rows: Sequence[dict[str, Any]], figure: str, name: str) -> dict[int, float]:
+    """The figure of a contender by round, without warm-ups."""
+    return {row["round"]: row[figure] for row in rows if row["contender"] == name and row["round"] >= 0}

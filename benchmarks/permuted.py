@@ -1,8 +1,7 @@
-"""A large set of compute pipelines: shaders of other sets, each with many specializations.
+"""Writes a large set of compute pipelines: shaders of other sets, each with many specializations.
 
-The constant is one that no shader has, so all permutations of a shader compile to the same code, in
-the same time, under keys of their own. So a set of any size has the driver's work of a real one,
-and anyone can make it again.
+No shader has the specialized constant, so all permutations of a shader compile to the same code in the same
+time, under different keys. A set of any size thus has realistic work for the driver, and is reproducible.
 
 Run as a script it writes the set: python benchmarks/permuted.py OUT.foz --each 100 game.foz other.foz
 """

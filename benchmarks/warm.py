@@ -1,9 +1,8 @@
-"""What the scripts about warm creation share: a set made here, a cache that holds it, and a run over it.
+"""Shared code of the scripts about warm runs: a reproducible set, a cache that holds it, and a run.
 
-The set: permutations of specialization constants of the sample's compute shaders, about a thousand different
-pipelines, so that a cache is neither trivial to look into nor slow to fill, and anyone can make it
-again. The cache's data go through a file from the process that fills it to those that are measured,
-within one run of a script.
+The set has about a thousand pipelines: permutations of specialization constants of the sample's compute
+shaders. So look-ups are not trivial, and the cache is filled quickly. A file passes the cache's data from the
+process that fills it to those that measure.
 
 Run as a script it writes the set: python benchmarks/warm.py FOLDER [--every 4]
 """
@@ -94,7 +93,7 @@ def run_warm(
     Raises:
         SystemExit: Not all were hits, so that the run says nothing.
     """
-    # The passes stand for a larger set: they are no duplicates.
+    # Passes stand for a larger set, so repeated pipelines are not duplicates here.
     schedule = evolve(unsteered_schedule(mode, batch_limit=batch), followers=Followers.SEPARATE)
 
     options = RunOptions(workers=workers, mode=mode, schedule=schedule, keep=True)

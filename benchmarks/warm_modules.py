@@ -1,12 +1,10 @@
-"""Which modules of ours a warm compile runs through: what a newcomer must read to follow one.
+"""Lists the modules that a warm compile runs through: what a newcomer must read to follow one.
 
-The set is compiled twice through the command line; the second time, every process (the program's, those
-forked off it, and those that they fork) notes which modules it imports, and in which of them it runs a
-function.
+Compiles the set twice through the command line. During the second compile, every process and its forks record
+the modules that they import, and the modules of which they run a function.
 
-Guarantees: two counts, over all processes together: modules *imported*, and those *run through*, in which the
-body of a function runs, methods that attrs writes among them. What is imported for the names of types or
-values alone is in the first only. Neither is affected by load.
+Guarantees: the counts cover all processes. *Imported* counts every imported module; *run through* only
+modules with a function that ran, including methods that attrs generates. Load does not affect the counts.
 
 Command: python benchmarks/warm_modules.py --device radv:navi21
 """
