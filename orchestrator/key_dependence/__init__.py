@@ -1,11 +1,10 @@
-"""What a driver's pipeline-cache keys depend on beside the pipeline: what `orchestrator doctor --keys` asks.
+"""Finds what a driver's pipeline-cache keys depend on besides the pipeline (`orchestrator doctor --keys`).
 
-A baseline device has the least that a few probe pipelines need. Its cache is kept; then a device that differs
-in exactly one thing is given the cache, and the same pipelines either hit or they do not. What is told apart:
-features, extensions, VkApplicationInfo, environment, layers, the name of the executable.
+A baseline device enables only what a few probe pipelines need, and fills a cache. Then a device that differs
+in exactly one setting loads this cache and creates the same pipelines: if one misses, the keys depend on the
+setting. Settings are features, extensions, VkApplicationInfo, environment, layers and the executable's name.
 
-Guarantees: the driver runs in child processes only, so that a crash costs one variation. Nothing is said of a
-kind of pipeline whose baseline does not hit itself in a new process, or whose pipelines hit in an empty
-cache.
-Assumptions: what the driver keeps of its own is turned off, as always (`orchestrator.devices.open_device`).
+Guarantees: the driver runs only in child processes, so a crash costs one variation. A kind of pipeline has no
+result if its baseline does not hit itself in a new process, or hits in an empty cache.
+Assumptions: the driver's own caches are disabled, as always (`orchestrator.devices.open_device`).
 """

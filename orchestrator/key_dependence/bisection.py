@@ -1,11 +1,11 @@
-"""The bisection: which variations are tried, in which order and processes, and the profile that comes of it.
+"""The bisection: tries variations in order, distributes them over processes, and makes the profile.
 
-    survey ─> baselines without our own features ─> our own features, by feedback alone
-           ─> baselines in which compiling can be forbidden, where that leaves keys alone
-           ─> structures, extensions, versions, names, environment ─> members of what matters
-           ─> beside each feature that matters, everything that does not matter alone ─> members
+    survey ─> baselines without the orchestrator's features ─> these features, by feedback alone
+           ─> baselines that can forbid compiling, if that does not change keys
+           ─> structures, extensions, versions, names, environment ─> members of structures that matter
+           ─> with each feature that matters, all features that do not matter alone ─> members
 
-Blocking; nothing is written but temporary files.
+Blocking. Writes temporary files only.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
 
 @frozen
 class KeyProgress:
-    """Variations that were tried, those planned so far (what matters brings more), and the one at hand."""
+    """Variations tried, variations planned so far (findings add more), and the current one."""
 
     done: int
     total: int
@@ -74,7 +74,7 @@ class KeyProgress:
 
 @frozen
 class KeyFindings:
-    """What the keys of a device depend on."""
+    """What the keys of a device depend on: the result of a bisection."""
 
     identity: DeviceIdentity
     profile: KeyProfile
@@ -90,23 +90,23 @@ def find_key_dependence(
     silence_s: float = SILENCE_S,
     on_progress: Callable[[KeyProgress], None] = lambda _: None,
 ) -> KeyFindings:
-    """Find out what a driver's pipeline-cache keys depend on beside the pipeline.
+    """Find what a driver's pipeline-cache keys depend on besides the pipeline.
 
     Blocking; takes a minute or several.
 
     Args:
-        selector: Which device, as `open_device` takes it.
-        only: Try only what has one of these words in its text, such as "shaderObject" or "environment"; empty
-            for everything.
-        processes: Processes at a time; None: one a processor, eight at most.
-        time_limit_s: Begin nothing after this time; what was not tried then is told.
+        selector: The device, as for `open_device`.
+        only: Try only variations whose text contains one of these words, such as "shaderObject" or
+            "environment"; empty for all.
+        processes: Number of parallel processes; None for one per processor, at most eight.
+        time_limit_s: Begin no variation after this time, s; the profile lists what was left out.
         opener: "package.module:function" that opens the device in a child instead, called with the request.
-        silence_s: How long a child may say nothing before it is ended, seconds.
-        on_progress: Called as it goes on, in one thread or another, never in two at a time.
+        silence_s: End a child that sends nothing for this time, s.
+        on_progress: Called from several threads, but never concurrently.
 
     Raises:
-        NoDeviceError: The device is not there.
-        KeyDependenceError: It cannot be looked at.
+        NoDeviceError: There is no such device.
+        KeyDependenceError: The device cannot be examined.
     """
     count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
     runner = JobRunner(silence_s)
@@ -161,7 +161,7 @@ class _Bisection:
             or chosen([*in_one_process(self.found), *in_own_processes(self.found)], self.only)
         ):
             named = " or ".join(self.only)
-            raise KeyDependenceError(f"nothing that is tried has {named} in its name: see `only`")
+            raise KeyDependenceError(f"no variation has {named} in its name")
         judged = self._own_features()
         if self._any_usable:
             self._everything_else(judged)
@@ -174,7 +174,7 @@ class _Bisection:
     # --- baselines
 
     def _own_features(self) -> set[Feature]:
-        """Judge by feedback alone what the orchestrator itself enables; choose the baseline for all else."""
+        """Judge the orchestrator's own features by feedback alone, and choose the baseline for all others."""
         wanted = chosen_features(
             sorted(ORCHESTRATOR_FEATURES & set(self.found.features)),
             self.only and (*self.only, CACHE_CONTROL[1]),
@@ -195,23 +195,21 @@ class _Bisection:
             before, self.problems = self.can_tell, {}
             self._use_baseline(cache_control=True)
             if not self._any_usable and any(each.places for each in before.values()):
-                self.notes.append(
-                    "with compiling forbidden nothing can be told; creation feedback alone was asked"
-                )
+                self.notes.append("forbidding compiles gives no results; only creation feedback was used")
                 self._use_baseline(cache_control=False)
         if not judged and self.found.cache_control:
             self.not_tried.append(
                 NotTried(
                     aspect=Aspect.FEATURE.value,
                     name="::".join(CACHE_CONTROL),
-                    reason="hits can only be told with it, for want of creation feedback that can",
+                    reason="it is needed to detect hits, because creation feedback does not show them",
                 )
             )
             judged.add(CACHE_CONTROL)
         return judged
 
     def _use_baseline(self, *, cache_control: bool) -> None:
-        """Make the caches of a baseline, and find out which pipelines can tell."""
+        """Fill the caches of a baseline, and determine which pipelines are usable."""
         self._tell("the baseline, twice")
         folder = self.folder / ("forbidding" if cache_control else "feedback")
         folder.mkdir(exist_ok=True)
@@ -264,12 +262,10 @@ class _Bisection:
         }
         untried = {feature for each in self.verdicts if not each.tried for feature in each.variation.features}
         rest = [each for each in features if each not in alone | untried]
-        # Of members of one structure that all matter, one stands for the others.
+        # One member represents all members of a structure that matter.
         ones = [next(members) for _, members in groupby(sorted(alone), key=itemgetter(0))]
         if len(ones) > _BESIDE_MOST:
-            self.notes.append(
-                f"{len(ones)} features matter; what matters beside one was tried with {_BESIDE_MOST}"
-            )
+            self.notes.append(f"{len(ones)} features matter; combinations were tried with {_BESIDE_MOST}")
         self._judge_members(
             self._try_together(
                 [
@@ -281,7 +277,7 @@ class _Bisection:
         )
 
     def _groups_of(self, feature: Feature) -> tuple[str, ...]:
-        """The groups with kinds of pipelines for which a feature matters."""
+        """The groups with a kind of pipeline for which a feature matters."""
         kinds = {
             kind
             for each in self.verdicts
@@ -295,10 +291,9 @@ class _Bisection:
         )
 
     def _try_together(self, variations: Sequence[Variation]) -> list[Verdict]:
-        """Try structures, several on one device; each alone where the several matter or cannot be tried.
+        """Try several structures on one device; if they matter or cannot be tried together, try each alone.
 
-        None of them matters where nothing else does, so where several are found with all else equal, each of
-        them would be.
+        If the pipelines hit with several structures enabled, none of them matters.
         """
         needed = {feature for group in self.baseline.groups for feature in group.features}
         by_given: dict[frozenset[Feature], list[Variation]] = {}
@@ -330,7 +325,7 @@ class _Bisection:
         return found + self._try(single)
 
     def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
-        """Try each member of structures that matter, or could not be tried as a whole; keep the answer."""
+        """Try the members of structures that matter or could not be tried as a whole."""
         opened = [
             each
             for each in verdicts
@@ -351,7 +346,7 @@ class _Bisection:
                 self.verdicts.remove(whole)
 
     def _try(self, variations: Sequence[Variation]) -> list[Verdict]:
-        """Try variations, over all processes; what they did to the keys, in their order."""
+        """Try variations in parallel processes; the verdicts in their order."""
         if not variations:
             return []
         answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
@@ -359,7 +354,7 @@ class _Bisection:
         forks = [number for number, each in enumerate(variations) if each.environment and not each.executable]
         own = [number for number, each in enumerate(variations) if each.executable]
         self.total += len(variations)
-        # Without waiting for the long ones last: what shares a process goes first.
+        # Variations that share a process take longest, so they go first.
         parts = [
             part
             for some in (here, forks)
@@ -388,7 +383,7 @@ class _Bisection:
     def _look(
         self, part: Sequence[int], variations: Sequence[Variation], answers: dict[int, list[Looked | Untried]]
     ) -> None:
-        """Do one job: several variations of devices, or one of a process."""
+        """Do one job: several variations of devices, or one variation of a process."""
         some = tuple(variations[number] for number in part)
         left_s = 0.0 if self.deadline is None else self.deadline - time.monotonic()
         job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
@@ -409,14 +404,14 @@ class _Bisection:
             try:
                 self.runner.run(job, executable=some[0].executable, on_answer=heard)
             except KeyDependenceError as error:
-                refused = str(error)  # the process could not even begin
+                refused = str(error)  # the process could not begin
         for number in part if refused else ():
             answers[number] = [
                 Untried(number=number, group=each.name, reason=refused) for each in self.baseline.groups
             ]
 
     def _check_control(self, answer: Looked | Untried) -> None:
-        """The baseline must still hit at the end of a process, and must not in an empty cache."""
+        """Check at the end of a process: the baseline must still hit, and must not hit in an empty cache."""
         if isinstance(answer, Untried):
             self.notes.append(f"baseline {answer.group}, at the end of a process: {answer.reason}")
             return
@@ -425,7 +420,7 @@ class _Bisection:
         wanted = int(answer.number == Control.BASELINE)
         for place, pipeline in enumerate(group.pipelines):
             if any(look != wanted for look in ways.looks(answer, place)):
-                what = "is not found any more" if wanted else "is found in an empty cache"
+                what = "does not hit any more" if wanted else "hits in an empty cache"
                 self.problems[pipeline.probe] = (
                     f"at the end of a process the baseline's {pipeline.kind} pipeline "
                     f"{pipeline.key:016x} {what}"
@@ -444,7 +439,7 @@ class _Bisection:
             elif kinds:
                 independent.append(_tried(each, kinds))
             else:
-                reason = next(iter(dict.fromkeys(each.reasons.values())), "no pipeline could tell")
+                reason = next(iter(each.reasons.values()), "no pipeline was usable")
                 self.not_tried.append(
                     NotTried(aspect=each.variation.aspect.value, name=_name(each.variation), reason=reason)
                 )
@@ -452,12 +447,12 @@ class _Bisection:
             (
                 Aspect.EXTENSION,
                 self.found.extensions_not_alone,
-                "the version has it, it excludes another one, or it is nothing without its features",
+                "the version includes it, it excludes another one, or it needs its features",
             ),
             (
                 Aspect.APPLICATION_NAME,
                 known_names(identity.driver_id).unreadable,
-                "the driver has a profile for this pattern, and no name that it matches could be made up",
+                "the driver has a profile for this pattern, but no matching name could be derived",
             ),
         ):
             wanted = chosen([Variation(aspect=aspect, name=name) for name in names], self.only)
@@ -465,7 +460,7 @@ class _Bisection:
                 NotTried(aspect=aspect.value, name=each.name, reason=reason) for each in wanted
             ]
         for reason, count in self.found.left_out.items():
-            self.notes.append(f"{count} pipelines of the sample set are not for this device: {reason}")
+            self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
         return KeyProfile(
             identity=ProfileIdentity.of(identity),
             device_name=identity.device_name,
@@ -501,12 +496,9 @@ class _Bisection:
                 useful += len(set(places) & set(ways.places)) if ways else 0
             problem = self.problems.get(kind, "")
             if not pipelines:
-                problem = "the device takes none of the sample set's"
+                problem = "the device supports none of the sample set's"
             elif not useful:
-                problem = (
-                    "the same device in a new process does not find its own pipelines, "
-                    "or an empty cache has them"
-                )
+                problem = "the same device in a new process does not hit, or hits in an empty cache"
             found.append(ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem))
         return tuple(found)
 

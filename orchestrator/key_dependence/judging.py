@@ -1,8 +1,8 @@
-"""From what was looked up to what a driver's keys depend on. Pure.
+"""Judges variations by the results of look-ups. Pure.
 
-A pipeline can tell by one way of looking where the same baseline finds it in a new process and an empty cache
-does not; by both, they must agree, and where they do not the look counts as a miss and the disagreement is
-told.
+There are two ways to detect a hit: with compiling forbidden, and by creation feedback. A way is usable for a
+pipeline if the same baseline hits in a new process, and misses in an empty cache. If both are usable and
+disagree, the look-up counts as a miss, and the disagreement is reported.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from orchestrator.key_dependence.messages import Look, Looked, ProbeGroup, Probe
 
 @frozen
 class Usable:
-    """Which pipelines of a group can tell: with compiling forbidden, and by creation feedback."""
+    """Which pipelines of a group are usable, with compiling forbidden and by creation feedback."""
 
     forbidden: tuple[bool, ...]
     feedback: tuple[bool, ...]
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Places of the pipelines that can tell by either."""
+        """Places of the pipelines that are usable in either way."""
         return tuple(
             place for place, both in enumerate(zip(self.forbidden, self.feedback, strict=True)) if any(both)
         )
 
     def looks(self, answer: Looked, place: int) -> list[Look]:
-        """What an answer says of a pipeline by the ways that can tell."""
+        """The results for a pipeline, in the usable ways."""
         ways = ((answer.forbidden, self.forbidden), (answer.feedback, self.feedback))
         return [look[place] for look, counts in ways if counts[place]]
 
 
 @frozen
 class Verdict:
-    """What became of one variation.
+    """The result of one variation.
 
     Attributes:
         tried: The kinds of pipelines that were looked up.
-        missed: Those that were not found.
-        identity: Whether the device got another identity.
-        reasons: Why it could not be tried, by group.
-        disagreements: Where the two ways of looking differ.
-        prerequisites: Features that were in the baseline too.
+        missed: The kinds with a miss.
+        identity: Whether the device has another identity.
+        reasons: Why the variation could not be tried, by group.
+        disagreements: Pipelines for which the two ways disagree, in words.
+        prerequisites: Features that the variation needs, and that were also in the baseline.
     """
 
     variation: Variation
@@ -58,10 +58,10 @@ class Verdict:
 
 
 def usable(group: ProbeGroup, empty: Iterable[Looked], baseline: Looked | None) -> Usable:
-    """Which pipelines of a group can tell.
+    """Determine the usable pipelines of a group.
 
-    `empty` is what looks in an empty cache said, `baseline` what the look of the same baseline in a new
-    process said: None where it could not be had.
+    `empty` are look-ups in an empty cache; `baseline` is the look-up of the same baseline in a new process,
+    or None if that failed.
     """
     count = len(group.pipelines)
     if baseline is None:
@@ -86,7 +86,7 @@ def judge(
     groups: Mapping[str, ProbeGroup],
     can_tell: Mapping[str, Usable],
 ) -> Verdict:
-    """What a variation did to the keys; groups and their pipelines that can tell are by name."""
+    """Judge a variation by its answers; `groups` and `can_tell` (the usable pipelines) are by group name."""
     tried: set[ProbeKind] = set()
     missed: set[ProbeKind] = set()
     reasons: dict[str, str] = {}
@@ -111,7 +111,7 @@ def judge(
                 forbidden = "found" if answer.forbidden[place] is Look.HIT else "not found"
                 disagreements.append(
                     f"{variation.text}: {pipeline.kind} pipeline {pipeline.key:016x} is {forbidden} with "
-                    "compiling forbidden, and feedback says the contrary"
+                    "compiling forbidden, but feedback disagrees"
                 )
     return Verdict(
         variation,

@@ -1,7 +1,7 @@
-"""The child's side: opens one device after the other, and looks pipelines up in their baselines' caches.
+"""The child's side: opens devices one after the other, and looks pipelines up in the caches of baselines.
 
-What is wrong with one variation is an answer, and the next one goes on. A device is closed before the next
-one but one is opened. Blocking; one thread.
+A problem with one variation becomes an answer, and the next variation follows. At most two devices are open
+at a time. Blocking; one thread.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 
-# VkResult of nothing: the pipeline is not in the image.
+# In place of a VkResult: the pipeline is not in the image.
 _ABSENT: Final = -(1 << 31)
 
 _T = TypeVar("_T")
@@ -66,7 +66,7 @@ _T = TypeVar("_T")
 
 @frozen(eq=False)
 class _Baseline:
-    """A baseline: its cache, what is enabled, and what feedback said of each pipeline when cold."""
+    """A baseline: its cache data, its enabled features, and the feedback of each pipeline when cold."""
 
     data: bytes
     enabled: frozenset[Feature]
@@ -75,7 +75,7 @@ class _Baseline:
 
 @frozen(eq=False)
 class _Bound:
-    """A group's pipelines on an open device, and the place in the group of each pipeline of the image."""
+    """A group's pipelines on an open device; `places` maps the image's pipelines to those of the group."""
 
     device: Device
     prepared: PreparedPipelines
@@ -86,7 +86,7 @@ Request = Job
 
 
 def serve(channel: Channel[Job, Answer]) -> None:
-    """Do one job; what cannot be done is an answer."""
+    """Do one job; a job that cannot be done is answered with `Refused`."""
     job = channel.receive()
     try:
         with PipelineSet.open(sample_path()) as source:
@@ -108,7 +108,7 @@ class _Looker:
     _baselines: dict[tuple[str, frozenset[Feature]], _Baseline | str] = field(factory=dict)
 
     def make(self) -> None:
-        """Make the caches of the baselines, and say how each group's pipelines fared in the empty cache."""
+        """Fill the caches of the baselines, and report the look-ups in an empty cache."""
         for group in self.job.groups:
             made = self._make(group, frozenset())
             if isinstance(made, str):
@@ -152,10 +152,9 @@ class _Looker:
                 self.say(Untried(number=number, group=group.name, reason=str(error)))
 
     def _try_in_fork(self, number: int, variation: Variation) -> None:
-        """Try a variation of the environment in a fork of this process, in which no driver was loaded yet.
+        """Try a variation of the environment in a fork of this process, which has not loaded a driver.
 
-        That takes a tenth of what a new interpreter does. The fork answers for this process, which waits for
-        it.
+        A fork takes a tenth of the time of a new interpreter. It sends the answers while this process waits.
         """
         fork = os.fork()
         if fork == 0:
@@ -188,7 +187,7 @@ class _Looker:
             return Untried(
                 number=number,
                 group=group.name,
-                reason="the pipelines cannot be without it, so the baseline has it",
+                reason="the pipelines need it, so the baseline has it",
             )
         request = self._request(
             group, variation.given | variation.features, variation.extensions, application
@@ -198,7 +197,7 @@ class _Looker:
         if isinstance(found, Looked) and any(
             Look.MISS in (found.forbidden[place], found.feedback[place]) for place in expected
         ):
-            # What misses once and hits then is the driver's whim, and no dependence.
+            # Drivers occasionally miss for no reason. Only a repeated miss shows a dependence.
             again = self._try(number, variation, group, request)
             if isinstance(again, Looked):
                 found = msgspec.structs.replace(
@@ -222,8 +221,8 @@ class _Looker:
                 return untried(f"{', '.join(lacking_names)} cannot be enabled beside the rest")
             active = {name for layer in device.features.layers for name in layer.split()[:1]}
             if variation.aspect is Aspect.LAYER and variation.name not in active:
-                return untried("the loader does not make it active")
-            # What a feature cannot be without is in its baseline too: the two differ in the feature alone.
+                return untried("the loader does not activate it")
+            # The baseline also has the prerequisites of a feature, so that both differ in the feature alone.
             prerequisites: frozenset[Feature] = frozenset()
             if variation.features:
                 baseline = self._baseline(group, variation.given)
@@ -265,7 +264,7 @@ class _Looker:
             return _Baseline(self._path(group).read_bytes(), features_of(device.capabilities), ())
 
     def _make_and_check(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
-        """A baseline of this process alone: another device must find its own pipelines in its cache."""
+        """Make a baseline for this process: a second device must hit in its cache."""
         made = self._make(group, more)
         if isinstance(made, str):
             return made
@@ -274,7 +273,7 @@ class _Looker:
         )
         for place in self.job.expected.get(group.name, ()):
             if Look.HIT not in (forbidden[place], feedback[place]):
-                return f"with {in_words(more)} the baseline does not find its own pipelines"
+                return f"with {in_words(more)} the baseline does not hit its own pipelines"
         return made
 
     def _make(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
@@ -296,7 +295,7 @@ class _Looker:
     def _looked(
         self, group: ProbeGroup, bound: _Bound, data: bytes
     ) -> tuple[tuple[Look, ...], tuple[Look, ...]]:
-        """What both ways of looking say of each pipeline of a group: compiling forbidden, and feedback."""
+        """Look up the pipelines of a group in both ways: compiling forbidden, and feedback."""
         device = bound.device
         cache = device.create_pipeline_cache(data, name="look-up")
         try:
@@ -307,7 +306,7 @@ class _Looker:
             forbidden = tuple(map(_forbidden, batch.results.tolist()))
             feedback = _feedback(batch, device)
             if Look.MISS in forbidden and device.features.creation_feedback:
-                # Feedback of a pipeline that was not created says nothing; creating it does.
+                # A pipeline that was not created has no feedback, so create it.
                 created = _feedback(self._created(group, bound, cache, forbid=False), device)
                 feedback = tuple(
                     second if look is Look.MISS else first
@@ -320,7 +319,7 @@ class _Looker:
     def _created(
         self, group: ProbeGroup, bound: _Bound, cache: PipelineCache, *, forbid: bool
     ) -> CreationBatch:
-        """Create all pipelines of a group; what is said of them is in the group's order."""
+        """Create all pipelines of a group; results are in the group's order."""
         count = len(bound.places)
         made = bound.device.create_pipelines(
             bound.prepared, np.arange(count, dtype=np.int32), cache, fail_on_compile_required=forbid
@@ -346,7 +345,7 @@ class _Looker:
                 bound.prepared.close()
 
     def _bind(self, group: ProbeGroup, device: Device) -> _Bound:
-        """The group's image on a device; of those pipelines that the device takes."""
+        """Prepare the pipelines of a group that the device supports."""
         key = group.name, device.capabilities.api_version
         built = self._images.get(key)
         if built is None:
@@ -354,7 +353,7 @@ class _Looker:
             built = self._images[key] = build_image(self.source, jobs, device.capabilities)
         if not len(built.image):
             reason = built.problems[0].reason if built.problems else "there are none"
-            raise DeviceError(f"the device takes none of the pipelines: {reason}")
+            raise DeviceError(f"the device supports none of the pipelines: {reason}")
         place_of = {(each.kind, each.key): place for place, each in enumerate(group.pipelines)}
         places = tuple(
             place_of[built.image.kind_of(index).value, int(built.image.keys[index])]
@@ -383,7 +382,7 @@ class _Looker:
 
 
 def _forbidden(result: int) -> Look:
-    """What a VkResult says where compiling was forbidden; any other error says nothing about the cache."""
+    """The look-up result for a VkResult with compiling forbidden; other errors leave it unknown."""
     if result == SUCCESS:
         return Look.HIT
     return Look.MISS if result == PIPELINE_COMPILE_REQUIRED else Look.UNKNOWN
@@ -401,7 +400,7 @@ def _feedback(batch: CreationBatch, device: Device) -> tuple[Look, ...]:
 
 
 def _either(first: tuple[Look, ...], second: tuple[Look, ...]) -> tuple[Look, ...]:
-    """Of two looks the one that found the pipeline."""
+    """HIT where either of two look-ups hit, else the first."""
     return tuple(
         Look.HIT if Look.HIT in (one, other) else one for one, other in zip(first, second, strict=True)
     )

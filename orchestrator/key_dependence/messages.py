@@ -1,4 +1,4 @@
-"""What crosses between a bisection and the children that open devices for it: jobs, variations, answers."""
+"""The messages between a bisection and its children, which open devices: jobs, variations, answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from orchestrator.devices.request import ApplicationInfo, Feature
 
 
 def in_words(features: Iterable[Feature]) -> str:
-    """Features as they are written, sorted."""
+    """Features as "structure::member", sorted."""
     return ", ".join(map("::".join, sorted(features)))
 
 
 class Aspect(enum.StrEnum):
-    """What a variation is of."""
+    """The setting that a variation changes."""
 
     FEATURE = "feature"
     EXTENSION = "extension"
@@ -33,7 +33,7 @@ class Aspect(enum.StrEnum):
 
 
 class ProbeKind(enum.StrEnum):
-    """The kinds of pipelines that a driver may look up in different ways."""
+    """The kinds of pipelines that a driver may look up differently."""
 
     COMPUTE = "compute"
     GRAPHICS = "graphics"
@@ -42,18 +42,18 @@ class ProbeKind(enum.StrEnum):
 
 
 class Variation(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that differs from the baseline.
+    """One difference from the baseline.
 
     Attributes:
-        name: What it is called: a structure or "structure::member", an extension, a version, a name,
-            "VARIABLE=value".
-        features: Features that are enabled beside the baseline's.
-        extensions: Extensions likewise.
-        application: What the driver is told about the application instead of what the baseline tells it.
-        given: Features that the baseline has as well, for what matters only beside them.
+        aspect: The kind of setting.
+        name: A structure or "structure::member", an extension, a version, a name, or "VARIABLE=value".
+        features: Features to enable in addition to the baseline's.
+        extensions: Extensions to enable in addition to the baseline's.
+        application: The application info to pass instead of the baseline's.
+        given: Features that both the variation and its baseline enable.
         environment: Variables of the process.
-        executable: What the process's executable is called, or "".
-        groups: Names of the groups to try it with; none for all.
+        executable: Name of the process's executable, or "".
+        groups: Names of the groups to try; empty for all.
     """
 
     aspect: Aspect
@@ -68,18 +68,18 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def own_process(self) -> bool:
-        """Whether it is of the process, and not of a device in it."""
+        """Whether it changes the process instead of a device in it."""
         return bool(self.environment or self.executable)
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """The variation in words."""
         beside = f" beside {in_words(self.given)}" if self.given else ""
         return f"{self.aspect.value} {self.name}{beside}"
 
 
 class ProbePipeline(msgspec.Struct, frozen=True):
-    """A pipeline of the sample set that is looked up: its hash, its `PipelineKind`, what it is a probe of."""
+    """A pipeline of the sample set to look up: its hash, its `PipelineKind`, the kind that it represents."""
 
     key: int
     kind: str
@@ -87,7 +87,7 @@ class ProbePipeline(msgspec.Struct, frozen=True):
 
 
 class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that share a baseline device, which has what they need; with the libraries that they link."""
+    """Pipelines that share a baseline device with the features that they need, and their libraries."""
 
     name: str
     features: frozenset[Feature]
@@ -96,9 +96,9 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="survey"):
-    """Find out what can be tried on a device, named by its selector.
+    """Find what can be tried on a device.
 
-    `opener` is a "package.module:function" to open devices with instead, called with the request; or "".
+    `device` is the selector; `opener` is "package.module:function" to open devices instead, or "".
     """
 
     device: str
@@ -106,20 +106,18 @@ class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag=
 
 
 class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="look"):
-    """Make the caches of the baselines, or look pipelines up in them.
+    """Fill the caches of the baselines, or look pipelines up in them.
 
     Attributes:
-        application: What the baseline tells the driver.
-        directory: Where the caches of the baselines are.
-        pipeline_cache_uuid: Of the device, hex.
-        cache_control: Whether the baseline has pipelineCreationCacheControl, so that compiling can be
-            forbidden.
-        make: Make the caches, and do nothing else.
-        variations: What to try.
-        expected: For each group the pipelines that the baseline finds; a miss of one of these is looked at
-            twice.
-        controls: Look the baseline up after the variations, and in an empty cache too.
-        stop_after_s: Begin no variation after this time; 0 for no limit.
+        application: The application info of the baseline.
+        directory: Directory of the baselines' caches.
+        pipeline_cache_uuid: pipelineCacheUUID of the device, hex.
+        cache_control: Whether the baseline enables pipelineCreationCacheControl, to forbid compiles.
+        make: Only fill the caches.
+        variations: The variations to try.
+        expected: For each group, the pipelines that hit in the baseline; a miss of these is repeated.
+        controls: After the variations, look up the baseline, and in an empty cache.
+        stop_after_s: Begin no variation after this time, s; 0 for no limit.
     """
 
     device: str
@@ -137,17 +135,18 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="surveyed"):
-    """What a `SurveyJob` found.
+    """The answer to a `SurveyJob`.
 
     Attributes:
-        application: What the baseline tells the driver.
-        groups: The pipelines, of those that the device takes.
-        extensions: Device extensions that it has and that can be enabled alone.
-        extensions_not_alone: Others: the version has them, or they exclude another one.
+        application: The application info of the baseline.
+        groups: The probe pipelines that the device supports.
+        features: All features of the device.
+        extensions: Device extensions that can be enabled alone.
+        extensions_not_alone: Other device extensions: part of the version, or exclusive with another one.
         layers: Layers that the loader finds.
-        feedback: Whether the driver gives creation feedback.
-        cache_control: Whether it has pipelineCreationCacheControl.
-        left_out: Pipelines of the sample set that no group takes on this device, and why, counted by reason.
+        feedback: Whether the driver has creation feedback.
+        cache_control: Whether the device has pipelineCreationCacheControl.
+        left_out: Numbers of pipelines that the device does not support, by reason.
     """
 
     identity: DeviceIdentity
@@ -163,7 +162,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
 
 
 class Look(enum.IntEnum):
-    """What one way of looking says about one pipeline."""
+    """The result of a look-up of one pipeline in one way."""
 
     MISS = 0
     HIT = 1
@@ -171,20 +170,21 @@ class Look(enum.IntEnum):
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="began"):
-    """A variation begins, by its place in the job: who dies now died of it."""
+    """A variation begins, by its place in the job. It is to blame if the child dies now."""
 
     number: int
 
 
 class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="looked"):
-    """What became of a group's pipelines on one device.
+    """The look-ups of a group's pipelines on one device.
 
     Attributes:
-        number: Place of the variation in the job; see `Control`.
-        forbidden: With compiling forbidden: HIT where the pipeline was created all the same.
-        feedback: What creation feedback says.
-        identity: Whether the device still has the identity that the cache was made for.
-        prerequisites: Features that the variation cannot be without, and that were in its baseline too.
+        number: Place of the variation in the job, or a `Control`.
+        group: Name of the group.
+        forbidden: Results with compiling forbidden.
+        feedback: Results of creation feedback.
+        identity: Whether the device still has the identity of the cache.
+        prerequisites: Features that the variation needs, and that were also in its baseline.
     """
 
     number: int
@@ -196,7 +196,7 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="lo
 
 
 class Untried(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="untried"):
-    """A variation, by its place in the job, that cannot be tried with a group, by its name."""
+    """A variation, by its place in the job, cannot be tried with a group, given by name."""
 
     number: int
     group: str
@@ -204,14 +204,14 @@ class Untried(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="u
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
-    """A job that cannot be done: the name of the error, and its text."""
+    """A job cannot be done: class name and text of the error."""
 
     kind: str
     reason: str
 
 
 class Control(enum.IntEnum):
-    """Numbers of looks that are of no variation."""
+    """Numbers of look-ups without a variation."""
 
     BASELINE = -1
     EMPTY_CACHE = -2
@@ -221,10 +221,10 @@ CACHE_CONTROL: Final = (
     "VkPhysicalDevicePipelineCreationCacheControlFeatures",
     "pipelineCreationCacheControl",
 )
-"""What a device needs so that compiling can be forbidden."""
+"""The feature that allows to forbid compiling."""
 
 TIME_IS_UP = "the time limit"
-"""Why a variation was not tried that a limit left no time for."""
+"""The reason for variations that were left out for lack of time."""
 
 Job = SurveyJob | LookJob
 Answer = Surveyed | Began | Looked | Untried | Refused

@@ -1,4 +1,4 @@
-"""Runs the jobs of a bisection in children; one that crashes or hangs costs the variation at hand."""
+"""Runs the jobs of a bisection in child processes. A child that crashes or hangs costs one variation."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from orchestrator.key_dependence.messages import Answer, Began, Job, LookJob, Re
 from orchestrator.temporary import temporary_folder
 
 SILENCE_S: Final = 120.0
-"""How long a process may say nothing before it is taken to hang."""
+"""A process that sends nothing for this time counts as hanging, s."""
 
 _WORDS: Final = 300
 _LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
 class KeyDependenceError(OrchestratorError):
-    """A device cannot be looked at; the message says why."""
+    """A device cannot be examined; the message says why."""
 
 
 @frozen
 class JobRunner:
-    """Runs jobs in children of a group, each of which may say nothing for `silence_s`. Thread-safe."""
+    """Runs jobs in child processes, and ends those that send nothing for `silence_s`. Thread-safe."""
 
     silence_s: float = SILENCE_S
     children: ChildGroup = field(factory=ChildGroup)
@@ -39,15 +39,16 @@ class JobRunner:
     def run(
         self, job: Job, *, executable: str = "", on_answer: Callable[[Answer], None] = lambda _: None
     ) -> list[Answer]:
-        """Do a job, in as many children as it takes; returns the answers. Blocking.
+        """Do a job and return its answers. Blocking.
 
-        Variations at which a child ends are answered with `Untried`, and the rest goes on. `executable` is
-        what the child's is called, or "" for Python's own; `on_answer` is called in this thread.
+        If a child dies, its current variation is answered with `Untried`, and another child continues.
+        `executable` is the name of the child's executable, or "" for Python's own. `on_answer` is called in
+        this thread.
 
         Raises:
             NoDeviceError: There is no such device.
-            KeyDependenceError: The job cannot be done, or the child of one without variations ended.
-            ChildrenEndedError: The group ended.
+            KeyDependenceError: The job cannot be done, or a child died before its first variation.
+            ChildrenEndedError: The group of children was ended.
         """
         answers: list[Answer] = []
 
@@ -74,7 +75,7 @@ class JobRunner:
     def _once(
         self, job: Job, first: int, executable: str, take: Callable[[Answer], None]
     ) -> tuple[int | None, str | None]:
-        """One child, from a variation on; the variation that it ended at, and how, if it did not end well."""
+        """Run one child from a variation on; if it fails, returns its last variation and the reason."""
         at: int | None = None
         if isinstance(job, LookJob):
             job = msgspec.structs.replace(job, variations=job.variations[first:])
@@ -92,9 +93,9 @@ class JobRunner:
                     take(answer)
                     answer = child.receive(self.silence_s)
             except TimeoutError:
-                return at, f"the process said nothing for {self.silence_s:.0f} s"
+                return at, f"the process sent nothing for {self.silence_s:.0f} s"
         if answer.fault:
-            return at, f"the process said what is no answer: {answer.fault}"
+            return at, f"the process sent an invalid answer: {answer.fault}"
         if answer.status:
             return at, f"the process ended with {answer.how}: {answer.words[-_WORDS:]}"
         return None, None
@@ -102,12 +103,12 @@ class JobRunner:
 
 @contextmanager
 def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """An interpreter with a name, and the environment that it needs."""
+    """An interpreter whose executable has a name, and the environment that it needs."""
     if not name:
         yield sys.executable, dict(os.environ)
         return
     with temporary_folder("keys") as folder:
-        # A link beside no pyvenv.cfg: where the interpreter's own modules are has to be said.
+        # Without pyvenv.cfg beside the link, the interpreter needs PYTHONHOME to find its modules.
         link = folder / name
         link.symlink_to(Path(sys.executable).resolve())
         home = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
@@ -115,7 +116,7 @@ def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def _numbered(answer: Answer, first: int) -> Answer:
-    """An answer of a job that was cut, numbered as in the whole."""
+    """An answer of a shortened job, with the number of the whole job."""
     number = getattr(answer, "number", -1)
     if number >= 0 and not isinstance(answer, Refused):
         return msgspec.structs.replace(answer, number=number + first)

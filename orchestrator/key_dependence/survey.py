@@ -1,8 +1,8 @@
-"""What can be tried on a device: a few pipelines of the sample set, features, extensions and layers.
+"""Finds what can be tried on a device: probe pipelines of the sample set, features, extensions and layers.
 
-Three groups of pipelines have a baseline each: one with no feature at all, for compute and for graphics
-pipelines that need none; one with what graphics pipelines of all stages and pipeline libraries need; one with
-ray tracing and mesh shaders. A feature that one of them cannot be without is tried on the others.
+Three groups of pipelines have one baseline each: without any feature, for compute and simple graphics
+pipelines; with the features of graphics pipelines of all stages and of pipeline libraries; with ray tracing
+and mesh shaders. A feature that one group needs is tried with the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from orchestrator.devices import list_layers, open_for_child
-from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import BASE_FEATURES, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.key_dependence.messages import (
@@ -66,13 +66,12 @@ _GROUPS: Final[tuple[tuple[str, frozenset[Feature]], ...]] = (
 
 
 def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
-    """Find out what can be tried on a device with the sample set.
+    """Find what can be tried on a device with the sample set.
 
     Raises:
         OrchestratorError: The device cannot be opened.
     """
-    request = DeviceRequest(ApplicationInfo(), others=OtherFeatures.NONE, orchestrator_features=False)
-    with closing(open_for_child(job.opener, job.device, request)) as device:
+    with closing(_opened(job)) as device:
         supported = device.supported
         groups, left_out = _choose_probes(source, supported)
         names = [
@@ -95,22 +94,24 @@ def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
         )
 
 
-def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
-    """Those extensions that are enabled where they are asked for without any feature."""
+def _opened(job: SurveyJob, extensions: Iterable[str] = ()) -> Device:
+    """Open the device without any feature."""
     request = DeviceRequest(
-        ApplicationInfo(),
-        extensions=frozenset(names),
-        others=OtherFeatures.NONE,
-        orchestrator_features=False,
+        extensions=frozenset(extensions), others=OtherFeatures.NONE, orchestrator_features=False
     )
-    with closing(open_for_child(job.opener, job.device, request)) as device:
+    return open_for_child(job.opener, job.device, request)
+
+
+def _enabled_alone(job: SurveyJob, names: Iterable[str]) -> frozenset[str]:
+    """The extensions that can be enabled without any feature."""
+    with closing(_opened(job, names)) as device:
         return frozenset(each for each in names if device.capabilities.has_extension(each))
 
 
 def _choose_probes(
     source: PipelineSet, supported: DeviceCapabilities
 ) -> tuple[tuple[ProbeGroup, ...], dict[str, int]]:
-    """Choose a few pipelines of each kind; also how many the device lacks something for, by what it lacks."""
+    """Choose a few pipelines of each kind; also the numbers of unsupported pipelines by reason."""
     taken: dict[tuple[int, PipelineKind, frozenset[Feature], bool], list[PipelineJob]] = {}
     modules: set[tuple[object, ...]] = set()
     needs_of: dict[PipelineJob, Needs] = {}
@@ -124,13 +125,13 @@ def _choose_probes(
         image = built.image
         links = bool(image.libraries_of(len(image) - 1))
         if _LIBRARY in built.needs.extensions and not links:
-            continue  # a library comes with what links it
+            continue  # linked pipelines bring their libraries
         features = frozenset(map(canonical, built.needs.features))
         place = next((number for number, (_, may) in enumerate(_GROUPS) if features <= may), None)
         if place is None:
             continue
         chosen = taken.setdefault((place, job.kind, features, links), [])
-        # Of pipelines with the same code one is as good as the other: what is wanted is other code.
+        # Probes should differ in their code.
         code = (place, features, tuple(image.modules[each].key for each in image.modules_of(len(image) - 1)))
         most = _EACH_COMPUTE if job.kind is PipelineKind.COMPUTE else _EACH
         if len(chosen) < most and (links or code not in modules):
@@ -164,13 +165,13 @@ def _probe(image: CreateInfoImage, index: int) -> ProbePipeline:
 
 @lru_cache(maxsize=4096)
 def canonical(feature: Feature) -> Feature:
-    """The one name of a feature here: that of the extension's structure, where there is one."""
+    """The canonical name of a feature: that of the extension's structure, if there is one."""
     return next((name for name in same_members(*feature) if not is_collection(name[0])), feature)
 
 
 @lru_cache(maxsize=1)
 def all_features() -> tuple[Feature, ...]:
-    """Every feature that the registry knows, once."""
+    """All features of the registry, by canonical name."""
     structs = [
         BASE_FEATURES,
         *(each.name for each in registry().structs.values() if FEATURES_ROOT in each.extends),
@@ -186,5 +187,5 @@ def all_features() -> tuple[Feature, ...]:
 
 
 def features_of(capabilities: DeviceCapabilities) -> frozenset[Feature]:
-    """The features that a device has, or has enabled, each by its one name."""
+    """The features in a device's capabilities, by canonical name."""
     return frozenset(each for each in all_features() if capabilities.has_feature(*each))

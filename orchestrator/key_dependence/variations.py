@@ -1,13 +1,12 @@
-"""What is tried: the variations of a bisection, and what drivers and loaders are known to read of a process.
+"""The variations of a bisection, and the variables and names that drivers are known to read.
 
-Features are tried structure by structure. Of a structure that matters, or that cannot be enabled as a whole,
-each member is tried alone; where none of them matters alone the structure is named. What matters alone is
-then in the baseline of another round, in which all that does not matter alone is tried again.
+Features are tried by structure. If a structure matters, or cannot be enabled as a whole, each member is tried
+alone; if no member matters alone, the result is the structure. In another round, a feature that matters is in
+the baseline, and all features that do not matter alone are tried again.
 
-Sources of the names: the environment variables and driver options in Mesa's documentation, the application
-profiles that Mesa installs (drirc), the environment variables in the README of NVIDIA's driver. A variable
-that a driver does not know costs one process and changes nothing. What the user has set in a list of words
-stays.
+Sources: the environment variables and driver options in Mesa's documentation, the application profiles that
+Mesa installs (drirc), the README of NVIDIA's driver. An unknown variable costs one process and changes
+nothing. Words that the user has set in a list stay.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ _FLAGS: Final = {
     "NAK_DEBUG": "serial spill annotate",
     "NIR_DEBUG": "clone serialize",
 }
-"""Variables that hold a list of words, each tried alone beside what the user has set."""
+"""Variables with a list of words; each word is tried alone, in addition to those that the user has set."""
 
-# Options of drirc are read from variables of the same name, too.
+# Mesa also reads drirc options from variables of the same name.
 _VALUES: Final = """
     RADV_FORCE_VRS=2x2 RADV_TEX_ANISO=16 RADV_PROFILE_PSTATE=peak MESA_VK_VERSION_OVERRIDE=1.3
     radv_ssbo_non_uniform=true radv_tex_non_uniform=true radv_lower_terminate_to_discard=true
@@ -65,7 +64,7 @@ _PREFIXES: Final[Mapping[int, tuple[str, ...]]] = {
 _DRIRC_DEVICE: Final = {_RADV: "radv", _ANV: "anv", _TURNIP: "turnip", _NVK: "nvk"}
 _DRIRC_FOLDERS: Final = ("/usr/share/drirc.d", "/usr/local/share/drirc.d", "/etc")
 
-# Names that drivers and applications are known to treat in a way of their own, tried on every driver.
+# Names that some drivers treat specially, tried on every driver.
 _OURS: Final = "orchestrator doctor"
 _ENGINES: Final = (_OURS, "DXVK", "vkd3d", "mesa zink", "UnrealEngine", "Unity", "idTech", "Source2")
 _APPLICATIONS: Final = (_OURS, "DOOM", "DOOMEternal", "WarThunder", "Red Dead Redemption 2", "Rage 2")
@@ -76,20 +75,21 @@ _A_VERSION = 7 << 22 | 1 << 12
 
 
 def chosen(variations: Iterable[Variation], only: Collection[str]) -> list[Variation]:
-    """Those variations whose text has one of some words in it, whatever their case; all without words."""
-    words = [each.lower() for each in only]
-    return [each for each in variations if not words or any(word in each.text.lower() for word in words)]
+    """The variations whose text contains one of the words, ignoring case; all without words."""
+    return [each for each in variations if _has_one(each.text, only)]
 
 
 def chosen_features(features: Iterable[Feature], only: Collection[str]) -> list[Feature]:
-    """As `chosen`, of features."""
-    words = [each.lower() for each in only]
-    names = {each: f"{Aspect.FEATURE.value} {'::'.join(each)}".lower() for each in features}
-    return [each for each, name in names.items() if not words or any(word in name for word in words)]
+    """The same for features."""
+    return [each for each in features if _has_one(f"{Aspect.FEATURE.value} {'::'.join(each)}", only)]
+
+
+def _has_one(text: str, words: Collection[str]) -> bool:
+    return not words or any(each.lower() in text.lower() for each in words)
 
 
 def structures(features: Iterable[Feature], given: frozenset[Feature] = frozenset()) -> list[Variation]:
-    """A variation for each structure, with all its members; a structure of one member is that member's."""
+    """One variation per structure with all its members; a single member gives the variation its name."""
     by_structure: dict[str, list[Feature]] = {}
     for each in features:
         by_structure.setdefault(each[0], []).append(each)
@@ -105,7 +105,7 @@ def structures(features: Iterable[Feature], given: frozenset[Feature] = frozense
 
 
 def members(variation: Variation) -> list[Variation]:
-    """A variation for each member of a structure; none where it has one only."""
+    """One variation per member of a structure; none if it has only one."""
     if len(variation.features) < 2:
         return []
     return [
@@ -117,7 +117,7 @@ def members(variation: Variation) -> list[Variation]:
 
 
 def in_one_process(found: Surveyed) -> list[Variation]:
-    """What is of a device, beside its features: extensions, versions, names."""
+    """The variations of a device besides features: extensions, versions, names."""
     return [
         *(
             Variation(aspect=Aspect.EXTENSION, name=name, extensions=frozenset({name}))
@@ -129,7 +129,7 @@ def in_one_process(found: Surveyed) -> list[Variation]:
 
 
 def in_own_processes(found: Surveyed) -> list[Variation]:
-    """What is of a process: the environment, layers, the name of the executable."""
+    """The variations of a process: environment, layers, name of the executable."""
     driver_id = found.identity.driver_id
     return [
         *(
@@ -181,7 +181,7 @@ def _names(found: Surveyed) -> list[Variation]:
 class KnownNames:
     """Names for which a driver may have a profile.
 
-    `unreadable` are patterns of profiles for which no name could be made up.
+    `unreadable` are patterns of profiles from which no name could be derived.
     """
 
     applications: tuple[str, ...]
@@ -193,9 +193,9 @@ class KnownNames:
 def environments(
     driver_id: int, base: Mapping[str, str] | None = None
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The variables to try on a driver (VkDriverId): what each is called, and what the process gets.
+    """The variables to try on a driver (VkDriverId): the name of each variation, and its environment.
 
-    `base` is what the user has set; this process's environment where not given.
+    `base` is the user's environment; by default that of this process.
     """
     given = os.environ if base is None else base
     prefixes = _PREFIXES.get(driver_id, ())
@@ -212,7 +212,7 @@ def environments(
 
 
 def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that enable a layer beside those that the user has enabled (loader, "Layers")."""
+    """The variables that enable a layer in addition to the user's (Vulkan loader documentation, "Layers")."""
     given = os.environ if base is None else base
     old, new = given.get("VK_INSTANCE_LAYERS", ""), given.get("VK_LOADER_LAYERS_ENABLE", "")
     return {
@@ -222,9 +222,9 @@ def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict
 
 
 def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNames:
-    """Names to try: those of a driver's installed application profiles, and a few that any driver may know.
+    """Names to try: those in a driver's installed application profiles, and a few for every driver.
 
-    The folders are those of Mesa's profiles; where not given, where Mesa looks (DRIRC_CONFIGDIR, or its own).
+    `folders` contain Mesa's profiles; by default those that Mesa reads (DRIRC_CONFIGDIR, or its own).
     Never raises.
     """
     found: dict[str, dict[str, None]] = {
@@ -256,12 +256,12 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
 
 
 def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
-    """What the profiles of a driver in one file go by: attribute and value."""
+    """The attributes and values by which one file selects a driver's profiles."""
     try:
-        # The system's own file; the driver reads it, too.
+        # A file of the system, which the driver reads as well.
         root = ElementTree.fromstring(path.read_bytes())  # noqa: S314
     except (OSError, ElementTree.ParseError):
-        return  # not there, or nothing that the driver could read either
+        return  # missing, or unreadable for the driver too
     for section in root.iter("device"):
         if section.get("driver") != device:
             continue
@@ -272,7 +272,7 @@ def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
 
 
 def _name_for(pattern: str) -> str | None:
-    """A name that a pattern of a profile matches, or None where none is seen in it."""
+    """A name that matches a profile's pattern, or None if none can be derived."""
     for part in pattern.split("|"):
         name = part.strip("^$()").replace("\\.", ".").replace(".*", "")
         try:
