@@ -1,4 +1,4 @@
-"""The command line: one module a verb. Nothing else of the package imports it, cyclopts or rich."""
+"""The command line, with one module per verb. No other part of the package imports it, cyclopts or rich."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from orchestrator.process import end_process, interrupted_by_signals, own_interp
 
 
 def main() -> NoReturn:
-    """Be the program: this process is its own, and ends here."""
-    with interrupted_by_signals(held=True):  # until there is somebody to say so
+    """Run the program. It owns this process and ends it."""
+    with interrupted_by_signals(held=True):  # until a verb can handle the interruption
         own_interpreter()
         from orchestrator.cli.program import EarlyParse
         from orchestrator.cli.program import main as run

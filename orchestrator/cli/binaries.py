@@ -1,7 +1,7 @@
-"""The verb `binaries`: what the store of pipeline binaries holds, whether it is whole, and packs of it.
+"""The verb `binaries`: shows, checks, exchanges and prunes the store of pipeline binaries.
 
-Guarantees: `stat`, `verify` and `export` change nothing; nothing of a pack is stored before all of it was
-proven.
+Guarantees: `stat`, `verify` and `export` change nothing. `import` proves the whole pack before it stores any
+of it.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _PROBLEMS_SHOWN = 10
 
 @frozen(kw_only=True)
 class PruneArguments:
-    """What `prune` removes beside what is of another build of a driver.
+    """The options of `prune`.
 
     Attributes:
-        max_size: With `prune`: also remove the pipelines that are worth least until the rest fits, such as
-            `200M`. A number alone is bytes.
-        older_than: With `prune`: also remove what was not used for so long, such as `30d`. A
-            number alone is days.
-        dry_run: With `prune`: show what would be removed, and stop.
+        max_size: With `prune`: also remove the least valuable pipelines until the rest fits, such as `200M`.
+            A number alone is bytes.
+        older_than: With `prune`: also remove what has not been used for this time, such as `30d`. A number
+            alone is days.
+        dry_run: With `prune`: only show what would be removed.
     """
 
     max_size: str | None = None
@@ -47,7 +47,7 @@ class PruneArguments:
 
     @property
     def are_given(self) -> bool:
-        """Whether any of them was said."""
+        """Whether any option was given."""
         return self != PruneArguments()
 
 
@@ -62,11 +62,11 @@ def binaries_verb(
     unsigned: Flag = False,
     json: JsonFlag = False,
 ) -> int:
-    """Look at the store of pipeline binaries, check it, exchange it, and make room in it.
+    """Show, check, exchange and prune the store of pipeline binaries.
 
-    `compile --mode binaries` fills the store. `stat` says what it holds. `verify` checks all of it:
-    structure, hashes, references. `export` writes a pack for others, `import` takes one. `prune` removes what
-    is of another build of a driver that is here.
+    `compile --mode binaries` fills the store. `stat` shows its contents. `verify` checks its structure,
+    hashes and references. `export` writes a pack for others, `import` reads one. `prune` removes binaries of
+    other builds of the installed drivers.
 
     **EXAMPLES**
 
@@ -78,10 +78,10 @@ def binaries_verb(
 
     Args:
         action: What to do.
-        pack: The pack to write or to read; `export` and `import` need it.
-        key: The file with the team's key: `export` signs with it, `import` checks with it.
-        unsigned: Import a pack that is not signed, or whose signature cannot be checked for want of a key.
-        pruning: What `prune` removes beside that.
+        pack: The pack to write or to read, for `export` and `import`.
+        key: The file with the team's key: `export` signs with it, `import` checks the signature.
+        unsigned: Import a pack without checking its signature.
+        pruning: Options of `prune`.
     """
     from orchestrator.stores.binary_store import BinaryStore
 
@@ -140,7 +140,7 @@ def binaries_verb(
             output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
         if action == "verify":
             lines.append(
-                "bad: damaged pipelines are compiled again" if problems else "good: nothing is wrong"
+                "bad: the next compile replaces damaged pipelines" if problems else "good: nothing is wrong"
             )
         for line in lines:
             output.line(line)
@@ -165,7 +165,7 @@ def _check_usage(
     if not exchanges and pack is not None:
         raise UsageError(f"binaries {action} takes no pack", "name the store's directory by --cache-dir")
     if (not exchanges and key is not None) or (unsigned and action != "import"):
-        raise UsageError(f"binaries {action}: signatures are of packs", "see `export` and `import`")
+        raise UsageError(f"binaries {action}: only packs have signatures", "see `export` and `import`")
     if pruning and action != "prune":
         raise UsageError(f"binaries {action} removes nothing", "see `orchestrator binaries prune`")
 
@@ -177,7 +177,7 @@ def _exchange(
 
     if action == "export":
         report = export_binaries(store, pack, secret)
-        done = "signed" if report.signed else "not signed: `import` will want --unsigned"
+        done = "signed" if report.signed else "not signed: `import` needs --unsigned"
     else:
         report = import_binaries(store, pack, secret, unsigned=unsigned)
         done = f"{plural(report.put.pipelines, 'pipeline')} stored, {byte_text(report.put.stored_bytes)} new"
@@ -221,10 +221,10 @@ def _prune(
     verb = "would be removed" if dry_run else "removed"
     lines = [f"{verb}: {_device_text(each)}" for each in removed]
     if not removed:
-        lines.append(f"no generation {'would have' if dry_run else 'had'} to go")
+        lines.append(f"no generation {'would be' if dry_run else 'was'} removed")
     if bound is not None:
         lines.append(
-            "how many pipelines --max-size takes is known when it does"
+            "--dry-run cannot tell how many pipelines --max-size removes"
             if dry_run
             else f"{plural(evicted, 'pipeline')} removed for --max-size"
         )
@@ -259,10 +259,9 @@ def _show(output: Output, generations: Sequence[GenerationStat]) -> None:
     output.show(shown)
     for each in generations:
         if each.shared_driver_keys:
-            output.line(
-                f"{plural(each.shared_driver_keys, 'pipeline key')} of the driver "
-                f"{'is' if each.shared_driver_keys == 1 else 'are'} of several states: each is kept by both"
-            )
+            keys = plural(each.shared_driver_keys, "driver key")
+            verb = "belongs" if each.shared_driver_keys == 1 else "belong"
+            output.line(f"{keys} {verb} to several states; pipelines are found by driver key and state key")
 
 
 def _of_stat(stat: GenerationStat) -> BinariesGeneration:

@@ -1,9 +1,9 @@
-"""The verb `calibrate`: measures what is best on this device and driver, keeps it for `compile`, and says it.
+"""The verb `calibrate`: measures the best settings for a device and driver, and saves them for `compile`.
 
-Guarantees: the profile is written when the measuring is over, and not where nothing could be decided: an
-earlier one stays then. A directory that cannot be written is refused before anything is measured. A figure
-stands with its interval; what could not be decided is said to be so, and so is what was not sampled to the
-end. How long it takes at most is said before the first sample, and kept true from then on.
+Guarantees: the profile is written at the end, unless nothing was decided; then an earlier one stays. A
+directory that cannot be written is an error before anything is measured. Figures come with intervals; the
+output names undecided questions and contenders that were dropped. The upper bound of the time is shown before
+the first sample and updated from then on.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def calibrate_verb(
     device: DeviceSelector = "",
     sets: Annotated[
         list[str] | None,
-        Parameter(name="--set", negative="", show_default=lambda _: "the set that ships with the program"),
+        Parameter(name="--set", negative="", show_default=lambda _: "the sample set"),
     ] = None,
     samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, 1000))] = 7,
     workers: Annotated[
@@ -47,17 +47,16 @@ def calibrate_verb(
     ] = None,
     time_limit: str = "10m",
     cache_dir: Annotated[
-        CacheDirectory, Parameter(help="Where the profile is kept, beside the cache file that it is for.")
+        CacheDirectory, Parameter(help="Directory for the profile, beside the device's cache file.")
     ] = None,
     json: JsonFlag = False,
 ) -> int:
-    """Measure what is best on a device, and keep it for `compile --mode auto --workers auto`.
+    """Measure the best settings for a device, and save them for `compile --mode auto --workers auto`.
 
-    Does the lock of a shared cache cost anything, cold and warm; do more workers help; does merging work;
-    does a cache grow whenever it is loaded and saved; is a store of binaries faster than a cache; how many
-    pipelines should a call have. Every sample is
-    taken in a process of its own, contenders take turns, and a difference counts only beyond what the same
-    thing measured twice differs by. A contender that has fallen far behind is not sampled further, and named.
+    It answers: Does the lock of a shared cache cost time, cold and warm? Do more workers help? Does merging
+    work? Does a cache grow whenever it is loaded and saved? Is a store of binaries faster? How many pipelines
+    should a call have? Every sample is its own process, contenders take turns, and a difference counts only
+    beyond the noise of measuring the same thing twice. Contenders that fall far behind are dropped and named.
 
     **EXAMPLES**
 
@@ -66,11 +65,11 @@ def calibrate_verb(
         orchestrator calibrate --device lavapipe --json > profile.json
 
     Args:
-        sets: What to compile: an archive (again for several) or a manifest.
-        samples: Samples of each contender; from fewer than 5 nothing can be told.
-        workers: The most workers to try.
-        time_limit: Leave out what does not fit into this time, such as `90s` or `20m` (a number alone is
-            seconds), those contenders first that tell least, and judge what is there.
+        sets: The set to compile: an archive (may be given several times) or a manifest.
+        samples: Samples of each contender; a verdict needs at least 5.
+        workers: Largest number of workers to try.
+        time_limit: Stop within this time, such as `90s` or `20m` (a number alone is seconds). The least
+            informative contenders are left out first.
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar
@@ -106,11 +105,11 @@ def calibrate_verb(
 
 
 class Expectation:
-    """Shows how far a calibration is, and says once, before the first sample, how long it takes at most.
+    """Shows the progress of a calibration and, once before the first sample, the upper bound of its time.
 
     Args:
-        output: Where that is said.
-        bar: What moves.
+        output: Receives the message about the time.
+        bar: Shows the progress.
         limit_s: The time limit, s.
     """
 
@@ -120,7 +119,7 @@ class Expectation:
         self._said = False
 
     def __call__(self, progress: CalibrationProgress) -> None:
-        """A process begins."""
+        """Show the process that begins."""
         left = progress.left_s
         if left is not None and not self._said:
             self._said = True
@@ -132,13 +131,13 @@ class Expectation:
     def _words(self, progress: CalibrationProgress, left: float) -> str:
         said = (
             f"at most {seconds_text(left)} for {plural(progress.total - progress.done, 'sample')}; less "
-            "where contenders fall behind"
+            "if contenders fall behind"
         )
         over = time.monotonic() - self._began + left - self._limit_s
         if over <= 0:
             return said
         limit = f"--time-limit is {seconds_text(self._limit_s)}"
-        return f"{said}; {limit}, so that up to {seconds_text(over)} of them may be left out"
+        return f"{said}; {limit}, so samples of up to {seconds_text(over)} may be left out"
 
 
 def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
@@ -154,12 +153,12 @@ def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
 
 
 def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:
-    """Verdicts, what to do, figures, notes."""
+    """Print findings, choices, figures and notes."""
     from orchestrator.run.options import BATCH_LIMIT
 
     profile = found.profile
     output.line(styled(profile.device_name, "head"), f"  {profile.driver}")
-    few = f" but the {len(profile.dropped)} that fell behind" if profile.dropped else ""
+    few = f" except {len(profile.dropped)} that fell behind" if profile.dropped else ""
     output.line(
         f"{path_text(Path(profile.set_name))}: {plural(profile.pipelines, 'pipeline')}, "
         f"{plural(profile.rounds, 'sample')} of each contender{few}, {plural(profile.cores, 'processor')}, "
@@ -188,11 +187,11 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
         output.line(styled("note ", "warn"), note)
     if kept is None:
         output.line(
-            styled("not kept: ", "bad"), "nothing could be decided; allow more time with --time-limit"
+            styled("not saved: ", "bad"), "nothing could be decided; allow more time with --time-limit"
         )
     else:
-        output.line(styled("kept ", "good"), path_text(kept))
-        output.line("next: orchestrator compile SET --mode auto --workers auto (the default) follows it")
+        output.line(styled("saved ", "good"), path_text(kept))
+        output.line("next: orchestrator compile SET --mode auto --workers auto (the default) uses it")
 
 
 def _show_choice(output: Output, start: str, choice: Choice | None) -> None:

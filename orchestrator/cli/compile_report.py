@@ -1,6 +1,6 @@
 """The report of a compile for people.
 
-Every figure is one of `CompileReport`; lists are cut where they get long, and say so.
+Every figure comes from `CompileReport`. Long lists are cut and say so.
 """
 
 from __future__ import annotations
@@ -52,19 +52,21 @@ _NOTABLE = 0.05
 
 
 def show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
-    """The last lines: what the exit code is about, and whether anything was compiled at all."""
+    """Print the last lines: the reasons for the exit code, and whether anything was compiled."""
     say = output.message if display.quiet and not output.json else output.line
     created = report.outcomes.compiled + report.outcomes.cache_hits
     if not created and not report.stopped and not report.outcomes.failed:
         every = plural(report.outcomes.skipped, "pipeline")
         why = (
-            f"the device can take none of the {every}" if report.outcomes.skipped else "it holds no pipeline"
+            f"the device supports none of the {every}"
+            if report.outcomes.skipped
+            else "the set holds no pipelines"
         )
         say(styled(f"nothing was compiled: {why}", "warn"))
     if report.set.damage:
         lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
-        hint = "" if code is ExitCode.OK else "; --allow-damaged takes that for success"
-        say(styled(f"damaged: {lost}, and what was there is not compiled{hint}", "bad"))
+        hint = "" if code is ExitCode.OK else "; with --allow-damaged this is no error"
+        say(styled(f"damaged: {lost}, so some pipelines were not compiled{hint}", "bad"))
     if report.cache_file.error:
         say(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
     if report.binaries is not None and report.binaries.lost:
@@ -90,13 +92,11 @@ def show_report(output: Output, report: CompileReport) -> None:
         output.line(styled("warning: ", "warn"), warning)
     if report.stopped:
         left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
-        output.line(
-            styled(f"stopped before its end: {left}; run it again to go on from what was saved", "warn")
-        )
+        output.line(styled(f"stopped early: {left}; run it again to continue from what was saved", "warn"))
 
 
 def show_clock(output: Output, clock: StageClock) -> None:
-    """Write where the time of the process went, the rest of the report included: so it is the last line."""
+    """Print the time of each stage. This is the last line, so that it includes the rest of the report."""
     from orchestrator.run.records import Clock
 
     spent = Clock.of(clock)
@@ -195,8 +195,8 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
         why = ""
         if supervision.trials:
             why = (
-                f"; finding out why took {_time(supervision.explaining_ns)}, in "
-                f"{plural(supervision.trials, 'process', 'processes')} of one pipeline at a time"
+                f"; finding the cause took {_time(supervision.explaining_ns)}, in "
+                f"{plural(supervision.trials, 'process', 'processes')} with one pipeline each"
             )
         output.line(
             styled(f"the driver ended {plural(len(supervision.deaths), 'process', 'processes')}", "bad"),
@@ -334,10 +334,10 @@ def _binary_rows(binaries: BinariesRecord) -> _Rows:
             f"which {byte_text(binaries.stored_bytes)} were new ({share:.0%})",
         )
     told = (
-        (binaries.collisions, "share the driver's key with another one that has other binaries"),
-        (binaries.refused, "were not made from their binaries by the driver, and were compiled"),
-        (binaries.damaged, "were damaged in the store, and were compiled"),
-        (binaries.ambiguous, "were not told apart by their identifiers, and were compiled"),
+        (binaries.collisions, "share the driver's key with another pipeline of other binaries"),
+        (binaries.refused, "were compiled because the driver refused their binaries"),
+        (binaries.damaged, "were compiled because their binaries were damaged in the store"),
+        (binaries.ambiguous, "were compiled because their identifiers were ambiguous"),
         (binaries.too_large, "are too large for the store"),
         (binaries.lost, "could not be stored"),
     )
@@ -345,7 +345,7 @@ def _binary_rows(binaries: BinariesRecord) -> _Rows:
         if count:
             yield "", styled(f"{count:,} {what}", "warn")
     if binaries.evicted:
-        yield "", f"{plural(binaries.evicted, 'pipeline')} left the store to make room"
+        yield "", f"{plural(binaries.evicted, 'pipeline')} removed from the store to make room"
 
 
 def _cache_rows(report: CompileReport) -> _Rows:
@@ -382,7 +382,7 @@ def _cache_rows(report: CompileReport) -> _Rows:
         yield "  saved", byte_text(file.saved_bytes)
     if merged := [each for each in file.saves if each.merged_with_others]:
         before, after = byte_text(merged[-1].bytes_before), byte_text(merged[-1].bytes_after)
-        yield "  merged", f"with what another process saved: {before} were there, {after} are there now"
+        yield "  merged", f"with the data of another process: {before} before, {after} now"
 
 
 def _time_rows(report: CompileReport) -> _Rows:
@@ -390,7 +390,7 @@ def _time_rows(report: CompileReport) -> _Rows:
     yield "time", f"{_time(timing.wall_ns)} from the first pipeline to the barrier"
     lock = ""
     if timing.blocked_ns > timing.driver_ns * _NOTABLE:
-        lock = f" ({_time(timing.blocked_without_faults_ns)} of it in calls without a page fault: at a lock)"
+        lock = f" ({_time(timing.blocked_without_faults_ns)} of it in calls without a page fault: on a lock)"
     yield (
         "  workers",
         f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
@@ -400,7 +400,7 @@ def _time_rows(report: CompileReport) -> _Rows:
         yield "", "the device's clock is not the machine's: driver time is simulated"
     elif timing.driver_ns:
         share = f"{timing.overhead_ns / timing.driver_ns:.1%} of driver time"
-        yield "  overhead", f"{_time(timing.overhead_ns)} ({share}): all that is not the driver"
+        yield "  overhead", f"{_time(timing.overhead_ns)} ({share}) outside the driver"
     if timing.waiting_ns or timing.ending_ns:
         yield (
             "  idle",

@@ -1,4 +1,4 @@
-"""The verb `devices`: what compiles here, what it is called, and what it offers."""
+"""The verb `devices`: lists devices with their names, identities and features."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def devices_verb(
     device: Annotated[str, DEVICE, Parameter(help=DEVICE_HELP)] = "",
     json: JsonFlag = False,
 ) -> int:
-    """Show what compiles here: names, identity, and what each device offers.
+    """Show the devices: names, identity and features.
 
     **EXAMPLES**
 
@@ -59,7 +59,7 @@ def devices_verb(
 
 
 def _show_families(output: Output, pattern: str) -> int:
-    """The families that a pattern stands for; their devices are not opened."""
+    """Show the families that match a pattern, without opening devices."""
     from orchestrator.devices.families import expand
 
     families = expand(pattern)
@@ -70,7 +70,7 @@ def _show_families(output: Output, pattern: str) -> int:
         made.add_row(styled(each.selector), known)
     output.show(made)
     if not all(each.device_id for each in families):
-        output.line("none: this Mesa gives null hardware of the family no id, so no card takes its caches")
+        output.line("none: this Mesa gives null hardware of the family no ID, so no card accepts its caches")
     return ExitCode.OK
 
 
@@ -103,14 +103,24 @@ def _families_document(families: Sequence[Family]) -> FamiliesDocument:
 def _open(selector: str) -> Found:
     from orchestrator.devices.request import DeviceRequest, OtherFeatures
 
-    # What it could offer: a compile enables of it what the application had.
+    # Enables everything that the device supports; a compile enables only what the application had.
     request = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
     with opened_device(selector, request) as device:
         return selector, device.identity, device.features, ""
 
 
+def identity_of(selector: str) -> DeviceIdentity:
+    """The identity of the device that a selector names.
+
+    Raises:
+        DeviceError: It cannot be opened.
+    """
+    with opened_device(selector) as device:
+        return device.identity
+
+
 def _all() -> list[Found]:
-    """Every device that the loader finds; one that cannot be opened is shown with the reason."""
+    """All devices that the loader finds; one that cannot be opened has the reason."""
     from orchestrator.devices import list_devices
 
     found: list[Found] = []
@@ -157,6 +167,6 @@ def _show(
 
 def _hints(output: Output) -> None:
     output.line(
-        "RADV compiles for AMD GPUs that are not there: --device radv:navi21, radv:navi31, radv:vega10, ..."
+        "RADV compiles for AMD GPUs without the hardware: --device radv:navi21, radv:navi31, radv:vega10, ..."
     )
-    output.line("No driver at all: --device simulated (deterministic; a model of a driver, compiles nothing)")
+    output.line("Without a driver: --device simulated (deterministic; a model of a driver, compiles nothing)")

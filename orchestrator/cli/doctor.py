@@ -1,21 +1,19 @@
-"""The verb `doctor`: what works here, what does not, and what to do about each.
+"""The verb `doctor`: checks drivers and directories, and says what to do about each problem.
 
-With --keys it finds out what a driver's keys depend on (doctor_keys.py).
+With --keys it finds what a driver's keys depend on (doctor_keys.py).
 
-Guarantees: without --keys it leaves everything as it was: a cache directory that is not there is not made.
-Every finding that is not good has a next step. One device that cannot be opened hides no other.
+Guarantees: without --keys it changes nothing; for example, it does not create the cache directory. Every
+problem has a next step. A device that cannot be opened does not prevent checking the others.
 """
 
 from __future__ import annotations
 
-import enum
 import os
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from attrs import asdict, frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
@@ -40,21 +38,21 @@ from orchestrator.cli.values import (
 from orchestrator.errors import DeviceError, DriverError
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import DoctorDocument
+    from orchestrator.cli.documents import DoctorDocument, DoctorFinding
     from orchestrator.devices.device import Device, DeviceIdentity
 
 _FEATURES = (
     (
         "externally_synchronized_caches",
         "pipelineCreationCacheControl",
-        "mode per-worker uses caches with the driver's own locks; a newer driver may offer it",
+        "mode per-worker uses caches with the driver's own locks; a newer driver may have it",
     ),
     (
         "creation_feedback",
         "VK_EXT_pipeline_creation_feedback",
-        "cache hits are not known and count as compiled; a newer driver may offer it",
+        "cache hits are unknown and count as compiled; a newer driver may have it",
     ),
-    ("compile_required", "FAIL_ON_PIPELINE_COMPILE_REQUIRED", "mode two-level works as per-worker does"),
+    ("compile_required", "FAIL_ON_PIPELINE_COMPILE_REQUIRED", "mode two-level works like per-worker"),
     (
         "pipeline_binaries",
         "VK_KHR_pipeline_binary",
@@ -63,48 +61,29 @@ _FEATURES = (
     (
         "internally_synchronized_merge",
         "VK_KHR_maintenance8",
-        "a merge on the way keeps workers from looking things up; nothing else needs it",
+        "a merge during the run blocks the look-ups of workers; nothing else needs it",
     ),
 )
 _FREE_BYTES = 256 << 20
+_STYLES: dict[str, Style] = {"good": "good", "hint": "warn", "bad": "bad"}
 
 
-class _State(enum.StrEnum):
-    GOOD = "good"
-    HINT = "hint"  # it works with less
-    BAD = "bad"
+def _finding(subject: str, state: str, detail: str, next_step: str | None = None) -> DoctorFinding:
+    from orchestrator.cli.documents import DoctorFinding
+
+    return DoctorFinding(subject=subject, state=state, detail=detail, next_step=next_step)
 
 
-_STYLES: dict[_State, Style] = {_State.GOOD: "good", _State.HINT: "warn", _State.BAD: "bad"}
+def _good(subject: str, detail: str) -> DoctorFinding:
+    return _finding(subject, "good", detail)
 
 
-@frozen
-class _Finding:
-    """One thing that was looked at, as the document has it.
-
-    Attributes:
-        subject: What.
-        state: How it is.
-        detail: What was found.
-        next_step: What to do about it; None where it is good.
-    """
-
-    subject: str
-    state: _State
-    detail: str
-    next_step: str | None = None
+def _hint(subject: str, detail: str, next_step: str) -> DoctorFinding:
+    return _finding(subject, "hint", detail, next_step)
 
 
-def _good(subject: str, detail: str) -> _Finding:
-    return _Finding(subject, _State.GOOD, detail)
-
-
-def _hint(subject: str, detail: str, next_step: str) -> _Finding:
-    return _Finding(subject, _State.HINT, detail, next_step)
-
-
-def _bad(subject: str, detail: str, next_step: str) -> _Finding:
-    return _Finding(subject, _State.BAD, detail, next_step)
+def _bad(subject: str, detail: str, next_step: str) -> DoctorFinding:
+    return _finding(subject, "bad", detail, next_step)
 
 
 def doctor_verb(
@@ -116,10 +95,10 @@ def doctor_verb(
     time_limit: str = "30m",
     json: JsonFlag = False,
 ) -> int:
-    """Look at drivers, versions, extensions, and the cache directory; say what to do about what is amiss.
+    """Check drivers, versions, extensions and the cache directory, and say what to do about problems.
 
-    The exit code is 0 where nothing is bad, 3 where no device can be used, else 2. With --keys it is 0 where
-    something can be said of every kind of pipeline, else 1.
+    The exit code is 0 if nothing is bad, 3 if no device can be used, else 2. With --keys it is 0 if every
+    kind of pipeline has a result, else 1.
 
     **EXAMPLES**
 
@@ -130,13 +109,12 @@ def doctor_verb(
         orchestrator doctor --keys --device radv:navi21 --only shaderObject
 
     Args:
-        keys: Find out what the driver's pipeline-cache keys depend on beside the pipeline, and keep it for
+        keys: Find what the driver's pipeline-cache keys depend on besides the pipeline, and save it for
             `compile`. Takes a minute or several.
-        only: With --keys: try only what has this word in its name, such as `shaderObject` or `environment`;
-            again for several. Then nothing is kept.
-        time_limit: With --keys: try nothing more after this time, such as `90s` or `20m` (a number alone is
-            seconds), and keep nothing
-            where something is left.
+        only: With --keys: try only names that contain this word, such as `shaderObject` or `environment`.
+            May be given several times. Then nothing is saved.
+        time_limit: With --keys: stop after this time, such as `90s` or `20m` (a number alone is seconds). If
+            something is left then, nothing is saved.
     """
     output = Output(json=json)
     if keys:
@@ -145,22 +123,20 @@ def doctor_verb(
         limit = time_limit_seconds(time_limit)
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
     if only:
-        raise UsageError("--only chooses what --keys tries", "give --keys too")
+        raise UsageError("--only needs --keys", "add --keys")
     directory = cache_directory(cache_dir)
     devices: list[DeviceIdentity] = []
     findings = [*_program(), *_devices(device, directory, devices), *_directory(directory)]
     states = Counter(each.state for each in findings)
-    bad, hints = states[_State.BAD], states[_State.HINT]
+    bad, hints = states["bad"], states["hint"]
 
     def document() -> DoctorDocument:
-        from orchestrator.cli.documents import DoctorDocument, DoctorFinding
+        from orchestrator.cli.documents import DoctorDocument
         from orchestrator.run.records import IdentityRecord
 
+        identities = tuple(map(IdentityRecord.of, devices))
         return DoctorDocument(
-            devices=tuple(map(IdentityRecord.of, devices)),
-            cache_directory=directory,
-            findings=tuple(DoctorFinding(**asdict(each)) for each in findings),
-            bad=bad,
+            devices=identities, cache_directory=directory, findings=tuple(findings), bad=bad
         )
 
     output.document(document)
@@ -177,7 +153,7 @@ def doctor_verb(
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
 
 
-def _program() -> Iterator[_Finding]:
+def _program() -> Iterator[DoctorFinding]:
     import platform
 
     from orchestrator.registry import registry
@@ -194,8 +170,7 @@ def _program() -> Iterator[_Finding]:
         yield _hint("spirv-val", "not found", step)
 
 
-def _loader() -> _Finding:
-    """The Vulkan loader; what Mesa's version is, each device says."""
+def _loader() -> DoctorFinding:
     from orchestrator.devices import loader_version
 
     try:
@@ -206,7 +181,7 @@ def _loader() -> _Finding:
         )
 
 
-def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[_Finding]:
+def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[DoctorFinding]:
     from orchestrator.devices import list_devices
 
     selectors = [] if selector is None else [selector]
@@ -225,11 +200,11 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
                 found.append(device.identity)
                 yield from _device(f"device {each}", device, directory)
         except DeviceError as error:
-            step = "`orchestrator devices` lists what is there; `--device simulated` needs no driver"
+            step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
             yield _bad(f"device {each}", str(error), step)
 
 
-def _device(name: str, device: Device, directory: Path) -> Iterator[_Finding]:
+def _device(name: str, device: Device, directory: Path) -> Iterator[DoctorFinding]:
     identity, features = device.identity, device.features
     yield _good(
         name,
@@ -239,9 +214,9 @@ def _device(name: str, device: Device, directory: Path) -> Iterator[_Finding]:
     for field, words, without in _FEATURES:
         if not getattr(features, field):
             withheld = features.keys_withheld if field == "pipeline_binaries" else ""
-            yield _hint(f"{name}, {words}", withheld or "not offered", without)
+            yield _hint(f"{name}, {words}", withheld or "not available", without)
     if not features.driver_caches.startswith("disabled"):
-        step = "figures of a second run may be those of the driver's cache, not of the one kept here"
+        step = "figures of a second run may come from the driver's own cache"
         yield _hint(f"{name}, the driver's own caches", features.driver_caches, step)
     try:
         cache = device.create_pipeline_cache(name="doctor")
@@ -254,7 +229,7 @@ def _device(name: str, device: Device, directory: Path) -> Iterator[_Finding]:
     yield _keys(f"{name}, what its keys depend on", identity, directory)
 
 
-def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
+def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFinding:
     from orchestrator.cli.doctor_keys import key_words
     from orchestrator.stores.profile_file import load_key_profile
 
@@ -266,8 +241,8 @@ def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     return _good(subject, "not known yet: `orchestrator doctor --keys` finds out")
 
 
-def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
-    """What the device would make of the cache file that is kept for it; the driver is not given it."""
+def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFinding:
+    """Whether the device would accept its cache file; the driver does not get it."""
     from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
     from orchestrator.stores.files.recovery import previous_path
 
@@ -289,7 +264,7 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     if found.status is LoadStatus.OTHER_DRIVER:
         return _hint(subject, what, "nothing: the driver changed, and the next compile replaces it")
     steps = {
-        LoadStatus.UNTRUSTED_PERMISSIONS: "the command that the text names; until then it is not used",
+        LoadStatus.UNTRUSTED_PERMISSIONS: "run the command above; until then the file is not used",
         LoadStatus.UNREADABLE: "make it readable, or remove it; until then nothing is saved in its place",
         LoadStatus.TOO_LARGE: "nothing: the next compile moves it to the quarantine, and saves a new one",
         LoadStatus.CRASHED_LAST_TIME: "nothing: it is not loaded, and the next compile saves a new one",
@@ -297,7 +272,7 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> _Finding:
     return _bad(subject, what, steps.get(found.status, "remove it, or let the next compile replace it"))
 
 
-def _directory(directory: Path) -> Iterator[_Finding]:
+def _directory(directory: Path) -> Iterator[DoctorFinding]:
     import shutil
 
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, refused, unwritable
@@ -310,14 +285,14 @@ def _directory(directory: Path) -> Iterator[_Finding]:
         there = next(each for each in (directory, *directory.absolute().parents) if os.path.lexists(each))
         reason = unwritable(there / "probe") if there.is_dir() else f"{path_text(there)} is no directory"
         if reason is None:
-            yield _good(subject, f"{name}: not there yet, made by the first compile")
+            yield _good(subject, f"{name}: does not exist yet, the first compile creates it")
         else:
-            step = "mend it, or name another one with --cache-dir; until then nothing can be saved"
-            yield _bad(subject, f"{name}: not there, and cannot be made: {reason}", step)
+            step = "correct it, or name another one with --cache-dir; until then nothing can be saved"
+            yield _bad(subject, f"{name}: does not exist, and cannot be created: {reason}", step)
         return
     except OSError as error:
         reason = refused(directory, error, REAL_FILE_OPERATIONS)
-        yield _bad(subject, f"{name}: {reason}", "that, or name another one with --cache-dir")
+        yield _bad(subject, f"{name}: {reason}", "do that, or name another one with --cache-dir")
         return
     if not status.is_directory:
         yield _bad(subject, f"{name}: a file, not a directory", "name another one with --cache-dir")
@@ -325,7 +300,7 @@ def _directory(directory: Path) -> Iterator[_Finding]:
     unfit = unfit_directory(directory)
     free = shutil.disk_usage(directory).free
     if unfit is not None:
-        step = "mend it, or name another one with --cache-dir; until then nothing in it is loaded or saved"
+        step = "correct it, or name another one with --cache-dir; until then nothing is loaded or saved there"
         yield _bad(subject, f"{name}: {unfit}", step)
     if free < _FREE_BYTES:
         step = "`orchestrator prune` makes room; a save that does not fit leaves the old file"
@@ -337,8 +312,8 @@ def _directory(directory: Path) -> Iterator[_Finding]:
     except OSError as error:
         if unfit is None:
             reason = refused(directory, error, REAL_FILE_OPERATIONS)
-            yield _bad(subject, f"{name}: {reason}", "that, or name another one with --cache-dir")
+            yield _bad(subject, f"{name}: {reason}", "do that, or name another one with --cache-dir")
         return
     if quarantined:
-        step = "`orchestrator prune` removes them; keep one for a report to the driver's makers"
-        yield _hint("quarantine", f"{plural(quarantined, 'file')} that a driver failed on", step)
+        step = "`orchestrator prune` removes them; keep one for a bug report to the driver's vendor"
+        yield _hint("quarantine", f"{plural(quarantined, 'file')} on which a driver failed", step)

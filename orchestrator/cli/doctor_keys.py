@@ -1,6 +1,6 @@
-"""What `doctor --keys` does and finds: what matters to a driver's keys, and what does not.
+"""The option `doctor --keys`: shows what a driver's keys depend on, and what they do not depend on.
 
-Guarantees: what could not be tried is said to be so, with the reason.
+Guarantees: everything that could not be tried is listed with the reason.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _MOST_REASONS = 12
 
 
 class KeysView(MeasurementBar):
-    """Shows what a bisection is doing."""
+    """Shows the progress of a bisection."""
 
     def progress(self, progress: KeyProgress) -> None:
-        """Something is tried."""
+        """Show the variation that begins."""
         if progress.total:
             self.step(progress.now, progress.done, progress.total)
         else:
@@ -49,14 +49,14 @@ class KeysView(MeasurementBar):
 def show_keys(
     output: Output, device: str, directory: Path, only: tuple[str, ...], time_limit_s: float
 ) -> ExitCode:
-    """Find out what a device's keys depend on, show it, and keep it where everything was tried.
+    """Find what a device's keys depend on, show it, and save it if everything was tried.
 
     Args:
-        output: Where to show it.
+        output: Receives the results.
         device: The selector.
-        directory: The directory of cache files, which is there and can be written.
-        only: Words to choose by what is tried; none for everything.
-        time_limit_s: Try nothing more after this time, s.
+        directory: The directory of cache files; must exist and be writable.
+        only: Words that select what to try; empty for everything.
+        time_limit_s: Stop after this time, s.
     """
     require_family(device)
     with KeysView(output) as view:
@@ -68,14 +68,12 @@ def show_keys(
     output.document(lambda: _document(profile, kept))
     _show(output, profile)
     if kept is not None:
-        output.line(styled("kept ", "good"), path_text(kept))
+        output.line(styled("saved ", "good"), path_text(kept))
     elif profile.whole:
-        output.line(styled("not kept: ", "bad"), "nothing can be said")
+        output.line(styled("not saved: ", "bad"), "there is no result")
     else:
-        output.line(styled("not kept: ", "warn"), "only a part was tried (--only, --time-limit)")
-    if profile.is_doubtful:
-        return ExitCode.PIPELINES_FAILED
-    return ExitCode.OK
+        output.line(styled("not saved: ", "warn"), "only a part was tried (--only, --time-limit)")
+    return ExitCode.PIPELINES_FAILED if profile.is_doubtful else ExitCode.OK
 
 
 def _document(profile: KeyProfile, kept: Path | None) -> KeysDocument:
@@ -86,18 +84,15 @@ def _document(profile: KeyProfile, kept: Path | None) -> KeysDocument:
 
 
 def key_words(profile: KeyProfile) -> str:
-    """What a profile says, in one line: when it was made, and on what the keys depend by aspect."""
+    """A profile in one line: its date, and what the keys depend on by aspect."""
     day = time.strftime("%Y-%m-%d", time.gmtime(profile.made_at))
     if not profile.depends:
         return f"of {day}: on nothing that was tried"
+    of_device = ("feature", "apiVersion", "extension")
     alone = [
-        each.name.removeprefix("VkPhysicalDevice")
-        for each in profile.depends
-        if each.aspect in ("feature", "apiVersion", "extension")
+        each.name.removeprefix("VkPhysicalDevice") for each in profile.depends if each.aspect in of_device
     ]
-    rest = Counter(
-        each.aspect for each in profile.depends if each.aspect not in ("feature", "apiVersion", "extension")
-    )
+    rest = Counter(each.aspect for each in profile.depends if each.aspect not in of_device)
     named = [f"apiVersion {name}" if "::" not in name and name[0].isdigit() else name for name in alone]
     counted = [plural(count, aspect + " setting", aspect + " settings") for aspect, count in rest.items()]
     return f"of {day}: on {', '.join([*named, *counted])}"
@@ -133,7 +128,7 @@ def _show_dependences(output: Output, profile: KeyProfile) -> None:
     made = table("the keys depend on", *kinds, "identity")
     rows: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
     for each in sorted(profile.depends, key=lambda one: one.aspect != "feature"):
-        # Features stand alone; names and variables that do the same share a row.
+        # Features have a row each; names and variables with the same effect share one.
         group = each.text if each.aspect == "feature" else each.aspect
         rows.setdefault((group, each.kinds, each.identity), []).append(each.name)
     for (group, of_kinds, identity), names in rows.items():
@@ -147,8 +142,7 @@ def _show_dependences(output: Output, profile: KeyProfile) -> None:
     output.show(made)
     output.line(
         styled(
-            "identity: with it the device has another pipelineCacheUUID, so even the cache file is another "
-            "one",
+            "identity: the device gets another pipelineCacheUUID, and so another cache file",
             "dim",
         )
     )

@@ -1,9 +1,9 @@
-"""What each verb writes with --json: one type a verb, encoded as the report of `compile` is.
+"""The JSON documents of the verbs: one type per verb, encoded like the report of `compile`.
 
-The page docs/report.md is made from these types. Adding a field leaves a document's version; one that changes
-its meaning or goes counts it up. `compile` has a module of its own (`orchestrator.run.records`).
+docs/documents.md is generated from these types. Adding a field keeps a document's version; changing or
+removing one increments it. The report of `compile` is in `orchestrator.run.records`.
 
-Assumptions: loaded when a verb has something to write, not for its help, because the records bring numpy.
+Assumptions: imported when a verb has results, not for its help, because the records import numpy.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from orchestrator.stores.profile_file import CalibrationProfile, KeyProfile, Pro
 
 
 class Document(Record, frozen=True, kw_only=True):
-    """What a verb writes.
+    """Base of all documents.
 
     Attributes:
         version: Version of the format.
@@ -51,10 +51,10 @@ class ListedDevice(IdentityRecord, frozen=True, kw_only=True):
     """A device that the loader finds.
 
     Attributes:
-        index: Its place among those that are listed.
-        selector: What `--device` takes for it.
+        index: Its index in the list.
+        selector: The value of `--device` for it.
         problem: Why it cannot be opened, or null.
-        features: What it offers to an orchestrator; not there where it cannot be opened.
+        features: Its features for the orchestrator; not there if it cannot be opened.
     """
 
     index: int
@@ -67,7 +67,7 @@ class DevicesDocument(Document, frozen=True, kw_only=True):
     """`devices --json`.
 
     Attributes:
-        devices: What compiles here.
+        devices: The devices.
     """
 
     devices: tuple[ListedDevice, ...]
@@ -77,9 +77,9 @@ class FamilyRecord(Record, frozen=True, kw_only=True):
     """A family of RADV's null hardware.
 
     Attributes:
-        selector: What `--device` takes for it.
-        family: Its name, as RADV_FORCE_FAMILY takes it.
-        device_id: VkPhysicalDeviceProperties::deviceID on null hardware; 0 where this Mesa has none.
+        selector: The value of `--device` for it.
+        family: Its name, the value of RADV_FORCE_FAMILY.
+        device_id: VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none.
     """
 
     selector: str
@@ -91,7 +91,7 @@ class FamiliesDocument(Document, frozen=True, kw_only=True):
     """`devices --device PATTERN --json`.
 
     Attributes:
-        families: The families that the pattern stands for.
+        families: The families that match the pattern.
     """
 
     families: tuple[FamilyRecord, ...]
@@ -104,9 +104,9 @@ class SetFile(Record, frozen=True, kw_only=True):
     """An archive of a set.
 
     Attributes:
-        path: Which.
+        path: Its path.
         bytes: Its size.
-        records: Records in it, but for duplicates.
+        records: Number of its records, without duplicates.
     """
 
     path: str
@@ -123,7 +123,7 @@ class ListedSet(Record, frozen=True, kw_only=True):
         content_hash: Hash over the names of its records.
         pipelines: Pipelines by kind.
         unique: Pipelines of all kinds.
-        duplicates: Records left out because one of the same name came before.
+        duplicates: Records left out because an earlier one has the same name.
     """
 
     path: str
@@ -138,9 +138,9 @@ class RecordCount(Record, frozen=True, kw_only=True):
     """Records of a tag.
 
     Attributes:
-        count: How many.
-        stored_bytes: Their size in the files; not there for a set that is in no file.
-        bytes: Their size without compression; likewise.
+        count: Number of records.
+        stored_bytes: Their size in the files; not there if the set is not in files.
+        bytes: Their size without compression; not there if the set is not in files.
     """
 
     count: int
@@ -149,12 +149,12 @@ class RecordCount(Record, frozen=True, kw_only=True):
 
 
 class ApplicationRecord(Record, frozen=True, kw_only=True):
-    """What a recorded application told the driver.
+    """The settings that a recorded application gave the driver.
 
     Attributes:
         key: Hash of the record.
-        name: VkApplicationInfo::pApplicationName, null for a null pointer.
-        engine: VkApplicationInfo::pEngineName, null for a null pointer.
+        name: VkApplicationInfo::pApplicationName, or null.
+        engine: VkApplicationInfo::pEngineName, or null.
         application_version: VkApplicationInfo::applicationVersion.
         engine_version: VkApplicationInfo::engineVersion.
         api_version: VkApplicationInfo::apiVersion.
@@ -173,12 +173,12 @@ class ApplicationRecord(Record, frozen=True, kw_only=True):
 
 
 class ListedGroup(Record, frozen=True, kw_only=True):
-    """Pipelines whose applications told the driver the same.
+    """Pipelines whose applications gave the driver the same settings.
 
     Attributes:
-        opened_as: What their device is opened as.
+        opened_as: The request that opens their device.
         applications: Hashes of the applications.
-        pipelines: How many they are.
+        pipelines: Number of pipelines.
     """
 
     opened_as: RequestRecord
@@ -192,10 +192,10 @@ class ListDocument(Document, frozen=True, kw_only=True):
     Attributes:
         set: The set.
         records: Records by tag.
-        applications: The applications that it was recorded from.
+        applications: The applications from which it was recorded.
         groups: Its pipelines by the device that they need.
         verified: Whether every record was read.
-        unusable_records: Records that cannot be used; null where not verified.
+        unusable_records: Number of records that cannot be used; null if not verified.
         damage: What could not be read.
         pipelines: With `--pipelines`: the keys by kind.
     """
@@ -214,13 +214,13 @@ class ListDocument(Document, frozen=True, kw_only=True):
 
 
 class Offer(Record, frozen=True, kw_only=True):
-    """What a device would make of a cache file.
+    """Whether a device would accept a cache file.
 
     Attributes:
-        accepted: Whether it would be given to the driver.
-        status: How a load would end.
+        accepted: Whether the driver would get it.
+        status: The result of a load.
         field: The field that differs, or null.
-        detail: In words.
+        detail: The same in words.
     """
 
     accepted: bool
@@ -230,11 +230,11 @@ class Offer(Record, frozen=True, kw_only=True):
 
 
 class MadeFor(Record, frozen=True, kw_only=True):
-    """An application that a cache file was made for.
+    """An application for which a cache file was made.
 
     Attributes:
-        opened_as: What the device was opened as.
-        pipelines: Pipelines of it.
+        opened_as: The request that opened the device.
+        pipelines: Number of its pipelines.
     """
 
     opened_as: RequestRecord
@@ -242,7 +242,7 @@ class MadeFor(Record, frozen=True, kw_only=True):
 
 
 class HeaderRecord(Record, frozen=True, kw_only=True):
-    """A header in a cache file, ours or Vulkan's; what one of them lacks is not there.
+    """A header in a cache file, ours or Vulkan's. Fields that it lacks are not there.
 
     Attributes:
         header_size: Of Vulkan's: its headerSize.
@@ -277,26 +277,26 @@ class HeaderRecord(Record, frozen=True, kw_only=True):
 
 
 class InspectedFile(Record, frozen=True, kw_only=True):
-    """What a file is.
+    """An inspected file.
 
     Attributes:
-        path: Which.
-        kind: What it is: a `CacheFileKind`, "archive", or what lies beside a cache file.
-        good: Whether it is whole, and would be taken where a device is named.
-        bytes: Its size, where it was read.
-        status: Of a cache file: how a load without a device would end.
-        reason: What is wrong; empty where nothing is.
-        data_hash_matches: Of a cache file: whether the driver's data agrees with its hash; null where there
-            is none to trust.
-        header: Of a cache file: our header, where it is proven.
+        path: Its path.
+        kind: What it is: a `CacheFileKind`, "archive", or a kind of file beside a cache file.
+        good: Whether it is whole and, with `--device`, would be accepted.
+        bytes: Its size, if it was read.
+        status: Of a cache file: the result of a load without a device.
+        reason: What is wrong, or "".
+        data_hash_matches: Of a cache file: whether the driver's data agrees with its hash; null without a
+            trusted hash.
+        header: Of a cache file: our header, if it is proven.
         vulkan_header: Of a cache file: the header in the driver's data.
-        made_for: Of a cache file: the applications that it was made for. Of a plan: the devices.
+        made_for: Of a cache file: the applications for which it was made. Of a plan: the devices.
         content_hash: Of a plan: hash over the names of all records of its set.
-        device: The device that was asked for with `--device`.
-        offered: What that device would make of it.
+        device: The device of `--device`.
+        offered: Whether that device would accept it.
         format_version: Of an archive: version of its format.
         records: Of an archive: records by tag.
-        duplicates: Of an archive: records left out because one of the same name came before.
+        duplicates: Of an archive: records left out because an earlier one has the same name.
         damage: Of an archive: damage in its headers.
         seems: Of anything else: what it seems to be.
     """
@@ -322,12 +322,12 @@ class InspectedFile(Record, frozen=True, kw_only=True):
 
 
 class InspectDocument(Document, frozen=True, kw_only=True):
-    """`inspect --json`. Version 1 was of one file and said no version.
+    """`inspect --json`. Version 1 described one file and had no version.
 
     Attributes:
-        files: Each file that was named, in order.
-        good: How many of them are whole, and would be taken where a device is named.
-        bad: How many are not.
+        files: The given files, in order.
+        good: Number of files that are whole and, with `--device`, would be accepted.
+        bad: Number of the others.
     """
 
     version: int = 2
@@ -344,11 +344,11 @@ class ExportDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         path: The cache file.
-        output: The file that was to be written.
-        status: LOADED where the driver's data was proven and written, else what is wrong.
+        output: The output file.
+        status: LOADED if the driver's data was proven and written, else what is wrong.
         field: The first field that is wrong or differs, as Vulkan names it.
-        detail: In words.
-        written_bytes: Bytes of the driver's data that were written; 0 where something is wrong.
+        detail: The same in words.
+        written_bytes: Bytes of the driver's data that were written; 0 if something is wrong.
     """
 
     path: str
@@ -367,7 +367,7 @@ class PackedName(Record, frozen=True, kw_only=True):
 
     Attributes:
         name: Its entry and permutation.
-        kind: What it is.
+        kind: Its kind.
         key: Its hash.
     """
 
@@ -380,15 +380,15 @@ class PackDocument(Document, frozen=True, kw_only=True):
     """`pack --json`.
 
     Attributes:
-        manifest: What was read.
-        output: What was written.
-        bytes: Its size.
-        records: Records in it.
-        modules: Shader modules among them.
-        described: Pipelines that the manifest describes.
-        pipelines: Different ones by kind.
-        unique: Different ones.
-        names: Each described pipeline.
+        manifest: The manifest.
+        output: The archive.
+        bytes: Size of the archive.
+        records: Number of its records.
+        modules: Number of its shader modules.
+        described: Number of pipelines that the manifest describes.
+        pipelines: Number of different pipelines, by kind.
+        unique: Number of different pipelines.
+        names: The described pipelines.
     """
 
     manifest: str
@@ -406,25 +406,25 @@ class PackDocument(Document, frozen=True, kw_only=True):
 
 
 class PackedTarget(Record, frozen=True, kw_only=True):
-    """What a pack has for a device.
+    """The contents of a pack for a device.
 
     Attributes:
-        selector: How the device was called where it was compiled for.
+        selector: Selector of the device when it was compiled for.
         device_name: Name of the device.
         driver: Name and version of its driver.
-        identity: What the cache is valid for; null where the device did not open.
+        identity: The identity for which the cache is valid; null if the device did not open.
         cache: Name of the cache file, or null.
         cache_bytes: Its size.
         binaries: Name of the file of pipeline binaries, or null.
         binaries_bytes: Its size.
-        created: How many pipelines are in it.
-        skipped: How many the device cannot take.
-        failed: How many failed.
-        quarantined: How many were left out, because they ended the driver.
-        not_run: How many were not come to.
-        parts: The sets, or shards of sets, that were compiled.
-        missing: Shards that are not there of sets of which others are.
-        problem: Why there is nothing, or null.
+        created: Number of pipelines in it.
+        skipped: Number of pipelines that the device does not support.
+        failed: Number of failed pipelines.
+        quarantined: Number of pipelines left out because they crashed the driver.
+        not_run: Number of pipelines that were not tried.
+        parts: The compiled sets, or shards of sets.
+        missing: Missing shards of sets that have other shards.
+        problem: Why there is no cache, or null.
     """
 
     selector: str
@@ -449,9 +449,9 @@ class CompiledTarget(Record, frozen=True, kw_only=True):
     """One of several targets of a compile.
 
     Attributes:
-        selector: How the device is called.
-        problem: Why it could not be compiled for, or null.
-        report: What a compile for one device gives; null where there is a problem, or it did not begin.
+        selector: Selector of the device.
+        problem: Why the compile failed, or null.
+        report: The report of the compile; null if there was a problem, or if it did not begin.
     """
 
     selector: str
@@ -464,7 +464,7 @@ class TargetsDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         pack: The pack that was written, or null.
-        targets: The targets, in the order in which they were named.
+        targets: The targets, in the given order.
     """
 
     pack: str | None
@@ -472,11 +472,11 @@ class TargetsDocument(Document, frozen=True, kw_only=True):
 
 
 class NearestTarget(Record, frozen=True, kw_only=True):
-    """The target of a pack that has most in common with a device.
+    """The target of a pack that is most similar to a device.
 
     Attributes:
         target: Its selector.
-        differs: The fields in which it differs, in words.
+        differs: The differing fields, in words.
     """
 
     target: str
@@ -489,23 +489,23 @@ class InstallDocument(Document, frozen=True, kw_only=True):
     Attributes:
         pack: The pack.
         proven: Whether its MAC was checked, with --key.
-        device_name: Name of the device that is here.
+        device_name: Name of the device.
         driver: Name and version of its driver.
-        identity: What its caches are valid for.
-        target: Selector of the target that is this device and driver, or null.
+        identity: The identity for which its caches are valid.
+        target: Selector of the target for this device and driver, or null.
         has_cache: Whether the pack has a cache for it.
-        problem: Why there is a target and nothing of it, or null.
-        nearest: Where there is no target: the one that has most in common.
-        created: How many pipelines that cache holds.
+        problem: Why the target has no data, or null.
+        nearest: If there is no target: the most similar one.
+        created: Number of pipelines in that cache.
         cache_file: The cache file of the device.
-        saved_bytes: Bytes that were written, 0 where none were.
-        not_saved: Why none were, or null.
-        bytes_before: Driver's data that was there before.
-        bytes_after: Driver's data that is there now.
-        store: The store of pipeline binaries, where the pack has some for the device; else null.
-        binaries: How many pipelines those are of.
-        binaries_new: Bytes of those that the store did not have before.
-        notes: What a user should know.
+        saved_bytes: Bytes that were written, or 0.
+        not_saved: Why nothing was written, or null.
+        bytes_before: Size of the driver's data before.
+        bytes_after: Size of the driver's data now.
+        store: The store of pipeline binaries, if the pack has some for the device; else null.
+        binaries: Number of pipelines that have binaries in the pack.
+        binaries_new: Bytes of binaries that were new to the store.
+        notes: Remarks for the user.
     """
 
     pack: str
@@ -536,20 +536,20 @@ class CheckedFile(Record, frozen=True, kw_only=True):
     """A file or directory that was checked.
 
     Attributes:
-        path: Which.
+        path: Its path.
         kind: What it is.
-        files: Of a directory or a pack: files in it that were checked.
+        files: Of a directory or a pack: number of checked files in it.
         quarantined: Of a directory: files in its quarantine.
         bytes: Of a file: its size.
-        status: Of a cache file: how a load without a device would end.
-        previous_generation: Of a cache file: the same of its previous generation, null for none.
+        status: Of a cache file: the result of a load without a device.
+        previous_generation: Of a cache file: the same for its previous generation, or null.
         records: Of an archive: its records.
         unusable_records: Of an archive: those that cannot be used.
         damage: Of an archive: what could not be read.
-        targets: Of a pack: what it has for each device.
+        targets: Of a pack: its contents for each device.
         signed: Of a pack: whether it has a MAC.
-        proven: Of a pack: whether that was checked, with --key.
-        strays: Of a pack: names of files in its directory that are not of it.
+        proven: Of a pack: whether the MAC was checked, with --key.
+        strays: Of a pack: names of other files in its directory.
         problems: What is wrong.
         next_step: What to do about it.
     """
@@ -577,8 +577,8 @@ class VerifyDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         checked: Each file and directory.
-        good: How many are good.
-        bad: How many are not.
+        good: Number of good ones.
+        bad: Number of bad ones.
     """
 
     checked: tuple[CheckedFile, ...]
@@ -598,11 +598,11 @@ class BinariesGeneration(Record, frozen=True, kw_only=True):
         driver_info: VkPhysicalDeviceDriverProperties::driverInfo.
         identity: The device and driver.
         global_key: vkGetPipelineKeyKHR without a create info, in hex.
-        pipelines: Pipelines of it; null in what a verb removed.
-        binaries: Binaries of those, each as often as it is used; or null.
-        bytes: Size of those; or null.
-        shared_driver_keys: Driver's keys that several states have; or null.
-        used_s: When it was used last, seconds since the epoch; or null.
+        pipelines: Number of its pipelines; null for a removed generation.
+        binaries: Number of their binaries, each counted for every use; or null.
+        bytes: Size of the binaries; or null.
+        shared_driver_keys: Number of the driver's keys that several states have; or null.
+        used_s: Time of the last use, seconds since the epoch; or null.
     """
 
     device_name: str
@@ -621,25 +621,25 @@ class BinariesDocument(Document, frozen=True, kw_only=True):
     """`binaries --json`.
 
     Attributes:
-        action: What was asked for: stat, verify, export, import or prune.
+        action: The action: stat, verify, export, import or prune.
         store: Path of the store.
-        generations: What it holds, of each device and global key.
-        payloads: Different binaries.
-        payload_bytes: Size of those: what is stored.
-        used_bytes: Pages of the file that hold something.
+        generations: Its contents by device and global key.
+        payloads: Number of different binaries.
+        payload_bytes: Size of the different binaries.
+        used_bytes: Size of the used pages of the file.
         file_bytes: Size of the file.
-        bound_bytes: What it may hold.
-        set_aside: What was moved into the quarantine when it was opened, and why; or null.
-        read_only: Why it could only be read, or null.
-        problems: What `verify` found.
+        bound_bytes: Size limit.
+        set_aside: The file that was moved to the quarantine on opening, and why; or null.
+        read_only: Why the store could only be read, or null.
+        problems: The problems that `verify` found.
         pack: The pack that was written or read, or null.
-        packed_pipelines: Pipelines in it.
-        packed_binaries: Binaries in it.
-        packed_bytes: Its size.
-        signed: Whether it is signed; of an import, whether that was checked.
-        stored: Pipelines that an import stored.
-        removed: Generations that `prune` removed, or would.
-        evicted: Pipelines that `prune` removed beside those, or an import.
+        packed_pipelines: Number of pipelines in the pack.
+        packed_binaries: Number of binaries in the pack.
+        packed_bytes: Size of the pack.
+        signed: Whether the pack is signed; of an import, whether the signature was checked.
+        stored: Number of pipelines that an import stored.
+        removed: Generations that `prune` removed, or would remove.
+        evicted: Number of other pipelines that `prune` or an import removed.
         dry_run: Whether nothing was removed.
     """
 
@@ -669,14 +669,14 @@ class BinariesDocument(Document, frozen=True, kw_only=True):
 
 
 class MergedFile(Record, frozen=True, kw_only=True):
-    """A cache file that was to be merged.
+    """A cache file to merge.
 
     Attributes:
-        path: Which.
-        status: LOADED where it was merged, else why not.
-        detail: In words.
-        data_bytes: Bytes of the driver's data in it.
-        added_bytes: By how much it made the merged cache larger.
+        path: Its path.
+        status: LOADED if it was merged, else why not.
+        detail: The same in words.
+        data_bytes: Size of the driver's data in it.
+        added_bytes: Bytes that it added to the merged cache.
     """
 
     path: Path
@@ -691,11 +691,11 @@ class MergeDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         device: The device that merged.
-        output: The file that was to be written.
-        files: What became of each file.
-        merged: How many were merged.
-        refused: How many were left out.
-        data_bytes: Bytes of the merged cache.
+        output: The output file.
+        files: The result for each file.
+        merged: Number of merged files.
+        refused: Number of files left out.
+        data_bytes: Size of the merged cache.
         saved_bytes: Bytes that were written.
         not_saved: Why nothing was written, or null.
     """
@@ -714,8 +714,8 @@ class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):
     """A target of a joined pack.
 
     Attributes:
-        packs: The packs that had a cache for it.
-        merged: Whether the driver merged those; otherwise one was copied.
+        packs: The packs with a cache for it.
+        merged: Whether the driver merged the caches; otherwise one was copied.
     """
 
     packs: tuple[str, ...]
@@ -729,7 +729,7 @@ class MergePacksDocument(Document, frozen=True, kw_only=True):
         output: The pack that was written.
         packs: The packs that were joined.
         signed: Whether it was signed.
-        targets: What is in it.
+        targets: Its targets.
     """
 
     output: str
@@ -742,14 +742,14 @@ class MergePacksDocument(Document, frozen=True, kw_only=True):
 
 
 class PrunedFile(Record, frozen=True, kw_only=True):
-    """A file that is removed, or was to be.
+    """A file to remove.
 
     Attributes:
-        path: Which.
+        path: Its path.
         bytes: Its size.
-        reason: Why.
-        detail: In words.
-        cause: Why it could not be removed; not there where it could.
+        reason: Why it is removed.
+        detail: Details of the reason.
+        cause: Why it could not be removed; not there if it was removed.
     """
 
     path: Path
@@ -763,7 +763,7 @@ class KeptFile(Record, frozen=True, kw_only=True):
     """A file that stays.
 
     Attributes:
-        path: Which.
+        path: Its path.
         bytes: Its size.
     """
 
@@ -777,14 +777,14 @@ class PruneDocument(Document, frozen=True, kw_only=True):
     Attributes:
         directory: The directory.
         dry_run: Whether nothing was removed.
-        removed: What was removed, or would be.
-        removed_bytes: Its size.
-        failed: What could not be removed.
+        removed: Files that were removed, or would be.
+        removed_bytes: Their size.
+        failed: Files that could not be removed.
         leftovers: Leftovers of killed processes that were removed.
-        kept: What stays.
-        kept_bytes: Its size.
-        drivers_asked: How many devices were asked what they are.
-        note: Why none was, or null.
+        kept: Files that stay.
+        kept_bytes: Their size.
+        drivers_asked: Number of devices whose driver build is known.
+        note: Why it is unknown, or null.
     """
 
     directory: Path
@@ -806,7 +806,7 @@ class HeldQuarantine(Record, frozen=True, kw_only=True):
     """The pipelines in quarantine on one device and driver.
 
     Attributes:
-        path: Where they are kept.
+        path: Path of the quarantine file.
         problem: Why the file cannot be used, or "".
         device_name: The device.
         driver: Name and version of the driver.
@@ -825,8 +825,8 @@ class QuarantineDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         directory: The directory of cache files.
-        cleared: How many pipelines `clear` took out; null for `list`.
-        quarantines: What is in quarantine now.
+        cleared: Number of pipelines that `clear` removed; null for `list`.
+        quarantines: The quarantines now.
     """
 
     directory: Path
@@ -838,13 +838,13 @@ class QuarantineDocument(Document, frozen=True, kw_only=True):
 
 
 class DoctorFinding(Record, frozen=True, kw_only=True):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes:
-        subject: What.
-        state: "good", "hint" or "bad".
-        detail: What was found.
-        next_step: What to do about it; null where it is good.
+        subject: The subject of the check.
+        state: "good", "hint" (works with limitations) or "bad".
+        detail: The finding.
+        next_step: What to do about it; null if it is good.
     """
 
     subject: str
@@ -859,8 +859,8 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
     Attributes:
         devices: The devices that could be opened.
         cache_directory: The directory of cache files.
-        findings: Everything that was looked at.
-        bad: How much of it is bad.
+        findings: All findings.
+        bad: Number of bad findings.
     """
 
     devices: tuple[IdentityRecord, ...]
@@ -870,11 +870,11 @@ class DoctorDocument(Document, frozen=True, kw_only=True):
 
 
 class KeysDocument(KeyProfile, frozen=True, kw_only=True):
-    """`doctor --keys --json`: the profile that is kept, and where.
+    """`doctor --keys --json`: the profile, and where it was saved.
 
     Attributes:
         version: Version of the document.
-        profile: Where it is kept, or null.
+        profile: Where it was saved, or null.
     """
 
     version: int = 1
@@ -885,11 +885,11 @@ class KeysDocument(KeyProfile, frozen=True, kw_only=True):
 
 
 class CalibrateDocument(CalibrationProfile, frozen=True, kw_only=True):
-    """`calibrate --json`: the profile that is kept, where, and why measuring ended early.
+    """`calibrate --json`: the profile, where it was saved, and why measuring ended early.
 
     Attributes:
         version: Version of the document.
-        profile: Where it is kept, or null.
+        profile: Where it was saved, or null.
         stopped: Why measuring ended early, or null.
     """
 
@@ -909,8 +909,8 @@ class RatioRecord(Record, frozen=True, kw_only=True):
         low: Lower end of its interval.
         high: Upper end.
         count: Number of values.
-        beyond_noise: Whether it differs from 1 by more than the same thing measured twice does.
-        pairs: Pairs of samples; not there where samples are no pairs.
+        beyond_noise: Whether the ratio differs from 1 by more than the noise.
+        pairs: Number of pairs of samples; not there for unpaired samples.
     """
 
     median: float
@@ -928,12 +928,12 @@ class RatioRecord(Record, frozen=True, kw_only=True):
 
 
 class CellConditions(Record, frozen=True, kw_only=True):
-    """What modes are compared under.
+    """The conditions under which modes are compared.
 
     Attributes:
         device: The selector.
-        start: What the caches held.
-        duplicates: Share of the pipelines that were in the run a second time.
+        start: Contents of the caches.
+        duplicates: Share of the pipelines that the run created a second time.
         workers: Number of workers.
     """
 
@@ -957,8 +957,8 @@ class FailedCell(CellName, frozen=True, kw_only=True):
     """A sample that could not be taken.
 
     Attributes:
-        control: Whether it was the baseline once more.
-        round: Which one; -1 is the warm-up.
+        control: Whether it was the second measurement of the baseline.
+        round: Number of the round; -1 is the warm-up.
         reason: What happened.
     """
 
@@ -968,24 +968,24 @@ class FailedCell(CellName, frozen=True, kw_only=True):
 
 
 class BenchCell(CellName, frozen=True, kw_only=True):
-    """Figures of a cell: medians, with intervals where they are objects.
+    """Figures of a cell: medians; those that are objects have intervals.
 
     Attributes:
-        samples: Samples of it.
-        throughput: Pipelines a second, the merge included.
-        creation_rate: Pipelines a second up to the barrier.
+        samples: Number of samples.
+        throughput: Pipelines per second, the merge included.
+        creation_rate: Pipelines per second up to the barrier.
         seconds: From the first job to the end of the merge.
-        blocked_share: Share of the driver's time asleep in it.
-        run_delay_share: Share of the calls' time waiting for a processor.
+        blocked_share: Share of the driver's time in which threads slept.
+        run_delay_share: Share of the calls' time in which threads waited for a processor.
         overhead_share: Share of the calls' time outside the driver.
-        efficiency: Against the same with one worker; null where that was not measured.
-        inflation: CPU time of a pipeline against the same with one worker; null where that was not measured.
-        open_s: Opening the device.
+        efficiency: Throughput per worker against one worker; null if one worker was not measured.
+        inflation: CPU time per pipeline against one worker; null if one worker was not measured.
+        open_s: Creating the caches.
         merge_s: Merging.
         read_back_s: Reading the merged cache back.
         barrier_wait_s: Waiting at the barrier, all workers.
-        duplicate_keys: Pipelines that more than one worker compiled.
-        duplicate_s: Driver time of those, but for the first of each.
+        duplicate_keys: Pipelines that were compiled more than once.
+        duplicate_s: Driver time of their compiles without the first.
         peak_memory_bytes: Peak memory of the process.
     """
 
@@ -1008,14 +1008,14 @@ class BenchCell(CellName, frozen=True, kw_only=True):
 
 
 class BenchGroup(CellConditions, frozen=True, kw_only=True):
-    """The modes under the same conditions against their baseline.
+    """All modes under the same conditions against their baseline.
 
     Attributes:
-        baseline: The mode that the others are compared with.
-        noise: What the baseline measured twice differs by, as a factor; null without a control.
-        throughput_ratios: Each other mode's throughput over the baseline's, the merge included.
+        baseline: The mode to compare with.
+        noise: Noise of the A/A control, as a factor; null without a control.
+        throughput_ratios: Throughput of each other mode over the baseline's, the merge included.
         creation_rate_ratios: The same without the merge.
-        locking: per-worker-internal over per-worker; null where one was not measured.
+        locking: per-worker-internal over per-worker; null if one was not measured.
     """
 
     baseline: CacheMode
@@ -1030,16 +1030,16 @@ class BenchDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         results: The file of all samples.
-        samples: Samples in it.
-        planned: Samples that the matrix has.
-        resumed: Samples that were there before.
+        samples: Number of samples in it.
+        planned: Number of samples of the matrix.
+        resumed: Number of samples from earlier runs.
         stopped: Why it ended early, or null.
         failed: Samples that could not be taken.
         cells: Figures of each cell.
         groups: The modes of each group of cells against their baseline.
-        verdicts: What the figures say, in sentences.
-        warnings: What a reader of them must know.
-        report: The page, or null where none was written.
+        verdicts: The verdicts, in sentences.
+        warnings: What weakens the figures.
+        report: The page, or null.
     """
 
     results: str
@@ -1062,9 +1062,9 @@ class ChangedCell(CellName, frozen=True, kw_only=True):
         device_before: The selector in the first file.
         seconds_before: Median time of one pass over the set in the first file, the merge included.
         seconds_after: The same in the second.
-        noise: What a baseline measured twice differs by, as a factor; null without a control.
-        time: The second file's time over the first's.
-        cpu: The same for CPU time of a pipeline.
+        noise: Noise of the A/A control, as a factor; null without a control.
+        time: Time in the second file over time in the first.
+        cpu: The same for CPU time per pipeline.
         memory: The same for peak memory.
     """
 
@@ -1078,19 +1078,19 @@ class ChangedCell(CellName, frozen=True, kw_only=True):
 
 
 class ComparedFile(Record, frozen=True, kw_only=True):
-    """A benchmark against the first one.
+    """A benchmark compared with the first one.
 
     Attributes:
-        path: Its file or directory, as it was named.
-        summary: The sentence for a gate.
-        pipelines_added: Pipelines that its set has more; null where sets are several.
-        slower: Cells that take longer beyond noise and threshold.
-        faster: Cells that take less time beyond them.
-        undecided: Cells of which nothing can be told.
-        cells: Every cell that both have.
-        only_before: Cells of the first only.
-        only_after: Cells of this one only.
-        differences: What else is different, one sentence each.
+        path: Its file or directory, as given.
+        summary: The result in one sentence.
+        pipelines_added: Increase of the number of pipelines; null if a file has several sets.
+        slower: Number of cells that are slower beyond noise and threshold.
+        faster: Number of cells that are faster beyond them.
+        undecided: Number of cells without a verdict.
+        cells: The cells that both have.
+        only_before: Cells that only the first one has.
+        only_after: Cells that only this one has.
+        differences: Other differences, one sentence each.
     """
 
     path: Path
@@ -1106,11 +1106,11 @@ class ComparedFile(Record, frozen=True, kw_only=True):
 
 
 class CompareDocument(Document, frozen=True, kw_only=True):
-    """`compare --json`. Version 1 was of two files, without a version.
+    """`compare --json`. Version 1 compared two files and had no version.
 
     Attributes:
-        before: What the others are compared with.
-        files: Each of the others.
+        before: The file to compare with.
+        files: The other files.
     """
 
     version: int = 2
@@ -1122,7 +1122,7 @@ class CompletionDocument(Document, frozen=True, kw_only=True):
     """`completion --json`.
 
     Attributes:
-        shell: Which shell it is for.
+        shell: The shell that it is for.
         script: The script.
     """
 
@@ -1152,4 +1152,4 @@ DOCUMENTS: Mapping[str, type[msgspec.Struct]] = {
     "doctor --keys": KeysDocument,
     "completion": CompletionDocument,
 }
-"""The type of each verb's document, but for `compile`'s."""
+"""The type of each verb's document, except that of `compile`."""

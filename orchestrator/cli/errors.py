@@ -1,10 +1,10 @@
-"""Exit codes, and the way from an exception to a message and one of them.
+"""Exit codes, and the messages for exceptions.
 
-Scripts build on exit codes, so a meaning never changes.
+The meaning of an exit code never changes, since scripts depend on it.
 
-Guarantees: every OrchestratorError has a message that says what, where and what to do next, an exit code and,
-where there is one, a next step; the same facts go into the JSON. So has what the system refuses
-(`explain_system`). Anything else is a bug and keeps its traceback.
+Guarantees: every OrchestratorError maps to a message (what and where), an exit code and, if there is one, a
+next step; the JSON document has the same facts. So do errors of the operating system (`explain_system`). Any
+other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from orchestrator.errors import (
 class ExitCode(enum.IntEnum):
     """The exit status of a verb.
 
-    OK: all good.
+    OK: success.
     PIPELINES_FAILED: the verb did its work, and some pipelines failed.
-    BAD_INPUT: usage, a file that is not what it should be, or a place that cannot be written.
-    NO_DEVICE: no device answers, or the one that does cannot be used.
-    BUG: the program itself failed; not 1, which would say that it did its work.
-    OUT_OF_TIME: the time limit was reached before the work was done; running again goes on.
-    INTERRUPTED: stopped by SIGINT, SIGTERM or SIGHUP; what was done by then is kept.
-    BROKEN_PIPE: whoever read the output went away, as for a program that SIGPIPE ends.
+    BAD_INPUT: wrong usage, an invalid file, or a place that cannot be written.
+    NO_DEVICE: no device was found, or it cannot be used.
+    BUG: the program itself failed; not 1, which means that it did its work.
+    OUT_OF_TIME: the time limit ended the work early; running again continues it.
+    INTERRUPTED: stopped by SIGINT, SIGTERM or SIGHUP; results so far are kept.
+    BROKEN_PIPE: the reader of the output is gone, as after SIGPIPE.
     """
 
     OK = 0
@@ -53,7 +53,7 @@ class ExitCode(enum.IntEnum):
 
 
 class UsageError(OrchestratorError):
-    """The command line asks for something that cannot be.
+    """The command line is invalid.
 
     Attributes:
         next_step: What to do instead.
@@ -69,12 +69,12 @@ class Failure:
     """An error as the user sees it.
 
     Attributes:
-        kind: A word for programs: usage, output, archive, record, manifest, no_device, driver, device, store,
-            pack, system, other, interrupted, bug.
+        kind: The category for programs: usage, output, archive, record, manifest, no_device, driver, device,
+            store, pack, system, other, interrupted, bug.
         message: What is wrong, where, and the likely cause.
         next_step: What to do about it, or "".
         exit_code: The exit status.
-        where: Facts for programs, such as the path and the offset.
+        where: Further facts for programs, such as the path and the offset.
     """
 
     kind: str
@@ -97,7 +97,7 @@ class Failure:
 
 
 def explain(error: OrchestratorError) -> Failure:
-    """What a user is told about an error."""
+    """The message and exit code for an error."""
     message, bad_input, no_device = _utf8(str(error)), ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
     match error:
         case OutputError():
@@ -134,7 +134,7 @@ def explain(error: OrchestratorError) -> Failure:
             return Failure("usage", message, step, bad_input, {})
         case NoDeviceError():
             step = (
-                "`orchestrator devices` lists what is there, `orchestrator doctor` says what is missing; "
+                "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; "
                 "`--device simulated` needs no driver"
             )
             return Failure("no_device", message, step, no_device, {})
@@ -170,7 +170,7 @@ _SYSTEM_STEPS: Final = {
 
 
 def explain_system(error: BaseException) -> Failure | None:
-    """What a user is told where the system refused something that no verb expected; None for a bug."""
+    """The message for an unexpected error of the operating system; None for a bug."""
     if _wants_a_thread(error):
         error = OSError(errno.EAGAIN, "")
     step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
@@ -188,7 +188,7 @@ def _refused_step(reason: str) -> str:
 
 
 def _wants_a_thread(error: BaseException | None) -> bool:
-    """Whether it comes of a thread that could not be started, which Python tells in words alone."""
+    """Whether a thread could not be started, which only the text of Python's exception says."""
     while error is not None:
         if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
             return True
@@ -197,8 +197,7 @@ def _wants_a_thread(error: BaseException | None) -> bool:
 
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
-    # Not imported above: this module is loaded on every call of the program, and the stores bring numpy
-    # along.
+    # Imported here because every call of the program loads this module, and the stores import numpy.
     from orchestrator.stores.binary_pack import PackError
     from orchestrator.stores.binary_store import StoreError
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
@@ -227,11 +226,11 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
 
 
 def report(failure: Failure, *, json: bool) -> ExitCode:
-    """Tell the user: a message on stderr, with --json the document on stdout too.
+    """Print the message to stderr and, with --json, the document to stdout.
 
     Args:
-        failure: What happened.
-        json: Whether a document was asked for.
+        failure: The error.
+        json: Whether to print the document.
 
     Returns:
         The exit code.

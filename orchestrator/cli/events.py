@@ -1,9 +1,9 @@
-"""What `compile` and a program beside it say to each other: one type an event, and one a command.
+"""The events that `compile` writes for another program, and the commands that it takes: one type each.
 
-The page docs/control.md is made from these types. Version 1: events and their fields may be added, and a
-reader passes over what it does not know; a command that is not known is an `error`.
+docs/control.md is generated from these types. Within version 1, events and fields may be added, and a reader
+ignores unknown ones; an unknown command causes an `error` event.
 
-Assumptions: loaded where `--progress jsonl` asks for it, because the records bring numpy.
+Assumptions: imported only for `--progress jsonl`, because the records import numpy.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ VERSION: Final = 1
 
 
 class Event(Record, frozen=True, kw_only=True, rename=None, tag_field="event"):
-    """What is said; its `event` is its name.
+    """Base of all events; the field `event` has the name.
 
     Attributes:
-        at_s: Seconds since the program began.
+        at_s: Seconds since the start of the program.
     """
 
     at_s: float
 
 
-class Start(Event, frozen=True, kw_only=True, rename=None, tag="start"):
+class Start(Event, frozen=True, kw_only=True, tag="start"):
     """The work begins: the first event.
 
     Attributes:
         version: Version of the events and the commands.
-        process_id: Of the program.
-        targets: The selectors of the devices.
-        pipelines: How many each target has, those of several applications counted for each.
-        total: How many there are together.
+        process_id: Process ID of the program.
+        targets: Selectors of the devices.
+        pipelines: Pipelines of each target; a pipeline of several applications counts once for each.
+        total: Pipelines of all targets.
     """
 
     version: int = VERSION
@@ -45,19 +45,19 @@ class Start(Event, frozen=True, kw_only=True, rename=None, tag="start"):
     total: int
 
 
-class Target(Event, frozen=True, kw_only=True, rename=None, tag="target"):
-    """A target begins; only where there are several, or `--out`.
+class Target(Event, frozen=True, kw_only=True, tag="target"):
+    """A target begins; only with several targets or with `--out`.
 
     Attributes:
         target: Its selector.
-        workers: How many workers it has.
+        workers: Number of its workers.
     """
 
     target: str
     workers: int
 
 
-class Stage(Event, frozen=True, kw_only=True, rename=None, tag="stage"):
+class Stage(Event, frozen=True, kw_only=True, tag="stage"):
     """A stage of a target begins.
 
     Attributes:
@@ -69,22 +69,22 @@ class Stage(Event, frozen=True, kw_only=True, rename=None, tag="stage"):
     name: str
 
 
-class Progress(Event, frozen=True, kw_only=True, rename=None, tag="progress"):
-    """How far it is, at most ten times a second.
+class Progress(Event, frozen=True, kw_only=True, tag="progress"):
+    """The progress, at most ten times per second.
 
     Attributes:
         target: The selector, or null for all targets together.
-        total: Pipelines to create, without those that were cancelled.
-        done: Those with an outcome: compiled + hits + skipped + failed.
-        compiled: Created by compiling.
-        hits: Found in the cache.
-        skipped: Not given to the driver.
-        failed: Not created.
-        in_flight: In a driver call now.
+        total: Pipelines to create, without cancelled ones.
+        done: Pipelines with an outcome: compiled + hits + skipped + failed.
+        compiled: Pipelines that were compiled.
+        hits: Pipelines found in the cache.
+        skipped: Pipelines that were not given to the driver.
+        failed: Pipelines that could not be created.
+        in_flight: Pipelines in a driver call now.
         elapsed_s: Seconds since the first pipeline.
-        rate: Pipelines a second.
-        eta_s: Seconds to go, or null where that is not known.
-        slowest: What has been in the driver the longest, or null.
+        rate: Pipelines per second.
+        eta_s: Estimated seconds to go, or null if unknown.
+        slowest: The pipeline that has been in the driver for the longest time, or null.
     """
 
     target: str | None
@@ -101,14 +101,16 @@ class Progress(Event, frozen=True, kw_only=True, rename=None, tag="progress"):
     slowest: SlowInFlight | None
 
 
-class Settled(Event, frozen=True, kw_only=True, rename=None, tag="settled"):
-    """Pipelines came to their end, by key; with `--control`. Each is named once an application it is of.
+class Settled(Event, frozen=True, kw_only=True, tag="settled"):
+    """Pipelines have an outcome; only with `--control`.
+
+    A key occurs once for each of its applications.
 
     Attributes:
         target: The selector.
-        compiled: Created by compiling.
-        hits: Found in the cache.
-        cancelled: Left out by a command.
+        compiled: Pipelines that were compiled.
+        hits: Pipelines found in the cache.
+        cancelled: Pipelines that a command cancelled.
     """
 
     target: str
@@ -117,14 +119,14 @@ class Settled(Event, frozen=True, kw_only=True, rename=None, tag="settled"):
     cancelled: tuple[Hash, ...]
 
 
-class Failed(Event, frozen=True, kw_only=True, rename=None, tag="failed"):
-    """A pipeline cannot be had; with `--control`.
+class Failed(Event, frozen=True, kw_only=True, tag="failed"):
+    """A pipeline cannot be created; only with `--control`.
 
     Attributes:
         target: The selector.
-        key: The pipeline.
-        status: What became of it.
-        reason: Why.
+        key: Key of the pipeline.
+        status: Its outcome.
+        reason: The reason.
     """
 
     target: str
@@ -133,13 +135,13 @@ class Failed(Event, frozen=True, kw_only=True, rename=None, tag="failed"):
     reason: str
 
 
-class Saved(Event, frozen=True, kw_only=True, rename=None, tag="saved"):
-    """A cache file was saved: it can be loaded now, whole.
+class Saved(Event, frozen=True, kw_only=True, tag="saved"):
+    """A cache file was saved and can be loaded now.
 
     Attributes:
         target: The selector.
-        path: Where.
-        size: Bytes of it.
+        path: Path of the file.
+        size: Its size in bytes.
     """
 
     target: str
@@ -147,23 +149,23 @@ class Saved(Event, frozen=True, kw_only=True, rename=None, tag="saved"):
     size: int
 
 
-class Message(Event, frozen=True, kw_only=True, rename=None, tag="message"):
-    """Words for a person.
+class Message(Event, frozen=True, kw_only=True, tag="message"):
+    """A message for people.
 
     Attributes:
-        text: The words.
+        text: The message.
     """
 
     text: str
 
 
-class Answer(Event, frozen=True, kw_only=True, rename=None, tag="answer"):
-    """A command has taken effect. What was cancelled is in no driver call any more.
+class Answer(Event, frozen=True, kw_only=True, tag="answer"):
+    """A command has taken effect. After a cancel, no cancelled pipeline is in a driver call.
 
     Attributes:
-        id: What the command said, or null.
-        command: Its name.
-        unknown: Keys that it named and the set does not have.
+        id: The `id` of the command, or null.
+        command: Name of the command.
+        unknown: Keys in the command that the set does not have.
     """
 
     id: int | str | None
@@ -171,25 +173,25 @@ class Answer(Event, frozen=True, kw_only=True, rename=None, tag="answer"):
     unknown: tuple[str, ...] = ()
 
 
-class Error(Event, frozen=True, kw_only=True, rename=None, tag="error"):
-    """A line is no command; nothing else comes of it.
+class Error(Event, frozen=True, kw_only=True, tag="error"):
+    """A line is not a valid command and has no effect.
 
     Attributes:
-        line: Which, counted from 1.
-        problem: Why, and what is expected.
+        line: Number of the line, from 1.
+        problem: What is wrong, and what is expected.
     """
 
     line: int
     problem: str
 
 
-class Done(Event, frozen=True, kw_only=True, rename=None, tag="done"):
-    """A target is over.
+class Done(Event, frozen=True, kw_only=True, tag="done"):
+    """A target has ended.
 
     Attributes:
         target: The selector.
-        outcomes: Pipelines by status, or null where there is no report.
-        stopped: Whether it was stopped before its end.
+        outcomes: Number of pipelines by status, or null without a report.
+        stopped: Whether it was stopped early.
         problem: What went wrong, or null.
     """
 
@@ -199,8 +201,8 @@ class Done(Event, frozen=True, kw_only=True, rename=None, tag="done"):
     problem: str | None
 
 
-class End(Event, frozen=True, kw_only=True, rename=None, tag="end"):
-    """All is over: the last event. Without it the process died, or ended with an error that stderr tells.
+class End(Event, frozen=True, kw_only=True, tag="end"):
+    """The last event. Without it the process died, or ended with an error on stderr.
 
     Attributes:
         exit_code: The exit code.
@@ -209,27 +211,14 @@ class End(Event, frozen=True, kw_only=True, rename=None, tag="end"):
     exit_code: int
 
 
-EVENTS: Final = (
-    Start,
-    Target,
-    Stage,
-    Progress,
-    Settled,
-    Failed,
-    Saved,
-    Message,
-    Answer,
-    Error,
-    Done,
-    End,
-)
+EVENTS: Final = (Start, Target, Stage, Progress, Settled, Failed, Saved, Message, Answer, Error, Done, End)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="command"):
-    """What is asked for; its `command` is its name.
+    """Base of all commands; the field `command` has the name.
 
     Attributes:
-        id: What the answer repeats: a number or a text of the caller's.
+        id: A number or text that the answer repeats.
         version: Version of the commands.
     """
 
@@ -238,11 +227,11 @@ class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Promote(Command, frozen=True, kw_only=True, tag="promote"):
-    """Make pipelines more urgent, with the libraries that they link. Nothing becomes less urgent.
+    """Make pipelines and the libraries that they link more urgent. No pipeline becomes less urgent.
 
     Attributes:
         pipelines: Their keys, each 16 hex digits.
-        priority: `now` comes before `soon`, and that before all others.
+        priority: `now` precedes `soon`, which precedes all other pipelines.
     """
 
     pipelines: tuple[str, ...]
@@ -250,7 +239,7 @@ class Promote(Command, frozen=True, kw_only=True, tag="promote"):
 
 
 class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
-    """Leave pipelines out that have not begun, for all of this compile. What another one links is created.
+    """Cancel pipelines that have not begun, for the whole compile. Libraries of other pipelines are created.
 
     Attributes:
         pipelines: Their keys.
@@ -260,17 +249,17 @@ class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
 
 
 class Budget(Command, frozen=True, kw_only=True, tag="budget"):
-    """Let work begin for so long from now, then wait for the next budget. What is in the driver goes on.
+    """Let work begin for some time from now, then wait for the next budget. Driver calls continue.
 
     Attributes:
-        seconds: How long; 0 to pause, null for ever.
+        seconds: The time; 0 to pause, null for no limit.
     """
 
     seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
 
 
 class Stop(Command, frozen=True, kw_only=True, tag="stop"):
-    """End early and in order, as by Ctrl-C: what is done is merged and saved."""
+    """Stop early, as by Ctrl-C: merge and save what is done."""
 
 
 COMMANDS: Final = (Promote, Cancel, Budget, Stop)

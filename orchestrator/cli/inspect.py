@@ -1,6 +1,6 @@
-"""The verb `inspect`: what a file is, whether it is whole, and whether a device would take it.
+"""The verb `inspect`: identifies a file, and says whether it is whole and whether a device would accept it.
 
-Guarantees: reads only, and only up to a cap. Whatever is in the file ends in an answer, not in an error.
+Guarantees: reads only, and only up to a limit. Every content of a file gives an answer, never an error.
 """
 
 from __future__ import annotations
@@ -12,16 +12,9 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
+from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import (
-    Output,
-    byte_text,
-    path_text,
-    plural,
-    styled,
-    tag_name,
-)
-from orchestrator.cli.values import opened_device
+from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, tag_name
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InspectDocument, InspectedFile, Offer
@@ -67,13 +60,13 @@ def inspect_verb(
     /,
     *,
     device: Annotated[
-        str | None, DEVICE, Parameter(help="Say too whether this device would take it. " + DEVICE_HELP)
+        str | None, DEVICE, Parameter(help="Also say whether this device would accept it. " + DEVICE_HELP)
     ] = None,
     json: JsonFlag = False,
 ) -> int:
     """Show what files are and whether they can be trusted.
 
-    The exit code is 0 where all are whole (and cache files would be taken, where a device is named), else 2.
+    The exit code is 0 if all files are whole and, with --device, all cache files would be accepted; else 2.
 
     **EXAMPLES**
 
@@ -82,10 +75,10 @@ def inspect_verb(
         orchestrator inspect capture.foz --json
 
     Args:
-        files: Cache files and what lies beside them, a driver's bare cache data, or `.foz` archives.
+        files: Cache files and the files beside them, raw cache data of a driver, or `.foz` archives.
     """
     output = Output(json=json)
-    identity = None if device is None else _identity(device)
+    identity = None if device is None else identity_of(device)
     inspected = []
     for number, file in enumerate(files):
         if number:
@@ -105,13 +98,8 @@ def inspect_verb(
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
 
 
-def _identity(selector: str) -> DeviceIdentity:
-    with opened_device(selector) as device:
-        return device.identity
-
-
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
-    """Show a file, and say what it is."""
+    """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
     from orchestrator.stores.plan_file import PLAN_MAGIC
@@ -130,7 +118,7 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
 
 
 def _head(file: Path) -> bytes:
-    """The first bytes of a regular file; nothing of anything else, which could be a pipe that never ends."""
+    """The first bytes of a regular file; b"" for anything else, which could be an endless pipe."""
     try:
         if not file.is_file():
             return b""
@@ -261,7 +249,7 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 
 
 def _seems(path: Path, head: bytes) -> str:
-    """What a file seems to be, by its first bytes and its name; "" where nothing can be said."""
+    """What a file seems to be, judged by its first bytes and its name; "" if unknown."""
     from orchestrator.stores.kinds import STORE_NAME
 
     if path.is_dir():
@@ -287,7 +275,7 @@ def _seems(path: Path, head: bytes) -> str:
 
 
 def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> Offer:
-    """Whether a device would take the file, and if not, why."""
+    """Whether a device would accept the file, and if not, why."""
     from orchestrator.cli.documents import Offer
     from orchestrator.stores.cache_file import LoadStatus, read_cache_file
     from orchestrator.stores.inspection import CacheFileKind

@@ -1,8 +1,8 @@
-"""The verb `install`: takes what a pack has for this device out of it, and says so where that is nothing.
+"""The verb `install`: installs the cache and the binaries that a pack has for this device.
 
-Guarantees: what is installed was proven whole. A cache was given to the driver in a process of its own and
-kept by it, and is merged with what the device's cache file held; binaries are added to the store. Nothing of
-the pack decides where it is written.
+Guarantees: the installed data is proven whole. Before a cache is installed, the driver must accept it in a
+separate process; then it is merged with the device's cache file. Binaries are added to the store. The
+contents of a pack never determine a path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from orchestrator.cli.values import read_key, usable_directory
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InstallDocument
     from orchestrator.run.packs import Installation
-    from orchestrator.stores.pack import Pack
+    from orchestrator.stores.pack import Pack, Target
 
 
 def install_verb(
@@ -33,12 +33,11 @@ def install_verb(
     unsigned: Flag = False,
     json: JsonFlag = False,
 ) -> int:
-    """Take the cache of this device and driver out of a pack, so that `compile` has only the rest to do.
+    """Install the cache of this device and driver from a pack, so that `compile` has less to do.
 
-    Pipeline binaries, where the pack has some, go into the store that `compile --mode binaries` uses. The
-    exit code is 0 where the pack has either, 1 where it has neither for this device and driver, with what is
-    nearest and how it differs, and 2 where the pack is damaged or nobody vouches for it. What is there
-    already is kept: the two are merged.
+    The cache is merged with the existing one. Pipeline binaries go into the store of `compile --mode
+    binaries`. The exit code is 0 if the pack has data for this device and driver; 1 if not, and the nearest
+    target is shown; 2 if the pack is damaged or not trusted.
 
     **EXAMPLES**
 
@@ -48,8 +47,8 @@ def install_verb(
 
     Args:
         pack: The directory that `orchestrator compile --out` wrote.
-        unsigned: Take a pack whose origin nothing proves here. Its hashes find damage, not attackers: whoever
-            brought the pack must be trusted as a program would be.
+        unsigned: Accept a pack without checking its signature. Its hashes detect damage, not attackers: trust
+            its source as you would trust a program.
     """
     from orchestrator.run.packs import install
     from orchestrator.stores.pack import Pack
@@ -61,22 +60,26 @@ def install_verb(
     opened = Pack.open(pack, secret)
     if secret is None and not unsigned:
         raise UsageError(
-            f"{path_text(pack)}: nothing proves who made this pack",
-            "name the key file that it was signed with (--key), or trust whoever brought it (--unsigned)",
+            f"{path_text(pack)}: the origin of this pack is not proven",
+            "name the key file that it was signed with (--key), or trust its source (--unsigned)",
         )
     done = install(opened, device, usable_directory(cache_dir), key_file=key)
     out.document(lambda: _document(opened, done))
     _show(out, opened, done)
-    target = opened.manifest.targets[done.done.target] if done.done.target >= 0 else None
+    target = _target(opened, done)
     has = target is not None and (target.cache is not None or target.binaries is not None)
     return ExitCode.OK if has else ExitCode.PIPELINES_FAILED
+
+
+def _target(pack: Pack, done: Installation) -> Target | None:
+    return pack.manifest.targets[done.done.target] if done.done.target >= 0 else None
 
 
 def _document(pack: Pack, done: Installation) -> InstallDocument:
     from orchestrator.cli.documents import InstallDocument, NearestTarget
 
     found, manifest, device = done.done, pack.manifest, done.device
-    target = manifest.targets[found.target] if found.target >= 0 else None
+    target = _target(pack, done)
     nearest = None if target is not None else manifest.nearest(device.identity)
     return InstallDocument(
         pack=path_text(pack.directory),
@@ -106,7 +109,7 @@ def _document(pack: Pack, done: Installation) -> InstallDocument:
 def _show(out: Output, pack: Pack, done: Installation) -> None:
     device, found, manifest = done.device, done.done, pack.manifest
     out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))
-    if found.target < 0:
+    if (target := _target(pack, done)) is None:
         out.line(
             styled("no cache: ", "warn"),
             f"the pack has {plural(len(manifest.targets), 'target')}, and none is this device and driver",
@@ -116,7 +119,6 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
             out.line(f"nearest is {nearest[0].name}: there {', '.join(nearest[1])}")
         out.line("`orchestrator compile` compiles everything here")
         return
-    target = manifest.targets[found.target]
     if target.cache is None and target.binaries is None:
         out.line(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
         out.line("`orchestrator compile` compiles everything here")
@@ -141,4 +143,4 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
     for note in found.notes:
         out.line(styled("note: ", "warn"), note)
     if pack.key is None:
-        out.line(styled("note: ", "warn"), "nothing proves who made this pack (--unsigned)")
+        out.line(styled("note: ", "warn"), "the origin of this pack is not proven (--unsigned)")

@@ -1,4 +1,4 @@
-"""The verb `list`: what a set holds and what is damaged in it, without a device.
+"""The verb `list`: shows the contents of a set and its damage, without a device.
 
 Guarantees: reads only; a damaged set is shown as far as it can be read.
 """
@@ -45,10 +45,10 @@ def list_verb(
     verify: Annotated[bool, Parameter(negative="--no-verify")] = True,
     json: JsonFlag = False,
 ) -> int:
-    """Show what a set holds and what is damaged in it, without a device.
+    """Show the contents of a set and its damage, without a device.
 
-    A damaged set is shown as far as it can be read, and the exit code is 0; it is 2 where there is no set at
-    all.
+    A damaged set is shown as far as it can be read. The exit code is 0 despite damage, and 2 if there is no
+    set.
 
     **EXAMPLES**
 
@@ -57,8 +57,8 @@ def list_verb(
         orchestrator list capture.foz --json
 
     Args:
-        pipelines: List the key of every pipeline too.
-        verify: Read every record and recompute its key; with `--no-verify` only headers are read.
+        pipelines: Also list the key of every pipeline.
+        verify: Read every record and recompute its key; with `--no-verify` read only headers.
     """
     output = Output(json=json)
     with open_set(sets) as opened:
@@ -66,7 +66,7 @@ def list_verb(
         if verify:
             with SlowWork(output, "reading the records") as progress:
                 unusable = opened.verify(progress)
-        groups = opened.groups  # before the damage is asked for: reading them may find some
+        groups = opened.groups  # read before the damage is shown, because reading may find more
         output.document(lambda: _document(opened, unusable, pipelines=pipelines))
         if not json:
             _show(output, opened, groups, unusable, pipelines=pipelines)
@@ -212,8 +212,7 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
     output.line("")
     if not opened.applications:
         output.line(
-            "no application is recorded: pipelines are compiled on a device with what they need, and nothing "
-            "else"
+            "no application is recorded: pipelines are compiled on a device that has only what they need"
         )
         return
     for each in opened.applications:
@@ -233,7 +232,7 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
         output.line("  features that change code: ", ", ".join(enabled) or "none")
     if len(groups) > 1:
         output.line(
-            f"{len(groups)} groups, each compiled on a device opened as its own, of "
+            f"{len(groups)} groups, each compiled on its own device, of "
             + ", ".join(plural(len(group.pipelines), "pipeline") for group in groups)
         )
 

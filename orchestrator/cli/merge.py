@@ -1,8 +1,7 @@
-"""The verb `merge`: several cache files of one device into one, or packs of several machines, by the driver.
+"""The verb `merge`: merges cache files of one device, or packs of several machines, by the driver.
 
-Guarantees: a file is given to the driver only after every check that a load makes. What is written is what
-the driver gave after the merge. Figures are bytes as the driver counts them; nothing says how many pipelines
-they are.
+Guarantees: the driver gets a file only after all checks of a load. The output is the driver's data after the
+merge. Figures are bytes as the driver counts them; no driver reports numbers of pipelines.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from orchestrator.cli.values import opened_device, read_key
 if TYPE_CHECKING:
     from orchestrator.cli.documents import MergeDocument, MergePacksDocument
     from orchestrator.run.cache_joining import JoinedFile
-    from orchestrator.run.packs import JoinedTarget
     from orchestrator.stores.pack import Target
 
 
@@ -38,9 +36,9 @@ def merge_verb(
 ) -> int:
     """Merge cache files of one device and driver into one, or packs of several machines into one.
 
-    A cache file that the device would not load is left out, with the field that differs; the exit code is
-    then 2, and nothing is written where none is left. Of packs everything fits or nothing is written: a pack
-    whose shards another driver compiled is refused by name.
+    A cache file that the device would not load is left out, and the differing field is shown; the exit code
+    is then 2. Packs are merged completely or not at all: if another driver compiled a pack's shards, the
+    error names the pack.
 
     **EXAMPLES**
 
@@ -50,7 +48,7 @@ def merge_verb(
 
     Args:
         files: Cache files of the device, or packs.
-        output: The cache file to write, where one that is there is replaced; or the directory of a new pack.
+        output: The cache file to write, replacing an existing one; or the directory of a new pack.
     """
     out = Output(json=json)
     if any(each.is_dir() for each in files):
@@ -71,11 +69,11 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
 
     def on_file(path: Path) -> None:
         if out.live:
-            # Should the driver die of it, this is the last line.
+            # If the driver crashes, this is the last line.
             out.message(f"merging {path_text(path)}")
 
     if output.exists() and not output.is_file():
-        raise UsageError(f"{path_text(output)}: cannot be written: it is no regular file", "name a file")
+        raise UsageError(f"{path_text(output)}: cannot be written: not a regular file", "name a file")
     with opened_device(selector) as opened:
         merged, data = join_files(opened, files, on_file)
         identity = opened.identity
@@ -154,15 +152,10 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
 
     out.document(document)
     show_targets(out, targets)
-    _show_joined(out, joined)
+    if merged := sum(each.merged for each in joined):
+        out.line(f"{plural(merged, 'cache')} merged by the driver, the others copied")
     for selector, lacks in missing.items():
         for each in lacks:
             out.line(styled("missing: ", "warn"), f"{selector}: {each}")
     out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
     return ExitCode.OK
-
-
-def _show_joined(out: Output, joined: list[JoinedTarget]) -> None:
-    merged = sum(each.merged for each in joined)
-    if merged:
-        out.line(f"{plural(merged, 'cache')} merged by the driver, the others copied")

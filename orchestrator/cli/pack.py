@@ -1,4 +1,4 @@
-"""The verb `pack`: from a description by hand to an archive."""
+"""The verb `pack`: writes the pipelines of a manifest as an archive."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def pack_verb(
 ) -> int:
     """Write the pipelines that a manifest describes as a `.foz` archive.
 
-    A manifest names `.spv` files and the state around them, and multiplies them over specialization constants
-    and fixed-function state. An existing archive is replaced only when all of the manifest was understood.
+    A manifest names `.spv` files and pipeline state, and permutes them over specialization constants and
+    fixed-function state. An existing archive is replaced only if the whole manifest is valid.
 
     **EXAMPLES**
 
@@ -35,7 +35,7 @@ def pack_verb(
         orchestrator pack game.toml -o game.foz --json
 
     Args:
-        manifest: The manifest, a TOML file; shaders are looked up beside it.
+        manifest: The manifest, a TOML file; paths of shaders are relative to it.
         output: The archive to write, such as `set.foz`.
     """
     from orchestrator.sets.authoring.manifest import pack_manifest

@@ -1,4 +1,4 @@
-"""How verbs show targets and packs: one row a target for people, one object a target for programs."""
+"""Shows targets and packs: a table row per target for people, a JSON object per target for programs."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def target_fields(target: Target) -> dict[str, Any]:
 
 def show_targets(output: Output, targets: Sequence[Target]) -> None:
     """A table of targets."""
-    binaries = any(each.binaries is not None for each in targets)  # a column more, where somebody has some
+    binaries = any(each.binaries is not None for each in targets)  # shown only if a target has some
     columns = (
         "target",
         "created",
@@ -88,7 +88,7 @@ def show_targets(output: Output, targets: Sequence[Target]) -> None:
 
 
 def show_results(output: Output, results: Sequence[TargetResult]) -> None:
-    """What became of each target of a compile, and what a reader of all of them must know, each once."""
+    """The results of all targets of a compile, and their notes, each once."""
     columns = ("target", "compiled", "cache hits", "skipped", "failed", "not run", "time", "cache", "")
     made = table(*columns, numbers=range(1, 8))
     reports = [each.report for each in results if each.report is not None]
@@ -128,7 +128,7 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
         (each.report is None and each.error is None) or (each.report and each.report.stopped)
         for each in results
     ):
-        output.line(styled("stopped before its end: run it again to go on from what was saved", "warn"))
+        output.line(styled("stopped early: run it again to continue from what was saved", "warn"))
     nameless = [
         each.selector for each in results if each.report is not None and not each.report.device.device_id
     ]
@@ -136,12 +136,12 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
         output.line(
             styled("note: ", "warn"),
             f"{', '.join(nameless)}: this driver gives null hardware of the family deviceID 0, so no card "
-            "takes the cache",
+            "accepts the cache",
         )
 
 
 def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
-    """What is the same but for the device's name is said once."""
+    """Show the notes of all targets; notes that differ only in the device's name once."""
     said: dict[str, list[str]] = {}
     for each in results:
         for note in () if each.report is None else each.report.notes:
@@ -155,7 +155,7 @@ def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
 
 
 def held_text(targets: Sequence[Target]) -> str:
-    """What targets have: "2 caches and binaries of 1"."""
+    """The contents of targets, such as "2 caches and binaries of 1"."""
     caches = sum(each.cache is not None for each in targets)
     binaries = sum(each.binaries is not None for each in targets)
     held = [plural(caches, "cache")] if caches or not binaries else []
@@ -163,7 +163,7 @@ def held_text(targets: Sequence[Target]) -> str:
 
 
 def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bool) -> None:
-    """Where a pack is and what it holds."""
+    """Show the path and the contents of a pack."""
     held = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
     output.line("")
     output.line(

@@ -1,6 +1,6 @@
-"""The verb `prune`: makes room in a directory of cache files.
+"""The verb `prune`: removes unneeded files from a directory of cache files.
 
-Guarantees: with --dry-run nothing is changed; without, only what is shown is removed.
+Guarantees: --dry-run changes nothing; without it, only files that are shown are removed.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def prune_verb(
     dry_run: Flag = False,
     json: JsonFlag = False,
 ) -> int:
-    """Remove cache files that nobody needs any more.
+    """Remove cache files that are no longer needed.
 
-    Always: leftovers of killed processes, the quarantine, previous generations of files that are whole, and
-    files of another build of a driver that is here. Files of devices that are not here stay, unless they are
-    old or too large. Binaries of `compile --mode binaries` go by the same rules, generation by generation;
-    where there is no room, those that are worth least.
+    Always removes leftovers of killed processes, the quarantine, previous generations of whole files, and
+    files of other builds of the installed drivers. Files of absent devices stay, unless --older-than or
+    --max-size removes them. The same rules apply to generations of binaries (`compile --mode binaries`); the
+    least valuable ones go first if space is short.
 
     **EXAMPLES**
 
@@ -45,10 +45,11 @@ def prune_verb(
         orchestrator prune --cache-dir build/cache --json
 
     Args:
-        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`. A number alone
-            is bytes.
-        older_than: Remove files that were not saved for so long: `30d`, `12h`, `4w`. A number alone is days.
-        dry_run: Show what would be removed, and stop.
+        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`. A number alone is
+            bytes.
+        older_than: Remove files that are older than this, such as `30d`, `12h` or `4w`. A number alone is
+            days.
+        dry_run: Only show what would be removed.
     """
     import time
 
@@ -93,7 +94,7 @@ def prune_verb(
             f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, "dim")
         )
     for each, cause in report.failed:
-        output.line(styled("stays", "bad"), f"  {path_text(each.path)}: {cause}")
+        output.line(styled("not removed", "bad"), f"  {path_text(each.path)}: {cause}")
     for path in swept.removed:
         output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
     verb = "would be removed" if dry_run else "removed"
@@ -108,20 +109,20 @@ def prune_verb(
 
 
 def devices_here() -> tuple[list[DeviceIdentity], str]:
-    """The devices of the loader; why none was asked, or ""."""
+    """The devices that the loader finds, and why there are none, or ""."""
     from orchestrator.devices import list_devices
 
     try:
         return list_devices(), ""
     except DeviceError as error:
-        return [], f"no driver was asked, so no file counts as another driver's: {error}"
+        return [], f"no driver answers, so files of other driver builds are not recognized: {error}"
 
 
 def age_ns(text: str | None) -> int | None:
     """Nanoseconds of a time such as ``30d``.
 
     Raises:
-        UsageError: It is none.
+        UsageError: The text is not a time.
     """
     if text is None:
         return None

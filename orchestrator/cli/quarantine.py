@@ -1,4 +1,4 @@
-"""The verb `quarantine`: the pipelines that later runs leave out, because they ended a driver's process."""
+"""The verb `quarantine`: shows or clears the pipelines that are left out because they crashed the driver."""
 
 from __future__ import annotations
 
@@ -21,18 +21,16 @@ _WHAT = ("list", "clear")
 
 
 def quarantine_verb(
-    what: Annotated[
-        str, Parameter(help="`list`, or `clear` to let pipelines go to the driver again.")
-    ] = "list",
+    what: Annotated[str, Parameter(help="`list`, or `clear` to try pipelines again.")] = "list",
     /,
-    *keys: Annotated[str, Parameter(help="Keys that `clear` takes out; without one it takes out all.")],
+    *keys: Annotated[str, Parameter(help="The keys to clear; without keys `clear` removes all.")],
     cache_dir: CacheDirectory = None,
     json: JsonFlag = False,
 ) -> int:
-    """Show the pipelines that ended a driver's process, or let them be tried again.
+    """Show the pipelines that crashed the driver, or try them again.
 
-    `compile` leaves them out on the device and driver on which they did. Another version of the driver gets
-    them again by itself.
+    `compile` leaves them out on the device and driver that crashed. Another version of the driver gets them
+    again.
 
     **EXAMPLES**
 
@@ -45,9 +43,7 @@ def quarantine_verb(
     if what not in _WHAT:
         raise UsageError(f"quarantine {what!r}: `list` or `clear` is expected")
     if keys and what == "list":
-        raise UsageError(
-            "quarantine list: takes no keys", "`orchestrator quarantine clear KEY` takes them out"
-        )
+        raise UsageError("quarantine list: takes no keys", "`orchestrator quarantine clear KEY` removes them")
     wanted = [f"{hash_number(each):016x}" for each in keys]
     directory = named_directory(cache_dir)
     cleared = _clear(directory, wanted) if what == "clear" else None
@@ -65,7 +61,7 @@ def quarantine_verb(
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
-    """Take keys out of all quarantines of a directory, or all; how many culprits that were."""
+    """Remove keys, or all, from the quarantines of a directory; the number of removed pipelines."""
     from orchestrator.stores.culprits import clear_quarantine, quarantines
 
     usable = [path for path, held, _ in quarantines(directory) if held is not None and held.culprits]

@@ -1,6 +1,7 @@
 """The verb `verify`: proves files whole, byte for byte, without a device.
 
-Guarantees: reads only. Whatever is in a file ends in an answer; every problem has a next step.
+Guarantees: reads only. Every content of a file gives an answer, never an error; every problem has a next
+step.
 """
 
 from __future__ import annotations
@@ -21,22 +22,21 @@ from orchestrator.errors import ArchiveError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from orchestrator.cli.documents import PackedTarget, VerifyDocument
+    from orchestrator.cli.documents import VerifyDocument
     from orchestrator.stores.files.mac import MacKey
-    from orchestrator.stores.pack import Target
 
 _PROBLEMS_SHOWN = 5
 
 
 @frozen
 class _Checked:
-    """One file or directory, and what is wrong with it.
+    """The result of checking one file or directory.
 
     Attributes:
-        path: Which.
+        path: Its path.
         kind: What it is.
-        facts: For the document.
-        summary: What it holds, in words.
+        facts: Further fields of `CheckedFile`.
+        summary: Its contents, in words.
         problems: What is wrong.
         next_step: What to do about it.
     """
@@ -58,12 +58,11 @@ def verify_verb(
 ) -> int:
     """Prove cache files and archives whole.
 
-    Of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan: hash,
-    permissions, and that all its parts agree. Of identifiers of shader modules: exact length, hash,
-    permissions. Of a store of binaries: structure, hashes, references. Of an archive: every record
-    is read and its key recomputed. Of a pack: its manifest, each file that it names, and with --key
-    its MAC. Of another directory: its permissions and all such files in it. The exit code is 0
-    where nothing is wrong, else 2.
+    Checks of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan:
+    hash, permissions, and that all its parts agree. Of identifiers of shader modules: exact length, hash,
+    permissions. Of a store of binaries: structure, hashes, references. Of an archive: every record is read
+    and its key recomputed. Of a pack: its manifest, each file in it, and with --key its MAC. Of another
+    directory: its permissions and all such files in it. The exit code is 0 if nothing is wrong, else 2.
 
     **EXAMPLES**
 
@@ -123,9 +122,7 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
 
     try:
         if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
-            reason = (
-                "it is a directory in the place of a cache file: nothing is loaded from it or saved there"
-            )
+            reason = "a directory has the name of a cache file, so no cache can be loaded or saved there"
             yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
             return
         if is_pack(path) or (key is not None and path.is_dir()):
@@ -134,8 +131,8 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
         if path.is_dir():
             yield from _check_directory(path, output)
             return
-        if path.stat() and not is_regular(path):  # a pipe would be waited for
-            reason = "it is no regular file: a pipe, a socket or a device"
+        if path.stat() and not is_regular(path):  # opening a pipe would block
+            reason = "it is not a regular file but a pipe, a socket or a device"
             yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
             return
         with path.open("rb") as stream:
@@ -165,7 +162,7 @@ def _check_plan(path: Path) -> _Checked:
         facts={"bytes": path.stat().st_size},
         summary=f"plan, {byte_text(path.stat().st_size)}",
         problems=() if plan is not None else (state,),
-        next_step="nothing: the next compile of its set makes it anew",
+        next_step="nothing: the next compile of its set makes a new one",
     )
 
 
@@ -182,7 +179,7 @@ def _check_identifiers(path: Path) -> _Checked:
         facts={"bytes": size},
         summary=f"identifiers of {plural(number, 'shader module')}, {byte_text(size)}",
         problems=() if known is not None else (problem or "it is gone",),
-        next_step="nothing: the next `compile --identifiers` asks for them anew",
+        next_step="nothing: the next `compile --identifiers` queries them again",
     )
 
 
@@ -219,7 +216,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
-    # A previous generation is checked with its current one, and alone where that is gone.
+    # A previous generation is checked together with its cache file, or alone if that is gone.
     alone = [
         each
         for each in names
@@ -234,14 +231,14 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
     ]
     stores = [each for each in names if each == STORE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
-    # Archives may be anybody's; what a driver is given from here may not.
+    # Permissions matter for files that a driver gets, not for archives.
     ours = caches or alone or stores or not archives
     reason = distrust_directory(path, REAL_FILE_OPERATIONS) if ours else None
     yield _Checked(
         path,
         "directory",
         facts={
-            "files": len(caches) + len(alone) + len(beside) + len(stores) + len(archives),
+            "files": sum(map(len, (caches, alone, beside, stores, archives))),
             "quarantined": quarantined,
         },
         summary=f"a directory with {plural(len(caches) + len(alone), 'cache file')} and "
@@ -255,6 +252,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
 
 
 def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
+    from orchestrator.cli.documents import PackedTarget
     from orchestrator.stores.pack import Pack, PackError, missing_shards
 
     try:
@@ -272,7 +270,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         path,
         "pack",
         facts={
-            "targets": tuple(_packed(each) for each in targets),
+            "targets": tuple(PackedTarget(**target_fields(each)) for each in targets),
             "files": files,
             "signed": pack.signed,
             "proven": key is not None,
@@ -287,12 +285,6 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     )
 
 
-def _packed(target: Target) -> PackedTarget:
-    from orchestrator.cli.documents import PackedTarget
-
-    return PackedTarget(**target_fields(target))
-
-
 def _check_cache_file(path: Path) -> _Checked:
     from orchestrator.stores.cache_file import LoadStatus
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
@@ -304,17 +296,17 @@ def _check_cache_file(path: Path) -> _Checked:
     problems: list[str] = []
     step = ""
     if path.is_symlink() and path.name.endswith(CACHE_FILE_SUFFIX):
-        problems.append("it is a symbolic link, which is not followed for files of the store")
-        step = "put the file itself there: through a link it is neither loaded nor replaced"
+        problems.append("it is a symbolic link, and cache files are not read or written through links")
+        step = "replace the link with the file itself"
     if found.kind is CacheFileKind.DRIVER_DATA:
-        problems.append("bare data of a driver: no hash says whether it is whole")
-        step = "save it with `orchestrator compile`, which puts a header with a hash in front of it"
+        problems.append("raw data of a driver: without a hash, damage cannot be detected")
+        step = "save it with `orchestrator compile`, which adds a header with a hash"
     elif found.status is not LoadStatus.LOADED:
         problems.append(f"{found.status.value}: {found.reason}")
         step = (
-            "remove it; the next compile starts anew"
+            "remove it; the next compile makes a new one"
             if found.kind is CacheFileKind.CACHE_FILE
-            else ("`orchestrator inspect FILE` says what it seems to be")
+            else "`orchestrator inspect FILE` says what it seems to be"
         )
     previous = None
     if found.kind is CacheFileKind.CACHE_FILE:
@@ -368,5 +360,5 @@ def _check_archive(path: Path, output: Output) -> _Checked:
         },
         summary=f"archive, {byte_text(size)}, {plural(records, 'record')}",
         problems=tuple(map(damage_text, damage)) or (("some records cannot be used",) if unusable else ()),
-        next_step="the good records can be used; `orchestrator list SET` shows which those are",
+        next_step="the other records can be used; `orchestrator list SET` shows the damage",
     )

@@ -80,13 +80,13 @@ def test_a_calibration_says_before_its_samples_how_long_it_takes_at_most(
             for done, left_s in ((4, None), (5, 90.0), (6, 80.0)):
                 now[0] += 20.0
                 tell(CalibrationProgress(done, 45, f"process {done}", left_s))
-    expected = "at most 90.00 s for 40 samples; less where contenders fall behind"
+    expected = "at most 90.00 s for 40 samples; less if contenders fall behind"
     processes = [
         "4 of 45: process 4",
         "5 of 45: process 5 (at most 90.00 s to go)",
         "6 of 45: process 6 (at most 80.00 s to go)",
     ]
-    over = "; --time-limit is 60.00 s, so that up to 70.00 s of them may be left out"
+    over = "; --time-limit is 60.00 s, so samples of up to 70.00 s may be left out"
     assert capsys.readouterr().err.splitlines() == [
         *(processes[0], expected, *processes[1:]),
         *(processes[0], expected + over, *processes[1:]),

@@ -113,7 +113,7 @@ def test_too_few_samples_decide_nothing_and_leave_what_was_there(call: Call, tmp
     (kept,) = tmp_path.glob("*.calibration.json")
     before = kept.read_bytes()
     done = call("calibrate", "--device", "simulated", "-j", "2", "-n", "2", "--cache-dir", tmp_path)
-    assert "not kept" in done.out
+    assert "not saved" in done.out
     assert "not decided" in done.out
     assert kept.read_bytes() == before
 

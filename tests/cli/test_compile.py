@@ -528,7 +528,7 @@ def test_a_set_of_which_nothing_is_compiled_says_so_last(call: Call, tmp_path: P
     with ArchiveWriter(empty):
         pass
     done = call("compile", empty, "-d", "simulated", "--cache-dir", tmp_path)
-    assert done.out.splitlines()[-1] == "nothing was compiled: it holds no pipeline"
+    assert done.out.splitlines()[-1] == "nothing was compiled: the set holds no pipelines"
 
 
 def _directory_in_its_place(path: Path, _stack: ExitStack) -> str:

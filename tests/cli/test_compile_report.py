@@ -39,8 +39,8 @@ def test_deaths_that_no_pipeline_is_to_blame_for_are_told(capsys: pytest.Capture
         (
             (crash,),
             4,
-            "the driver ended 1 process of 2; finding out why took 2.0 ms, in 4 processes of one pipeline at "
-            "a time\n",
+            "the driver ended 1 process of 2; finding the cause took 2.0 ms, in 4 processes with one "
+            "pipeline each\n",
         ),
     ):
         supervision = Supervision(len(deaths) + 1, deaths, trials, explaining_ns=2_000_000)

@@ -128,7 +128,7 @@ def test_help_says_what_a_number_alone_means(call: Call, verb: str, monkeypatch:
     quantities = [each for each in options if _QUANTITY.search(each)]
     for each in quantities:
         assert re.search("number alone is (seconds|bytes|days)", each), each
-    expected = {"compile": 5, "prune": 1, "binaries": 2, "bench": 1, "calibrate": 1, "doctor": 1}
+    expected = {"compile": 5, "prune": 2, "binaries": 2, "bench": 1, "calibrate": 1, "doctor": 1}
     assert len(quantities) == expected.get(verb, 0)
 
 

@@ -85,7 +85,7 @@ def test_a_directory_that_cannot_be_made_is_not_good(call: Call, tmp_path: Path,
     done = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json")
     assert done.code == ExitCode.BAD_INPUT
     found = findings(done)["cache directory"]
-    assert "cannot be made" in found["detail"]
+    assert "cannot be created" in found["detail"]
     assert "is no directory" in found["detail"]
 
 

@@ -90,7 +90,7 @@ def test_what_matters_is_a_table_by_kind(call: Call, folder: Path, monkeypatch: 
     assert "could not be tried: 2" in lines
     assert "1 layer: the process ended with signal 11: VK_LAYER_A" in lines
     assert "note a note" in lines
-    assert lines[-1].startswith("kept ")
+    assert lines[-1].startswith("saved ")
     assert load_key_profile(folder, IDENTITY).profile == profile
     assert "the baseline" in done.err
     found = call("doctor", "-d", "simulated", "--cache-dir", folder)

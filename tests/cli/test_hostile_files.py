@@ -97,4 +97,4 @@ def test_verify_finds_what_compile_refuses(call: Call, tmp_path: Path, small_set
     for named in (path, folder):
         done = call("verify", named)
         assert done.code == ExitCode.BAD_INPUT
-        assert "directory in the place of a cache file" in done.out
+        assert "directory has the name of a cache file" in done.out

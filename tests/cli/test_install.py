@@ -20,7 +20,7 @@ def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_p
     arguments = ("-d", "simulated", "--cache-dir", tmp_path / "cache")
     refused = call("install", pack, *arguments)
     assert refused.code == ExitCode.BAD_INPUT
-    assert "nothing proves who made this pack" in refused.err
+    assert "the origin of this pack is not proven" in refused.err
     assert "--unsigned" in refused.err
     done = call("install", pack, "--unsigned", *arguments, "--json")
     assert done.code == ExitCode.OK

@@ -35,7 +35,7 @@ def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
     assert done.code == ExitCode.BAD_INPUT
     (checked,) = done.document["checked"]
     assert "does not have the hash" in checked["problems"][0]
-    assert "makes it anew" in checked["next_step"]
+    assert "makes a new one" in checked["next_step"]
 
 
 def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> Non
     assert done.code == ExitCode.BAD_INPUT
     (checked,) = done.document["checked"]
     assert "does not have the hash" in checked["problems"][0]
-    assert "asks for them anew" in checked["next_step"]
+    assert "queries them again" in checked["next_step"]
     # The next run says so, and mends it.
     done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--identifiers", "--json")
     assert any("identifiers were not used" in each for each in done.document["notes"])
