@@ -42,7 +42,7 @@ class SpirvProvider:
             read again, so that nobody has to keep it.
     """
 
-    translate: Translate
+    translate: Translate = field(validator=validators.is_callable())
     revision: str = ""
     concurrency: int = field(default=2, validator=validators.ge(1))
     timeout_s: float = field(default=60.0, validator=validators.gt(0))

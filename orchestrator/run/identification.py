@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from attrs import define, evolve, field
+from attrs import converters, define, evolve, field
 
 from orchestrator.devices.device import Device
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
@@ -36,7 +36,7 @@ class Identification:
     """
 
     provider: SpirvProvider | None
-    directory: Path | None
+    directory: Path | None = field(converter=converters.optional(Path))
     notes: list[str] = field(factory=list)
     _code: SuppliedCode = field(factory=SuppliedCode)
     _store: ShaderModuleIdentifierStore | None = None

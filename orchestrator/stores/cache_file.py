@@ -43,6 +43,7 @@ Assumptions: a driver that returned from create keeps to what it returned.
 from __future__ import annotations
 
 import enum
+import os
 import re
 import struct
 from collections.abc import Callable, Iterator
@@ -435,7 +436,7 @@ class LoadPolicy(msgspec.Struct, frozen=True):
 DEFAULT_POLICY = LoadPolicy()
 
 
-def cache_path(directory: Path, identity: DeviceIdentity) -> Path:
+def cache_path(directory: str | os.PathLike[str], identity: DeviceIdentity) -> Path:
     """Where the cache of a device is kept: one file per device identity and ABI. Thread-safe.
 
     The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI
@@ -455,7 +456,7 @@ def cache_path(directory: Path, identity: DeviceIdentity) -> Path:
         f"{identity.driver_abi}bit",
         digits,
     )
-    return directory / ("-".join(part for part in parts if part) + CACHE_FILE_SUFFIX)
+    return Path(directory) / ("-".join(part for part in parts if part) + CACHE_FILE_SUFFIX)
 
 
 def _slug(text: str) -> str:
@@ -507,7 +508,7 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
 
 
 def read_cache_file(
-    path: Path,
+    path: str | os.PathLike[str],
     identity: DeviceIdentity | None,
     policy: LoadPolicy = DEFAULT_POLICY,
     operations: FileOperations = REAL_FILE_OPERATIONS,
@@ -523,6 +524,7 @@ def read_cache_file(
     Returns:
         LOADED with the driver's data, or what is wrong.
     """
+    path = Path(path)
     relaxed = {"driverVersion"} if policy.relax_driver_version else set()
 
     def differing(header: PipelineCachePrefixHeader) -> tuple[FieldDifference, ...]:
@@ -602,7 +604,7 @@ def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | N
 
 def load_into_cache(
     device: Device,
-    path: Path,
+    path: str | os.PathLike[str],
     policy: LoadPolicy = DEFAULT_POLICY,
     *,
     externally_synchronized: bool = False,
@@ -640,7 +642,7 @@ def load_into_cache(
             name=name,
         )
 
-    cache, result = _CacheLoader(device, path, create, policy, operations).load()
+    cache, result = _CacheLoader(device, Path(path), create, policy, operations).load()
     return (create(b"") if cache is None else cache), result
 
 
@@ -824,7 +826,7 @@ def _judge_kept(result: LoadResult, kept: int) -> LoadResult:
 
 
 def save_cache_file(
-    path: Path,
+    path: str | os.PathLike[str],
     identity: DeviceIdentity,
     data: bytes,
     *,
@@ -851,6 +853,7 @@ def save_cache_file(
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
     """
+    path = Path(path)
     refused = _refused(path, identity, data, cap, operations)
     if refused is not None:
         return refused
@@ -902,7 +905,7 @@ def _replace_current(path: Path, identity: DeviceIdentity, data: bytes, operatio
 
 def save_merged(
     device: Device,
-    path: Path,
+    path: str | os.PathLike[str],
     ours: PipelineCache | bytes,
     policy: LoadPolicy = DEFAULT_POLICY,
     *,
@@ -930,6 +933,7 @@ def save_merged(
         DriverError: The driver would not give our data, or create a cache at all.
         ExternalSynchronizationError: Our cache is in use.
     """
+    path = Path(path)
     data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
     refused = _refused(path, device.identity, data, policy.cap, operations)
     if refused is not None:

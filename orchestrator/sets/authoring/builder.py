@@ -742,7 +742,8 @@ class PipelineSetBuilder:
     def interface(self, module: int) -> ShaderInterface:
         """The interface of a module that was added."""
         if module not in self._interfaces:
-            raise ManifestError(f"{self.where}: shader module {module:016x} was not added to this set")
+            shown = f"{module:016x}" if isinstance(module, int) else repr(module)[:80]
+            raise ManifestError(f"{self.where}: shader module {shown} was not added to this set")
         return self._interfaces[module]
 
     def sampler(self, **members: object) -> int:
