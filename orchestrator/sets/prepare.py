@@ -37,9 +37,8 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.image.shared_set import SharedSet
-from orchestrator.sets.needs.asking import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import PlannedGroup
+from orchestrator.sets.plan import AskedDevice, DeviceAnswer, PlannedGroup, changed_answer
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]

@@ -32,8 +32,8 @@ from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.needs.asking import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 if TYPE_CHECKING:

@@ -24,8 +24,8 @@ from orchestrator.sets.image.builder import BuiltImage, build_image, build_part
 from orchestrator.sets.image.decoders import Decoders
 from orchestrator.sets.image.layout import join_parts
 from orchestrator.sets.image.shared_set import DecodingTurn
-from orchestrator.sets.needs.asking import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
