@@ -721,7 +721,8 @@ class Device(PipelineCaches, Protocol):
             split: How many are in one call, and whether the next one is made; None: all are, of a kind.
 
         Raises:
-            ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed.
+            ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed;
+                another call creates one of the pipelines.
             DeviceError: `prepared` or the source is another device's, or was closed, or the device was.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """

@@ -68,6 +68,7 @@ _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
 # A cache that others fill grows between the size query and the read; each round asks for the size again.
 _READ_ROUNDS: Final = 8
 _GROWTH_ROOM: Final = 64 * 1024
+_NO_PIPELINES: Final = np.empty(0, np.int32)
 _RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
 
 
@@ -257,22 +258,34 @@ class VulkanDevice:
 
     @contextmanager
     def _bound(
-        self, prepared: PreparedPipelines, source: PipelineSource = NO_SOURCE
+        self,
+        prepared: PreparedPipelines,
+        source: PipelineSource = NO_SOURCE,
+        creating: npt.NDArray[np.int32] = _NO_PIPELINES,
     ) -> Iterator[VulkanPreparedPipelines]:
-        """Be in flight with what was prepared.
+        """Be in flight with what was prepared, and have some of its pipelines alone.
 
         Raises:
             DeviceError: It, or the device, was closed; it, or the cache, is another device's.
+            ExternalSynchronizationError: Another call creates one of the pipelines.
         """
         with self._call(source):
             with self._changed:
                 if not isinstance(prepared, VulkanPreparedPipelines) or prepared not in self._prepared:
                     raise DeviceError("the prepared pipelines are closed, or another device's")
+                busy = prepared.busy
+                if busy[creating].any():
+                    raise ExternalSynchronizationError(
+                        f"pipelines {creating[busy[creating]][:8].tolist()} are being created by another "
+                        "thread; prepare the image once for each session or run"
+                    )
+                busy[creating] = True
                 self._using[prepared] += 1
             try:
                 yield prepared
             finally:
                 with self._changed:
+                    busy[creating] = False
                     self._using[prepared] -= 1
 
     def create_pipelines(
@@ -307,7 +320,7 @@ class VulkanDevice:
                 fail_on_compile_required=fail_on_compile_required,
                 split=split,
             )
-        with self._bound(prepared, source) as bound:
+        with self._bound(prepared, source, indices) as bound:
             return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
 
     def _create_alone(
@@ -411,7 +424,7 @@ class VulkanDevice:
         known = identified_places(prepared, indices)
         if len(known) == len(indices):
             self._require_identifiers()
-            with self._bound(prepared, source) as bound:
+            with self._bound(prepared, source, indices) as bound:
                 return self._create_alone(bound, indices, source, True, keep=keep, identified=True)
         batch = CreationBatch.of_zeros(len(indices))
         batch.results[:] = PIPELINE_COMPILE_REQUIRED
@@ -510,7 +523,7 @@ class VulkanDevice:
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
         binaries = self._binaries()
-        with self._bound(prepared) as bound:
+        with self._bound(prepared, creating=indices) as bound:
             return self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep)
 
     def create_captured(
@@ -518,7 +531,7 @@ class VulkanDevice:
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
         binaries = self._binaries()
-        with self._bound(prepared) as bound:
+        with self._bound(prepared, creating=indices) as bound:
             self._remake_libraries(bound, indices, NO_SOURCE)
             acquired = bound.acquire_modules(indices)
             try:

@@ -260,6 +260,8 @@ class VulkanPreparedPipelines:
         self._discarded_count = 0
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
+        #: Pipelines that a call is creating; under its device's lock.
+        self.busy = np.zeros(len(image), np.bool_)
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
         #: Libraries that exist and were made of identifiers.
         self.identified_libraries = np.zeros(len(image), np.bool_)

@@ -407,6 +407,9 @@ def test_what_is_in_use_is_not_destroyed(driver: str) -> None:
             prepared.close()
         refused.append(str(told.value))
         if not closing.ident:
+            with pytest.raises(ExternalSynchronizationError, match=rf"pipelines \[{chosen[0]}\] are being"):
+                device.create_pipelines(prepared, chosen[:1], NO_SOURCE)
+        if not closing.ident:
             closing.start()
             while not device._closed:
                 os.sched_yield()
