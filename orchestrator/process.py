@@ -4,9 +4,10 @@ Its interpreter's settings, the byte code that it keeps of generated methods, th
 (SIGINT, SIGTERM, and SIGHUP of a terminal that goes away), its end, and the clock of its stages.
 
 Guarantees: nothing is imported that the settings are meant for. A signal that the caller ignores (`nohup`, a
-shell's `&`) stays ignored. None is lost: what comes while the program is loaded waits for `let_through`, and
-one that comes where Python ignores exceptions (a weak reference's callback, `__del__`) comes again. The
-stages of a clock add up to the time since it began.
+shell's `&`) stays ignored. None is lost: what comes while the program and its verb are loaded waits for
+`let_through`, because an extension module that was interrupted in its import has crashed; and one that comes
+where Python ignores exceptions (a weak reference's callback, `__del__`) comes again. The stages of a clock
+add up to the time since it began.
 Assumptions: a program that embeds the library owns its interpreter; nothing here but the clock is for it.
 Signals come to the main thread, and nobody else uses SIGALRM. Linux.
 """
@@ -213,7 +214,8 @@ def own_interpreter() -> None:
 _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 _AGAIN_S = 0.01
 
-_held = False
+signals_held = False
+"""Whether signals wait. Set where words are to be written whole; a call would leave time for one more."""
 _came: list[int] = []
 
 
@@ -229,8 +231,8 @@ def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
     Args:
         held: Not before `let_through` is called.
     """
-    global _held
-    _held = held
+    global signals_held
+    signals_held = held
     _came.clear()
     hook = sys.unraisablehook
 
@@ -250,20 +252,20 @@ def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
         sys.unraisablehook = hook
         for each, handler in before.items():
             signal.signal(each, handler)
-        _held = False
+        signals_held = False
 
 
 def let_through() -> None:
     """Hold signals no longer: KeyboardInterrupt, now if one came already."""
-    global _held
-    _held = False
+    global signals_held
+    signals_held = False
     if _came:
         raise KeyboardInterrupt
 
 
 def _interrupt(number: int, _frame: object) -> None:
     _came.append(number)
-    if not _held:
+    if not signals_held:
         raise KeyboardInterrupt
 
 

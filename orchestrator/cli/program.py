@@ -13,7 +13,7 @@ Guarantees:
 - A reader that goes away (`orchestrator list x | head`) ends the program quietly. A stdout that cannot be
   written is exit code 2; a stderr that cannot be written changes nothing.
 - A signal that asks it to end before a verb has begun, or a verb that saves nothing, ends it with 130
-  and, with --json, a document.
+  and, with --json, a document. More of them, such as Ctrl-C twice, change nothing.
 - Where the other process does not give arguments, whatever the reason (they are wrong, help is asked for, it
   was killed), there are none, and the command line is parsed here as if nothing had been.
 Assumptions: where a process is begun to parse, this one is the program's own and has one thread.
@@ -32,6 +32,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
+from orchestrator import process
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
@@ -78,25 +79,29 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
     json = "--json" in options
     with own_streams() as results:
         try:
-            let_through()
             if problem:
                 usage = "`orchestrator --help` shows what there is"
                 return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)
             code = _run(tokens, results, parsing, json=json)
             results.flush()
+            process.signals_held = True  # it ends in any case: from here on with this code
         except BrokenPipeError:
+            process.signals_held = True
             # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its
             # end.
             discard(sys.stdout)
             return ExitCode.BROKEN_PIPE
         except OutputError as error:
+            process.signals_held = True
             return report(explain(error), json=False)
         except KeyboardInterrupt:
+            process.signals_held = True
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
             interrupted = "interrupted before it was done"
             failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
             return _last_words(failure, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
+            process.signals_held = True
             if (refused := explain_system(error)) is not None:
                 return _last_words(refused, results, json=json)
             traceback.print_exc()
@@ -121,10 +126,12 @@ def _run(tokens: Sequence[str], results: Results, parsing: EarlyParse | None, *,
         if parsed is not None:
             from orchestrator.cli.compiling import compile_sets
 
+            let_through()
             return compile_sets(parsed.sets, parsed.arguments, json=parsed.json)
         from orchestrator.cli.application import parse
 
         command, bound = parse(tokens)
+        let_through()
         result = command(*bound.args, **bound.kwargs)
     except ExternalSynchronizationError:
         raise  # the caller's bug, and here the caller is this program

@@ -145,21 +145,46 @@ _SIGNAL_AT_IMPORT = """
 import signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name == "{module}":
-            sys.meta_path.remove(self)
+        if name in modules:
+            modules.remove(name)
             signal.raise_signal(signal.SIGTERM)
+modules = {modules}
 sys.meta_path.insert(0, Finder())
 """
 
 
-@pytest.mark.parametrize("module", ["orchestrator.cli.application", "rich.text", "orchestrator.cli.devices"])
-def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(module: str, tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(_SIGNAL_AT_IMPORT.format(module=module))
+@pytest.mark.parametrize(
+    "modules",
+    [
+        ["orchestrator.cli.application"],
+        ["rich.text"],
+        ["orchestrator.cli.devices"],
+        ["orchestrator.cli.application", "rich.console", "rich.table"],
+    ],
+    ids=" ".join,
+)
+def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(
+    modules: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(_SIGNAL_AT_IMPORT.format(modules=modules))
     done = run_program(
         "devices", "-d", "simulated", "--json", environment={"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
     )
     assert done.code == ExitCode.INTERRUPTED, done.err
     assert done.document["error"]["kind"] == "interrupted"
+
+
+def test_a_signal_waits_for_what_a_compile_imports(small_set: Path, tmp_path: Path) -> None:
+    hook = _SIGNAL_AT_IMPORT.format(modules=["orchestrator.run.options"]).replace(
+        "        if name in", "        print(name, file=sys.stderr)\n        if name in"
+    )
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    environment = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
+    done = run_program("compile", small_set, "-d", "simulated", "--json", environment=environment)
+    assert done.code == ExitCode.INTERRUPTED, done.err
+    assert done.document["error"]["kind"] == "interrupted"
+    imported = done.err.split()
+    assert "orchestrator.cli.compiling" in imported[imported.index("orchestrator.run.options") :]
 
 
 _IGNORED = """
