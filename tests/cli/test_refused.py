@@ -139,4 +139,4 @@ def test_a_directory_that_the_mode_above_it_forbids_is_told_by_doctor(tmp_path: 
     found = refused("doctor", "-d", "simulated", "--cache-dir", tmp_path / "deep" / "cache")
     tmp_path.chmod(0o700)
     assert found.returncode == ExitCode.BAD_INPUT
-    assert "not there, and cannot be made: Permission denied" in found.stdout
+    assert "cannot be created: Permission denied" in found.stdout
