@@ -138,18 +138,18 @@ FORCED = frozenset({SaveReason.CANCELLED, SaveReason.SIGNAL, SaveReason.EXIT})
 class SaveDecider:
     """Decides when one cache is saved, so that crashes and saves both cost little. Not thread-safe.
 
-    A save is due when creation has been quiet, when much is new, or when what is new has waited for long; a
-    cancel, a signal or an exit forces one. It is never due while one is under way, without something new
-    since the last one that worked, or for an empty cache. A save that failed leaves what it held new, and is
-    not due again before a pause. With creation over, every new pipeline is in a save that was due at most
-    `quiet_ns` after the last one.
+    A save is due when creation has been quiet, when much is new, or when new pipelines have waited for long;
+    a cancel, a signal or an exit forces one. No save is due while another is under way, while nothing is
+    new, or for an empty cache. After a failed save its pipelines count as new again, and the next save waits
+    for a pause. When creation is over, a save of every new pipeline is due at most `quiet_ns` after the last
+    one.
 
-    Pure: no clock, no I/O, no thread. Times are the caller's, ns on one clock that does not go back. The one
-    owner asks after each event and at `next_due_ns`.
+    Pure: no clock, no I/O, no thread. The caller gives times, ns on one clock that does not go back.
 
     Attributes:
-        new_pipelines: Pipelines that were created since the last save that worked began.
-        cache_bytes: Size of the cache as last told; None where it was not.
+        new_pipelines: Pipelines that were created since the last successful save began.
+        cache_bytes: Last known size of the cache, or None.
+        saving: Whether a save is under way.
     """
 
     policy: SavePolicy = field(factory=SavePolicy)
@@ -165,11 +165,11 @@ class SaveDecider:
     _first_before_ns: int | None = field(default=None, init=False)
 
     def loaded(self, cache_bytes: int) -> None:
-        """The cache began with what a file held: that much is not new."""
+        """The cache began with so many bytes from a file, which are not new."""
         self.cache_bytes = self._saved_bytes = cache_bytes
 
     def created(self, now_ns: int, pipelines: int, cache_bytes: int | None = None) -> None:
-        """Pipelines were compiled into the cache, of this size where it is known. Cache hits are no news."""
+        """Pipelines were compiled into the cache, which now has this size if known. Hits do not count."""
         if cache_bytes is not None:
             self.cache_bytes = cache_bytes
         if pipelines <= 0:
@@ -181,7 +181,7 @@ class SaveDecider:
 
     @property
     def is_new(self) -> bool:
-        """Whether there is something that a save would add."""
+        """Whether a save would add something."""
         has_content = self.cache_bytes is None or not is_empty_cache(self.cache_bytes)
         return self.new_pipelines > 0 and has_content
 
@@ -202,8 +202,8 @@ class SaveDecider:
     def forced(self, reason: SaveReason) -> SaveReason | None:
         """The run is cancelled or ends: why a save is due now, or None where nothing is new.
 
-        No pause holds it up. A save that is under way does: the caller waits for that, reports it here, and
-        asks again.
+        It ignores the pause. It is None while a save is under way: the caller waits for its end, reports it
+        and asks again.
 
         Raises:
             ValueError: The reason is none of `FORCED`.
@@ -212,18 +212,8 @@ class SaveDecider:
             raise ValueError(f"{reason} is no reason to force a save")
         return reason if self.is_new and not self.saving else None
 
-    def next_due_ns(self) -> int | None:
-        """When to ask `due` again, ns; None where nothing is new or a save is under way."""
-        if self.saving or not self.is_new or self._first_ns is None:
-            return None
-        if self._has_grown:
-            moment = self._last_ns
-        else:
-            moment = min(self._last_ns + self.policy.quiet_ns, self._first_ns + self.policy.overdue_ns)
-        return moment if self._paused_until_ns is None else max(moment, self._paused_until_ns)
-
     def started(self) -> None:
-        """A save begins now: what is created from here on is not in it.
+        """A save begins now; it will not hold pipelines that are created after this.
 
         Raises:
             RuntimeError: One is under way already.
@@ -236,7 +226,7 @@ class SaveDecider:
         self.new_pipelines = 0
 
     def saved(self, now_ns: int) -> None:
-        """The save that began is done: what it held is safe. Also where it found nothing that was new.
+        """The save is done, or found nothing new: what it held is safe.
 
         Raises:
             RuntimeError: None began.
@@ -246,7 +236,7 @@ class SaveDecider:
             self._saved_bytes = self._bytes_in_save
 
     def failed(self, now_ns: int) -> None:
-        """The save that began failed, or was skipped for another writer: what it held is new again.
+        """The save failed, or was skipped for another writer: what it held is new again.
 
         Raises:
             RuntimeError: None began.

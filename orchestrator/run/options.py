@@ -224,11 +224,11 @@ class SavePolicy:
     """When a cache file is saved on the way, so that crashes and saves both cost little.
 
     Attributes:
-        quiet_ns: Time without a new pipeline after which what is new is saved.
-        growth_pipelines: New pipelines at which a save is due at once.
-        growth_bytes: New bytes at which a save is due at once, where the size is known.
-        overdue_ns: Time after the first new pipeline after which a save is due although creation goes on.
-        pause_ns: Time between the end of a save, or a failure, and the next one that is not forced.
+        quiet_ns: A save is due after so long without a new pipeline.
+        growth_pipelines: A save is due at once with so many new pipelines.
+        growth_bytes: A save is due at once with so many new bytes, where the size is known.
+        overdue_ns: A save is due so long after the first new pipeline, even if creation goes on.
+        pause_ns: Least time between the end of a save, good or failed, and the next one that is not forced.
     """
 
     quiet_ns: int = _positive(2_000_000_000)

@@ -1459,7 +1459,7 @@ class SaveReason(enum.StrEnum):
 
     QUIET: nothing was created for a while.
     GROWTH: much is new.
-    OVERDUE: what is new has waited for long, with creation never quiet.
+    OVERDUE: new pipelines have waited for long, because creation was never quiet.
     CANCELLED: the run was cancelled.
     SIGNAL: the process was asked to end, as by SIGTERM.
     EXIT: the run or the process ends.

@@ -1,30 +1,30 @@
-"""`BinaryStore`: the binaries of pipelines of all devices, in one LMDB file beside the cache files.
+"""`BinaryStore`: pipeline binaries of all devices, in one LMDB file beside the cache files.
 
-    generations   hash of device and global key        -> what they are, and a number
+    generations   hash of device and global key        -> the device and key, and a number
     pipelines     number, state key                    -> driver's key, cost, keys and hashes of its binaries
-    keys          number, driver's key, state key      -> nothing: which states have a driver's key in common
-    identified    number, driver's key, identifiers, state key -> nothing: for who knows no state
-    use           number, state key                    -> when it was used, and what it is worth
-    payloads      hash of a binary                     -> its bytes, once however many pipelines use them
-    references    hash of a binary                     -> how many pipelines use it
+    keys          number, driver's key, state key      -> nothing: the states that share a driver's key
+    identified    number, driver's key, identifiers, state key -> nothing: to look up without the state
+    use           number, state key                    -> its time of last use and its value
+    payloads      hash of a binary                     -> its bytes, once for all pipelines that use it
+    references    hash of a binary                     -> number of pipelines that use it
 
-A pipeline is found by the driver's key and a state key of its caller's. Drivers are known to give one key to
-different pipelines (NVIDIA 580.159, ray tracing) and one key to different binaries (RADV 25.0.7, ray
-tracing), so neither kind of key is trusted alone: states that share a driver's key and differ in binaries are
-told as collisions, and a binary is named by the hash of its bytes. Whoever has the identifiers of modules and
-not the modules knows no state: then driver's key and identifiers name a pipeline, unless several with
-different binaries have both in common.
+A pipeline is found by the driver's key and the caller's own state key. Drivers may give one key to different
+pipelines (NVIDIA 580.159, ray tracing) or to different binaries (RADV 25.0.7, ray tracing), so no driver key
+is trusted alone: states that share a driver's key and differ in binaries are reported as collisions, and a
+binary is named by the hash of its bytes. A caller that has only identifiers of the shader modules does not
+know the state. It finds a pipeline by driver's key and identifiers, unless several with different binaries
+match.
 
 Guarantees:
-- What is handed out was proven by its hash right before. What is damaged is a miss.
-- What `put` returned from is on disk, whatever happens to this process or to others that use the store.
-- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound those go
-  first that are worth least, by GreedyDual-Size (Cao and Irani, 1997): cost of a compile for each
-  byte, aged by what went before.
-- A file that is truncated, damaged or of somebody else's making is moved into the quarantine, never opened
-  (lmdb_file.py). Whoever opens it first looks at all of it. A file or a directory that cannot be written is
-  read.
-Assumptions: one object a file and process, not used after a fork. Thread-safe. The directory is the user's.
+- Every binary is proven by its hash before it is returned. A damaged one is a miss.
+- Once `put` has returned, its pipelines are on disk, whatever happens to any process.
+- The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound the least valuable
+  pipelines are removed, by GreedyDual-Size (Cao and Irani, 1997): compile cost per byte, aged by the value
+  of those removed before.
+- A file that is truncated, damaged or made by another program is moved to the quarantine and never opened
+  (lmdb_file.py). The first process that opens the file checks all of it. Without write permission for the
+  file or its directory the store is read-only.
+Assumptions: one object per file and process, not used after a fork. Thread-safe. The user owns the directory.
 """
 
 from __future__ import annotations
@@ -71,28 +71,26 @@ from orchestrator.stores.profile_file import ProfileIdentity
 STAMP_NAME: Final = "pipeline-binaries.stamp"
 
 DEFAULT_BOUND: Final = 512 << 20
-"""Bytes that a store may have unless its user said otherwise."""
+"""Default bound of a store, bytes."""
 
 LEAST_BOUND: Final = 4 << 20
 
 _COMPACT_SUFFIX: Final = ".compact"
-_USERS_SUFFIX: Final = ".users"  # a file that everybody who has the store open holds a shared lock on
+_USERS_SUFFIX: Final = ".users"  # every process that has the store open holds a shared lock on this file
 _FORMAT: Final = 1
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
 _OPEN_WAIT_S: Final = 30.0
 _MOST_READERS: Final = 512
-_LOCK_BYTES: Final = 64 * (
-    _MOST_READERS + 4
-)  # LMDB: a cache line for each reader, and less than four for itself
+_LOCK_BYTES: Final = 64 * (_MOST_READERS + 4)  # LMDB: a cache line for each reader, and fewer than 4 others
 _STAMP_CAP: Final = 4096
 _MAP_OVER: Final = 1.1
 _HIGH_WATER: Final = 0.95
 _LOW_WATER: Final = 0.85
-_A_COMMIT: Final = 0.04  # share of the bound that one commit may write anew
-_MORE_ROOM: Final = (0.1, 0.2, 0.4)  # shares of the bound to free where there is room and it does not fit
-_PAGES_A_PIPELINE: Final = 6  # written anew for one of a batch, beside its payload
-_LOOK_EVERY: Final = 4  # pipelines that go before it is looked whether enough have gone
-_ENTRY_BYTES: Final = 512  # what a pipeline takes beside its payloads, for what it is worth
+_A_COMMIT: Final = 0.04  # share of the bound that one commit may write
+_MORE_ROOM: Final = (0.1, 0.2, 0.4)  # shares of the bound to free when data does not fit despite free room
+_PAGES_A_PIPELINE: Final = 6  # written for each pipeline, besides its payload
+_LOOK_EVERY: Final = 4  # pipelines to evict between two checks of the used bytes
+_ENTRY_BYTES: Final = 512  # of a pipeline besides its payloads, to compute its value
 _UNKNOWN_COST_NS: Final = 2_000_000
 _GRAIN_S: Final = 60
 _LONG_S: Final = 86_400
@@ -106,7 +104,7 @@ _T = TypeVar("_T")
 
 
 class StoreError(OrchestratorError):
-    """The store of binaries cannot be used, or not for this.
+    """The store of binaries cannot be used in this way.
 
     Attributes:
         path: The store.
@@ -120,17 +118,17 @@ class StoreError(OrchestratorError):
 
 
 class StoreFullError(StoreError):
-    """Nothing more fits, though room was made: the disk is full, or readers hold what was removed."""
+    """Nothing more fits after eviction: the disk is full, or readers still hold removed pages."""
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and a global key: keys and binaries are good within it alone.
+    """A device and a global key; keys and binaries are valid only within it.
 
     Attributes:
         identity: The device and its driver.
         device_name: For people, as are `driver_name` and `driver_info`.
         global_key: vkGetPipelineKeyKHR without a create info.
-        compressed: The driver says that its binaries are compressed already.
+        compressed: Whether the driver compresses its binaries itself.
     """
 
     identity: ProfileIdentity
@@ -154,7 +152,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def digest(self) -> bytes:
-        """What it is found by, 16 bytes."""
+        """Its key in the store, 16 bytes."""
         return content_hash128(msgspec.msgpack.encode((self.identity, self.global_key)))
 
 
@@ -176,23 +174,23 @@ _decode_generation = msgspec.msgpack.Decoder(_KnownGeneration)
 
 
 FOUND, MISSING, KEY_DIFFERS, DAMAGED = "found", "missing", "key_differs", "damaged"
-"""Outcomes of a look-up: there; not there; there under another key of the driver; not as it was stored."""
+"""Outcomes of a look-up. KEY_DIFFERS: it is stored under another driver's key."""
 
 COLLIDES = "collides"
-"""What is known names several pipelines with different binaries: none of them is handed out."""
+"""Several pipelines with different binaries match, so none of them is returned."""
 
 
 class StoredPipeline(msgspec.Struct, frozen=True):
-    """A pipeline as the store has it, or is to have it.
+    """A pipeline in the store, or to be stored.
 
     Attributes:
         state_key: The caller's own key of its state, 1 to 64 bytes.
         driver_key: The driver's key, at most 32 bytes; empty where it gave none.
-        binaries: Its binaries in the driver's order; of a look-up they are memory of the store, valid as long
-            as the reading.
-        cost_ns: What compiling it took; 0 where that is not known.
-        identifiers: What names the modules of its stages, where modules are not known, at most 32 bytes;
-            empty where it can only be found by its state.
+        binaries: Its binaries in the driver's order. From a look-up they are memory of the store, valid until
+            the end of `reading`.
+        cost_ns: Compile time, ns; 0 where it is not known.
+        identifiers: Names the shader modules of its stages for look-ups without the modules, at most 32
+            bytes; empty where it can only be found by its state.
     """
 
     state_key: bytes
@@ -202,11 +200,7 @@ class StoredPipeline(msgspec.Struct, frozen=True):
     identifiers: bytes = b""
 
     def check(self) -> None:
-        """Check that it can be stored.
-
-        Raises:
-            ValueError: A key is too long or empty, or there are no binaries.
-        """
+        """Raise ValueError if it cannot be stored: a key is too long or empty, or there are no binaries."""
         if not 1 <= len(self.state_key) <= _MOST_STATE_BYTES:
             raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(self.state_key)}")
         keys = (self.driver_key, self.identifiers, *(each.key for each in self.binaries))
@@ -215,17 +209,17 @@ class StoredPipeline(msgspec.Struct, frozen=True):
 
 
 class PutReport(msgspec.Struct, frozen=True):
-    """What storing pipelines did; reports add up.
+    """The result of storing pipelines; reports add up.
 
     Attributes:
         pipelines: Pipelines that are stored now.
-        known: Those of them that were stored before, with the same binaries.
-        collisions: Those whose driver's key is that of another state with other binaries.
-        shared_keys: Those whose driver's key is that of another state with the same binaries.
-        too_large: Pipelines that were not stored: one alone would take too much of the bound.
-        captured_bytes: Size of all binaries that were given.
-        stored_bytes: Size of those that were not there yet.
-        evicted: Pipelines that had to go.
+        known: Pipelines that were stored before with the same binaries.
+        collisions: Pipelines whose driver's key another state with other binaries has.
+        shared_keys: Pipelines whose driver's key another state with the same binaries has.
+        too_large: Pipelines that were not stored, because one would take too much of the bound.
+        captured_bytes: Size of all given binaries.
+        stored_bytes: Size of the new binaries among them.
+        evicted: Pipelines that were removed to make room.
     """
 
     pipelines: int = 0
@@ -247,11 +241,11 @@ class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
     """What a store holds of one generation.
 
     Attributes:
-        about: Which.
-        pipelines: Pipelines.
-        binaries: Binaries of those, each as often as it is used.
-        bytes: Size of those.
-        shared_driver_keys: Driver's keys that several states have.
+        about: The generation.
+        pipelines: Number of pipelines.
+        binaries: Number of their binaries, each counted for every use.
+        bytes: Size of these binaries.
+        shared_driver_keys: Driver's keys that several states share.
         used_s: When it was last written or touched, seconds since the epoch.
     """
 
@@ -268,12 +262,12 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         path: The file.
-        generations: Of each device and global key.
-        payloads: Different binaries.
-        payload_bytes: Size of those: what is stored.
-        used_bytes: Pages that hold something.
+        generations: One for each device and global key.
+        payloads: Number of different binaries.
+        payload_bytes: Size of these binaries.
+        used_bytes: Size of all used pages.
         file_bytes: Size of the file.
-        bound_bytes: What it may hold.
+        bound_bytes: Bound on the used bytes.
     """
 
     path: str
@@ -286,12 +280,12 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreVerification(msgspec.Struct, frozen=True):
-    """What checking a whole store found.
+    """The result of checking a whole store.
 
     Attributes:
-        pipelines: Pipelines that were looked at.
-        payloads: Binaries whose hash was checked.
-        bytes: Size of those.
+        pipelines: Number of pipelines.
+        payloads: Number of binaries, all of whose hashes were checked.
+        bytes: Size of these binaries.
         problems: What is wrong, in words.
     """
 
@@ -306,20 +300,20 @@ _opening = threading.Lock()
 
 
 def _drop_inherited() -> None:
-    """Let go of what a fork left here; it stays open in the process that opened it."""
+    """Close stores that a fork inherited; they stay open in the parent process."""
     for process, path in [key for key in _open_here if key[0] != os.getpid()]:
         _open_here.pop((process, path))._let_go()
 
 
 @define(eq=False)
 class BinaryStore:
-    """A store that is open. Made by `BinaryStore.open`; close it as often as it was opened.
+    """An open store, made by `BinaryStore.open`. Close it as often as it was opened.
 
     Attributes:
         path: The file.
-        bound_bytes: What it may hold.
-        read_only: Whether nothing can be written, and why; "" where it can.
-        set_aside: What was moved into the quarantine when it was opened, and why; "" where nothing was.
+        bound_bytes: Bound on the used bytes.
+        read_only: Why nothing can be written, or "".
+        set_aside: What was moved to the quarantine at opening, and why, or "".
     """
 
     path: Path
@@ -345,19 +339,19 @@ class BinaryStore:
         create: bool = True,
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> BinaryStore:
-        """Open the store of a directory; a second time in a process gives the same one.
+        """Open the store of a directory; every call in a process gives the same object.
 
         Args:
             directory: The directory of cache files; created where it is missing.
-            bound_bytes: What the store may hold from now on, at least 4 MiB; None for what was said before,
-                or else `DEFAULT_BOUND`. A store that is larger loses what is worth least, once nobody else
-                has it open. Processes that have it open already keep the bound that they began with.
-            create: Make one where there is none, or where the one that is there must not be opened.
+            bound_bytes: The new bound, at least 4 MiB; None for the remembered one, or else `DEFAULT_BOUND`.
+                A larger store loses its least valuable pipelines as soon as no other process has it open.
+                Processes that have it open keep their bound.
+            create: Make a store where there is none, or in place of one that must not be opened.
             operations: The calls to use.
 
         Raises:
-            StoreError: There is none, or none that may be opened, and none is to be made; others may write
-                it; another process did not finish opening it in time; the disk does not take it.
+            StoreError: There is no usable store, and `create` is false; others may write it; another process
+                did not finish opening it in time; the disk is full.
             ValueError: The bound is too small.
         """
         if bound_bytes is not None and bound_bytes < LEAST_BOUND:
@@ -376,7 +370,7 @@ class BinaryStore:
 
     @classmethod
     def compact(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> int:
-        """Give the disk back what a store does not use any more; the bytes, 0 while anybody has it open.
+        """Return unused pages to the disk; returns the bytes, 0 while a process has the store open.
 
         Raises:
             StoreError: As `open`.
@@ -386,7 +380,7 @@ class BinaryStore:
             return _Opening(path, None, False, operations).compact()
 
     def close(self) -> None:
-        """Close it once; the last one closes the file. Nothing of it is in use any more."""
+        """Close it once; the last call closes the file. The caller uses nothing of it any more."""
         with _opening:
             self._opened -= 1
             if self._opened == 0 and _open_here.pop((self._process, self.path), None) is not None:
@@ -415,7 +409,7 @@ class BinaryStore:
 
     @contextmanager
     def reading(self, generation: Generation) -> Iterator[StoreReader]:
-        """Look pipelines up. What is found is memory of the store, which the end of the block takes away.
+        """Look pipelines up. Found binaries are memory of the store, valid until the end of the block.
 
         Raises:
             StoreError: It cannot be read.
@@ -457,10 +451,10 @@ class BinaryStore:
     def put(self, generation: Generation, pipelines: Sequence[StoredPipeline]) -> PutReport:
         """Store pipelines, in as few commits as the bound allows; on disk when this returns.
 
-        A pipeline of the same state is replaced. Room is made where it is needed.
+        A pipeline of the same state is replaced. Less valuable ones are removed where room is needed.
 
         Raises:
-            StoreFullError: There is no room, and none can be made. What was committed stays.
+            StoreFullError: There is no room, and none can be made. Earlier commits stay.
             StoreError: It cannot be written.
             ValueError: A key is too long, or there are no binaries.
         """
@@ -503,7 +497,7 @@ class BinaryStore:
             try:
                 return self._write(write) + PutReport(evicted=evicted)
             except StoreFullError:
-                # Large binaries need pages that follow one another, and readers hold pages that are free.
+                # Large binaries need consecutive pages, and readers still hold some free pages.
                 evicted += self.make_room(size + int(share * self.bound_bytes))
         return self._write(write) + PutReport(evicted=evicted)
 
@@ -556,7 +550,7 @@ class BinaryStore:
         return PutReport(1, int(same), collisions, shared, 0, size, stored)
 
     def _namesakes(self, transaction: Any, key: bytes, entry: _Entry) -> tuple[int, int]:
-        """Whether another state has the same driver's key: with other binaries; with the same ones."""
+        """(1, 0) if another state has the driver's key and other binaries, (0, 1) if the same ones."""
         prefix = _index_key(key[:4], entry.driver_key, b"")
         looked = 0
         with transaction.cursor(db=self._tables["keys"]) as cursor:
@@ -575,7 +569,7 @@ class BinaryStore:
         return 0, int(looked > 0)
 
     def _refer(self, transaction: Any, digest: bytes, data: bytes | memoryview) -> int:
-        """Use a payload once more; the bytes that it takes anew."""
+        """Count one more use of a payload; returns the bytes that were written."""
         tables = self._tables
         found = transaction.get(digest, db=tables["references"])
         count, size = _REFERENCE.unpack(found) if found is not None else (0, len(data))
@@ -590,9 +584,9 @@ class BinaryStore:
         for table, name in _names(key, entry):
             transaction.delete(name, db=self._tables[table])
 
-    def _forget_binaries(self, transaction: Any, entry: _Entry) -> int:
-        """Use the payloads of an entry once less; the bytes that are free then."""
-        tables, freed = self._tables, 0
+    def _forget_binaries(self, transaction: Any, entry: _Entry) -> None:
+        """Count one use less of an entry's payloads; returns the bytes that were freed."""
+        tables = self._tables
         for _, digest, size in entry.binaries:
             found = transaction.get(digest, db=tables["references"])
             count = _REFERENCE.unpack(found)[0] if found is not None else 0
@@ -601,14 +595,12 @@ class BinaryStore:
                 continue
             transaction.delete(digest, db=tables["references"])
             transaction.delete(digest, db=tables["payloads"])
-            freed += size
-        return freed
 
     def touch(self, generation: Generation, state_keys: Sequence[bytes], grain_s: int = _GRAIN_S) -> int:
-        """Note that pipelines were used, all in one commit; how many had to be noted.
+        """Note that pipelines were used; returns how many notes were written.
 
-        What was used less than `grain_s` seconds before is not noted again, and less than a day before not
-        while nothing was evicted since: its place in the row is the same then.
+        A use less than `grain_s` seconds after the last noted one is not noted. While nothing was evicted
+        since, that is a day, because the order of eviction is the same.
 
         Raises:
             StoreError: It cannot be written.
@@ -630,7 +622,7 @@ class BinaryStore:
                         stale.append(prefix + state)
         if not stale:
             return 0
-        # Notes are small, but each may be on a page of its own, which is written anew.
+        # Notes are small, but each may need a page of its own.
         at_once = max(1, self._bytes_a_commit // (2 * self._page_size))
         for start in range(0, len(stale), at_once):
             self._write(partial(self._touch, keys=stale[start : start + at_once], now=now))
@@ -646,13 +638,13 @@ class BinaryStore:
                 transaction.put(key, _USE.pack(age + worth, now), db=self._tables["use"])
 
     def remove(self, generation: Generation, state_keys: Sequence[bytes]) -> int:
-        """Forget pipelines, such as those that the driver would not take; how many were there.
+        """Remove pipelines, such as those that the driver refused; returns how many there were.
 
         Raises:
             StoreError: It cannot be written.
         """
         number = self.generation(generation)
-        if number is None or not state_keys:
+        if number is None:
             return 0
         prefix = struct.pack(">I", number)
         return self._remove([prefix + state for state in state_keys])
@@ -665,22 +657,20 @@ class BinaryStore:
         return removed
 
     def _drop_all(self, transaction: Any, keys: Sequence[bytes]) -> int:
-        return sum(self._drop(transaction, key) >= 0 for key in keys)
+        return sum(self._drop(transaction, key) for key in keys)
 
-    def _drop(self, transaction: Any, key: bytes) -> int:
-        """Remove one pipeline; the bytes that are free then, -1 where it was not there."""
+    def _drop(self, transaction: Any, key: bytes) -> bool:
+        """Remove one pipeline; returns whether it was there."""
         tables = self._tables
         entry = self._entry(transaction, key)
         transaction.delete(key, db=tables["use"])
-        if entry is None:
-            # A damaged entry names nothing: what it used is found by `verify`.
-            return 0 if transaction.delete(key, db=tables["pipelines"]) else -1
-        transaction.delete(key, db=tables["pipelines"])
-        self._forget_names(transaction, key, entry)
-        return self._forget_binaries(transaction, entry)
+        if entry is not None:  # a damaged entry names nothing; `verify` finds what it used
+            self._forget_names(transaction, key, entry)
+            self._forget_binaries(transaction, entry)
+        return bool(transaction.delete(key, db=tables["pipelines"]))
 
     def make_room(self, incoming: int) -> int:
-        """Let go of what is worth least until so many bytes fit into the bound; how many pipelines went.
+        """Evict the least valuable pipelines until so many bytes fit into the bound; returns how many.
 
         Raises:
             StoreError: It cannot be written.
@@ -691,7 +681,7 @@ class BinaryStore:
         return self.shrink(max(0, int(self.bound_bytes * _LOW_WATER) - incoming))
 
     def shrink(self, most_bytes: int) -> int:
-        """Let go of what is worth least until no more than so many bytes are used; how many pipelines went.
+        """Evict the least valuable pipelines until at most so many bytes are used; returns how many.
 
         Raises:
             StoreError: It cannot be written.
@@ -712,7 +702,7 @@ class BinaryStore:
             with self._reading() as transaction:
                 if self._used_bytes(transaction) <= most_bytes:
                     break
-        # What a commit frees can be written again by the second one after it.
+        # LMDB reuses the pages that a commit frees from the second commit after it on.
         self._write(partial(self._grow_old, worth=0.0))
         return evicted
 
@@ -723,21 +713,19 @@ class BinaryStore:
                 break
             now = transaction.get(key, db=self._tables["use"])
             if now is None or _USE.unpack(now)[0] != worth:
-                continue  # gone, or used since
-            gone += self._drop(transaction, key) >= 0
+                continue  # removed or used since
+            gone += self._drop(transaction, key)
             self._grow_old(transaction, worth)
         return gone
 
-    def prune(
-        self, unwanted: Callable[[Generation, int], bool] = lambda _about, _used_s: False
-    ) -> tuple[Generation, ...]:
-        """Remove generations, those for which `unwanted(generation, when it was used)` is true; which.
+    def prune(self, unwanted: Callable[[Generation, int], bool]) -> tuple[Generation, ...]:
+        """Remove the generations for which `unwanted(generation, seconds of last use)` is true; returns them.
 
         Raises:
             StoreError: It cannot be written.
         """
         with self._reading() as transaction:
-            found = [(digest, known) for digest, known in self._generations(transaction)]
+            found = list(self._generations(transaction))
         gone = [(digest, known) for digest, known in found if unwanted(known.about, known.used_s)]
         for digest, known in gone:
             prefix = struct.pack(">I", known.number)
@@ -751,7 +739,7 @@ class BinaryStore:
         transaction.delete(digest, db=self._tables["generations"])
 
     def _write(self, work: Callable[[Any], _T]) -> _T:
-        """One commit; one at a time among threads, and by LMDB among processes."""
+        """Run `work` in one commit. The lock serializes threads, LMDB serializes processes."""
         self._require_usable()
         if self.read_only:
             raise StoreError(self.path, f"it can only be read: {self.read_only}")
@@ -765,7 +753,7 @@ class BinaryStore:
                 ) from error
             except lmdb.Error as error:
                 cause = str(error)
-                # LMDB calls a write that was cut short an error of the device.
+                # LMDB reports a short write as an I/O error.
                 full = "No space" in cause or "quota" in cause or self._disk_is_full()
                 if full and "Input/output" in cause:
                     cause = "the disk is full"
@@ -777,17 +765,17 @@ class BinaryStore:
         return system.f_bavail * system.f_frsize < self._bytes_a_commit
 
     def _number(self, transaction: Any, generation: Generation) -> int:
-        """The number of a generation, which is noted as used."""
+        """The number of a generation; notes its use."""
         digest = generation.digest
         known = self._known(transaction, digest)
-        number = known.number if known is not None else self._next_number(transaction)
+        number = known.number if known is not None else self._new_number(transaction)
         now = int(time.time())
         if known is None or now - known.used_s >= _GRAIN_S:
             encoded = msgspec.msgpack.encode(_KnownGeneration(number, generation, now))
             transaction.put(digest, content_hash128(encoded) + encoded, db=self._tables["generations"])
         return number
 
-    def _next_number(self, transaction: Any) -> int:
+    def _new_number(self, transaction: Any) -> int:
         found = transaction.get(b"next", db=self._tables["about"])
         number = int.from_bytes(found, "little") if found is not None else 1
         transaction.put(b"next", (number + 1).to_bytes(4, "little"), db=self._tables["about"])
@@ -891,22 +879,20 @@ class BinaryStore:
         )
 
     def verify(self) -> StoreVerification:
-        """Check everything: structure, hashes, references. Other processes may go on.
+        """Check everything: structure, hashes, references. Other processes may use the store meanwhile.
 
         Raises:
             StoreError: It cannot be read.
         """
-        problems: list[str] = []
         try:
             check_lmdb_file(self.path)
         except (LmdbFileError, OSError) as error:
             return StoreVerification(0, 0, 0, (str(error),))
         with self._reading() as transaction:
-            if not self._tables:
-                return StoreVerification(0, 0, 0, ())
-            return self._verify(transaction, problems)
+            return self._verify(transaction) if self._tables else StoreVerification(0, 0, 0, ())
 
-    def _verify(self, transaction: Any, problems: list[str]) -> StoreVerification:
+    def _verify(self, transaction: Any) -> StoreVerification:
+        problems: list[str] = []
         tables = self._tables
         used: dict[bytes, int] = {}
         sizes: dict[bytes, int] = {}
@@ -957,7 +943,7 @@ class BinaryStore:
         return StoreVerification(pipelines, payloads, total, tuple(problems))
 
     def pipelines(self, generation: Generation) -> Iterator[StoredPipeline]:
-        """All good pipelines of a generation, each with memory that the next one takes away.
+        """All undamaged pipelines of a generation, each valid until the next one is taken.
 
         Raises:
             StoreError: It cannot be read.
@@ -967,10 +953,9 @@ class BinaryStore:
 
 
 class StoreReader:
-    """A look at one generation, at one moment. Used by one thread."""
+    """A snapshot of one generation, made by `BinaryStore.reading`. Used by one thread."""
 
     def __init__(self, store: BinaryStore, transaction: Any, number: int | None) -> None:
-        """Read in a transaction that is somebody else's."""
         self._store = store
         self._transaction = transaction
         self._prefix = None if number is None else struct.pack(">I", number)
@@ -986,7 +971,7 @@ class StoreReader:
 
         Args:
             state_key: The caller's key of its state.
-            driver_key: The driver's key; None where it is not known: keys hold as long as the generation.
+            driver_key: The driver's key; None where it is not known: it cannot change in a generation.
         """
         if self._prefix is None:
             return MISSING, None
@@ -1010,22 +995,18 @@ class StoreReader:
         )
 
     def find_identified(self, identifiers: bytes, driver_key: bytes) -> tuple[str, StoredPipeline | None]:
-        """Look a pipeline up whose stages carry identifiers of modules alone, so that its state is not known.
+        """Look a pipeline up whose stages have only module identifiers, so that its state is not known.
 
         Args:
-            identifiers: What its pipelines were stored with: `StoredPipeline.identifiers`.
-            driver_key: The driver's key of the pipeline; one without is never found in this way.
+            identifiers: As in `StoredPipeline.identifiers`.
+            driver_key: The driver's key of the pipeline; without one it is never found.
 
         Returns:
-            FOUND and a pipeline with the state that it was stored by; COLLIDES where several have both in
-            common and differ in binaries; or why there is none.
+            FOUND and a pipeline with its stored state; COLLIDES where several with different binaries match;
+            or why there is none.
         """
-        if (
-            self._prefix is None
-            or not identifiers
-            or not driver_key
-            or "identified" not in self._store._tables
-        ):
+        known = identifiers and driver_key and "identified" in self._store._tables
+        if self._prefix is None or not known:
             return MISSING, None
         prefix = _identified_key(self._prefix, driver_key, identifiers, b"")
         outcome, found = MISSING, None
@@ -1039,7 +1020,7 @@ class StoreReader:
         return outcome, found
 
     def all(self) -> Iterator[StoredPipeline]:
-        """All pipelines that are good, by state key."""
+        """All undamaged pipelines, by state key."""
         if self._prefix is None:
             return
         for key, _ in _from(self._transaction, self._store._tables["pipelines"], self._prefix):
@@ -1048,14 +1029,14 @@ class StoreReader:
                 yield found
 
     def _payload(self, digest: bytes, size: int) -> Any:
-        """A payload that is proven; None where it is not what was stored."""
+        """A payload that its hash proves; None where it is damaged."""
         if (known := self._proven.get(digest)) is not None:
             return known
         data = self._store._get(self._transaction, "payloads", digest)
         if data is None or len(data) != size:
             return None
         if self._store.read_only:
-            data = bytes(data)  # without LMDB's lock nobody knows of this reader
+            data = bytes(data)  # without LMDB's lock a writer may reuse the page at any time
         if content_hash128(data) != digest:
             return None
         self._proven[digest] = data
@@ -1064,7 +1045,7 @@ class StoreReader:
 
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
-    """Tell of any error as one of this store."""
+    """Turn every error into a StoreError."""
     try:
         yield
     except (SaveError, QuarantineError, ReadError) as error:
@@ -1077,7 +1058,7 @@ def _told(path: Path) -> Iterator[None]:
 
 @frozen
 class _Opening:
-    """Opens a store, or makes one, as the only one who does that in a directory."""
+    """Opens or makes a store, under the writer lock of its directory."""
 
     path: Path
     bound_bytes: int | None
@@ -1105,12 +1086,12 @@ class _Opening:
             users = self.operations.open_lock(self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}"))
             try:
                 set_aside = ""
-                # Who has it to himself looks at all of it; LMDB keeps it whole for whoever comes then.
+                # The first process checks the whole file; from then on LMDB keeps it whole for the others.
                 if self.operations.try_lock(users):
                     set_aside = self._make_good()
                     self._fit()
                     self.operations.unlock(users)
-                # Nobody else wants it alone: opening is one's own.
+                # It succeeds: only a process with the writer lock takes the other, exclusive lock.
                 self.operations.try_lock(users, shared=True)
                 return self._opened("", set_aside, users)
             except BaseException:
@@ -1132,7 +1113,7 @@ class _Opening:
                 close_quietly(users, self.operations)
 
     def _fit(self) -> None:
-        """Bring a file that is larger than its bound down to it; nobody else has it open."""
+        """Shrink a file that is larger than its bound; no other process has it open."""
         bound = self.bound_bytes
         if bound is not None and self.operations.stat(self.path).size > bound * _MAP_OVER:
             store = self._opened("", "", None)
@@ -1143,7 +1124,7 @@ class _Opening:
             self._compact()
 
     def _compact(self) -> int:
-        """Copy what is used into a file of its own, and put that in the old one's place; the bytes less."""
+        """Replace the file by a copy without unused pages; returns the bytes that this freed."""
         made, before = self._compacted, self.operations.stat(self.path).size
         nonce = read_mark(self.path) or b""
         environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
@@ -1163,9 +1144,9 @@ class _Opening:
         return self.path.with_name(f"{self.path.name}{_COMPACT_SUFFIX}")
 
     def _make_good(self) -> str:
-        """Set aside what must not be opened, and make a store where there is none; what was set aside."""
+        """Move a bad file away, and make a store where there is none; returns what was moved, or ""."""
         set_aside = ""
-        if self._compacted.exists():  # of a process that died
+        if self._compacted.exists():  # left by a process that died
             self.operations.unlink(self._compacted)
         if self.path.exists() or self.path.is_symlink():
             reason = self._refuse()
@@ -1180,7 +1161,7 @@ class _Opening:
         return set_aside
 
     def _refuse(self) -> str:
-        """Why the file that is there must not be opened; "" where it may."""
+        """Why the existing file must not be opened, or ""."""
         status = self.operations.stat(self.path)
         if not status.is_regular or self.path.is_symlink():
             return "it is no regular file"
@@ -1213,7 +1194,7 @@ class _Opening:
         if lock.exists():
             self.operations.unlink(lock)
         nonce = secrets.token_bytes(16)
-        # Before the file: a store is never without its stamp.
+        # The stamp comes first, so that a store never lacks it.
         write_atomically(self.stamp, [_stamp(nonce)], self.operations)
         # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
         os.close(self.operations.open_lock(self.path))
@@ -1239,7 +1220,7 @@ class _Opening:
         )
 
     def _reserve_lock(self) -> None:
-        """Have the disk promise the pages of LMDB's lock file, which it maps: without them SIGBUS."""
+        """Allocate LMDB's lock file on the disk: LMDB maps it, and a full disk would mean SIGBUS."""
         lock = self.operations.open_lock(self.path.with_name(self.path.name + "-lock"))
         try:
             os.posix_fallocate(lock, 0, _LOCK_BYTES)
@@ -1265,7 +1246,7 @@ class _Opening:
                     except lmdb.NotFoundError:
                         if name == "identified":  # stores of earlier versions lack it
                             continue
-                        tables = {}  # it was made, and nothing was stored
+                        tables = {}  # it was made, but nothing was stored yet
                         break
             else:
                 environment.reader_check()
@@ -1295,7 +1276,7 @@ def _map_size(bound_bytes: int) -> int:
 
 
 def _bound_of(transaction: Any, tables: dict[str, Any]) -> int | None:
-    """What somebody said that a store may hold; None where nobody did."""
+    """The remembered bound of a store, or None."""
     said = transaction.get(b"bound", db=tables["about"]) if "about" in tables else None
     bound = int.from_bytes(said, "little") if said is not None and len(said) == 8 else 0
     return bound if bound >= LEAST_BOUND else None
@@ -1310,7 +1291,7 @@ def _size(pipeline: StoredPipeline) -> int:
 
 
 def _worth(cost_ns: int, size: int) -> float:
-    """What keeping a pipeline saves for each byte that it takes, ns."""
+    """The value of a pipeline: ns that keeping it saves for each byte."""
     return (cost_ns or _UNKNOWN_COST_NS) / (size + _ENTRY_BYTES)
 
 
@@ -1323,7 +1304,7 @@ def _identified_key(number: bytes, driver_key: bytes, identifiers: bytes, state_
 
 
 def _names(key: bytes, entry: _Entry) -> list[tuple[str, bytes]]:
-    """Table and key of what an entry is found by beside its state."""
+    """Tables and keys of the index entries of a pipeline."""
     number, state = key[:4], key[4:]
     names = [("keys", _index_key(number, entry.driver_key, state))]
     if entry.identifiers and entry.driver_key:
@@ -1333,7 +1314,7 @@ def _names(key: bytes, entry: _Entry) -> list[tuple[str, bytes]]:
 
 
 def _decoded(value: Any) -> _Entry | None:
-    """An entry; None where it is not what was written."""
+    """An entry; None where it is damaged."""
     try:
         return _decode_entry.decode(_proven(value))
     except (ValueError, msgspec.MsgspecError):
@@ -1341,11 +1322,7 @@ def _decoded(value: Any) -> _Entry | None:
 
 
 def _proven(value: Any) -> bytes:
-    """What stands behind its hash.
-
-    Raises:
-        ValueError: It is not what was written.
-    """
+    """The content behind its hash; raises ValueError where it is damaged."""
     content = bytes(value[_HASH_BYTES:])
     if content_hash128(content) != bytes(value[:_HASH_BYTES]):
         raise ValueError("it is not what was written")
@@ -1353,7 +1330,7 @@ def _proven(value: Any) -> bytes:
 
 
 def _from(transaction: Any, table: Any, prefix: bytes) -> Iterator[tuple[Any, Any]]:
-    """Entries of a table whose keys begin so."""
+    """Entries of a table whose keys begin with a prefix."""
     with transaction.cursor(db=table) as cursor:
         there = cursor.set_range(prefix)
         while there and bytes(cursor.key()).startswith(prefix):

@@ -1,7 +1,7 @@
-"""Cache files: what is in one, where it is, whether a device may be given it, and how it is loaded and saved.
+"""Cache files: their format and place, which devices may load one, and how they are loaded and saved.
 
-The driver's data starts with Vulkan's own header; ours stands before it and proves what Vulkan's cannot: that
-the bytes are whole, and that the same driver in the same ABI wrote them. All numbers are little-endian.
+The driver's data starts with Vulkan's own header. Our header before it proves what Vulkan's cannot: that the
+bytes are whole, and that the same driver in the same ABI wrote them. All numbers are little-endian.
 
     PipelineCachePrefixHeader, 128 bytes, followed by the driver's data and nothing else
     offset  size  field
@@ -20,24 +20,24 @@ the bytes are whole, and that the same driver in the same ABI wrote them. All nu
         80    32  reserved            zero
        112    16  headerHash          xxh3_128 of bytes 0 to 111, canonical order
 
-Reading proves in this order: size cap, owner, magic and version, header hash, exact length, identity field by
-field, data hash, VkPipelineCacheHeaderVersionOne agrees with ours. Nothing is LOADED that is not, byte for
-byte, what the same driver gave. A later format that uses reserved fields counts up formatVersion.
+Reading checks in this order: size cap, owner, magic and version, header hash, exact length, identity field by
+field, data hash, and that VkPipelineCacheHeaderVersionOne agrees with ours. LOADED data is, byte for byte,
+what the same driver gave. A later format that uses reserved fields counts up formatVersion.
 
 Loading tries the current generation and then the previous one; with neither the cache is empty. A file that
-the driver failed on goes to the quarantine, if it is still what is there. So does one that the driver died of
-more often in a row than is tolerated, where another generation is left; else it stays as the previous one.
-Readers wait for no lock: what would change the directory waits for a load without a writer.
+the driver refused goes to the quarantine, unless it was replaced since. So does a file that crashed the
+driver more often in a row than is tolerated, if there is another generation; else it becomes the previous
+one. Readers never wait for a lock: a load that cannot have the lock leaves the directory as it is.
 
-Saving replaces nothing good by what is worthless. `save_cache_file` replaces what is there; `save_merged`
-loads it under the writer's lock, merges it with ours on the device and writes what came of it, so that
-processes that compiled different pipelines lose neither. What is there but could not be read may be good, and
-is left alone. Where the driver's merge gives much less than the larger of the two (some do nothing and say
-success), the larger one is kept. Whoever saves has something new, which cannot be told from the data: RADV
+Saving never replaces good data by worthless data. `save_cache_file` replaces the file. `save_merged` loads it
+under the writer lock, merges it with our cache on the device and writes the result, so that processes that
+compiled different pipelines keep both. A file that could not be read may be good, and stays. Some drivers
+report a successful merge and merge nothing; where the result is much smaller than the larger source, the
+larger source is kept. The caller decides whether there is something new, because the data does not tell: RADV
 walks a hash set, so the same pipelines give another order and, with padding, another size each time (276,632
 to 276,664 bytes for 71 pipelines).
 
-Assumptions: a driver that returned from create keeps to what it returned.
+Assumptions: the driver does not crash later on data from which it has created a cache.
 """
 
 from __future__ import annotations
@@ -102,12 +102,12 @@ PREFIX_HEADER_SIZE = 128
 VULKAN_HEADER_VERSION_ONE = 1
 
 DEFAULT_CAP = 1 << 30
-"""Bytes that a cache file may have unless a caller says otherwise: 1 GiB."""
+"""Default cap on the bytes of a cache file: 1 GiB."""
 
 KEPT_FRACTION = 0.10
-"""A driver that keeps less than this of the data behind the header has dropped it."""
+"""A driver that keeps less than this part of the data behind the header has dropped it."""
 
-# A merge that gives less than this of the larger of the two has lost more than padding.
+# A merge that gives less than this part of the larger source has lost more than padding.
 _MERGED_FRACTION = 0.9
 
 _PREFIX = struct.Struct("<8sIIQ16sIIIIII16s32s")
@@ -121,9 +121,7 @@ _SLUG_LENGTH = 40
 
 
 class LoadStatus(enum.StrEnum):
-    """What became of a cache file when it was read and offered to a driver.
-
-    Only LOADED gives the driver's cache something; every other one means an empty cache.
+    """The result of reading a cache file and giving it to a driver. All but LOADED mean an empty cache.
 
     LOADED: read, proven, and kept by the driver.
     MISSING: there is no such file.
@@ -139,11 +137,11 @@ class LoadStatus(enum.StrEnum):
     OTHER_ABI: made by a process with another pointer size.
     VULKAN_HEADER_MISMATCH: the header in the driver's data is not a version one, or disagrees with ours.
     TOO_LARGE: larger than the cap of the caller.
-    UNREADABLE: the system would not let it be read, or it is no regular file.
-    UNTRUSTED_PERMISSIONS: others own it or may write it, or the directory that it is in.
-    CRASHED_LAST_TIME: a process died while a driver was given this data; the driver was not given it again.
-    REJECTED_BY_DRIVER: proven, and the driver still failed to create a cache from it.
-    DROPPED_BY_DRIVER: the driver took it without an error and kept next to nothing of it.
+    UNREADABLE: the system did not let it be read, or it is no regular file.
+    UNTRUSTED_PERMISSIONS: others own or may write it or its directory.
+    CRASHED_LAST_TIME: processes died while the driver was given this data, so it was not given again.
+    REJECTED_BY_DRIVER: proven, but the driver failed to create a cache from it.
+    DROPPED_BY_DRIVER: the driver accepted it without an error and kept next to nothing of it.
     """
 
     LOADED = "LOADED"
@@ -171,7 +169,8 @@ class CacheHeaderError(OrchestratorError):
     """Bytes are not the header that they should be.
 
     Attributes:
-        field: The field that is wrong, or None where it is the whole.
+        status: How a load reports it.
+        field: The field that is wrong, or None where no single one is.
         reason: What is wrong and the likely cause.
     """
 
@@ -184,7 +183,7 @@ class CacheHeaderError(OrchestratorError):
 
 @frozen
 class FieldDifference:
-    """A field, as Vulkan names it, in which a file and a device disagree; the values as text."""
+    """A field, by its Vulkan name, in which a file and a device disagree; the values as text."""
 
     status: LoadStatus
     field: str
@@ -206,7 +205,7 @@ class PipelineCacheHeader:
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> PipelineCacheHeader:
-        """Parse the start of a driver's cache data, given whole: headerSize is checked against its length.
+        """Parse the header of a driver's cache data; `data` is all of it, to check headerSize.
 
         Raises:
             CacheHeaderError: It is not a header version one (VULKAN_HEADER_MISMATCH).
@@ -230,14 +229,14 @@ class PipelineCacheHeader:
         return cls(size, *own)
 
     def difference(self, other: DeviceIdentity | PipelineCachePrefixHeader) -> FieldDifference | None:
-        """The first field that differs from a device's or from that of our header, or None."""
+        """The first field that differs from a device's or from our header's, or None."""
         fields = ("vendor_id", "device_id", "pipeline_cache_uuid")
         return next(_differences(LoadStatus.VULKAN_HEADER_MISMATCH, other, self, *fields), None)
 
 
 @frozen
 class PipelineCachePrefixHeader:
-    """Our header, in front of the driver's data. The table at the top of the module is its layout."""
+    """Our header, before the driver's data. The module docstring has its layout."""
 
     data_size: int
     data_hash: bytes
@@ -255,7 +254,7 @@ class PipelineCachePrefixHeader:
         return cls(len(data), content_hash128(data), *own)
 
     def pack(self) -> bytes:
-        """The header as it stands in a file: 128 bytes, its own hash included."""
+        """The header as written to a file: 128 bytes, its own hash included."""
         *own, uuid = attrs.astuple(self)
         fields = _PREFIX.pack(MAGIC, FORMAT_VERSION, PREFIX_HEADER_SIZE, *own, 0, uuid, _RESERVED)
         return fields + content_hash128(fields)
@@ -280,7 +279,7 @@ class PipelineCachePrefixHeader:
             raise _truncated(len(content))
         version = _VERSION.unpack_from(content)[1]
         if version != FORMAT_VERSION:
-            # Before the length and the hash: another version may have another size of header.
+            # Checked before length and hash, because another version may have another header size.
             raise CacheHeaderError(
                 LoadStatus.UNSUPPORTED_VERSION,
                 "formatVersion",
@@ -302,7 +301,7 @@ class PipelineCachePrefixHeader:
         return cls(*(*own, uuid))
 
     def differences(self, identity: DeviceIdentity) -> tuple[FieldDifference, ...]:
-        """Every field that differs from a device's, the most telling first."""
+        """Every field that differs from a device's, the most significant first."""
         return (
             *_differences(LoadStatus.OTHER_DEVICE, identity, self, "vendor_id", "device_id"),
             *_differences(LoadStatus.OTHER_ABI, identity, self, "driver_abi"),
@@ -350,20 +349,19 @@ def _mismatch(field: str, reason: str) -> CacheHeaderError:
 
 @frozen
 class LoadResult:
-    """What became of a cache file.
+    """The result of loading a cache file.
 
     Attributes:
-        status: The word for it. LOADED from `read_cache_file` means read and proven; from `load_into_cache`,
-            also that the driver took and kept it.
+        status: LOADED from `read_cache_file` means read and proven; from `load_into_cache`, also that the
+            driver kept it.
         path: The file.
-        field: The first field that differs or is wrong, as Vulkan names it, or None.
+        field: Vulkan name of the first field that differs or is wrong, or None.
         detail: A sentence: expected and found for every field that differs, or the cause.
         data: The driver's data, without our header; empty unless the status is LOADED.
         quarantined: Where the file was moved to, or None.
-        instead_of: Where this is of the previous generation: what became of the current one. None otherwise.
-        previous: Where neither generation loaded and this is of the current one: what became of the previous
-            one.
-        data_hash: xxh3_128 of the data that was proven, 16 bytes; empty where none was.
+        instead_of: If this is the result of the previous generation, that of the current one; else None.
+        previous: If neither generation loaded and this is the current one's result, the previous one's.
+        data_hash: xxh3_128 of the proven data, 16 bytes; empty where none was proven.
     """
 
     status: LoadStatus
@@ -379,21 +377,20 @@ class LoadResult:
 
 @frozen
 class SaveReport:
-    """What became of a save. A save that does not merge looks at no file, and gives the first four alone.
+    """The result of a save. Without a merge, only the first four attributes, `locked_out` and `lost` are set.
 
     Attributes:
         path: The file.
-        saved_bytes: Bytes of the file that was written, header included; 0 where it was skipped.
-        skipped: Why nothing was written, or None. A file that was there before is then unchanged.
-        leftovers: Files of processes that were killed, which could not be removed.
-        found: What became of the file that was there when it was loaded; None where it did not come to that.
-        our_bytes: Size of our data.
-        bytes_before: Size of what was there, as the driver holds it; 0 where there was nothing to merge.
-        bytes_after: Size of what is there now; 0 where nothing is.
+        saved_bytes: Bytes of the written file, header included; 0 where the save was skipped.
+        skipped: Why nothing was written, or None. The old file is then unchanged.
+        leftovers: Files of killed processes that could not be removed.
+        found: The result of loading the old file; None where it was not loaded.
+        bytes_before: Size of the old data, as the driver holds it; 0 where there was nothing to merge.
+        bytes_after: Size of the data in the file now; 0 where there is none.
         note: What a user should know, such as a driver that does not merge; empty where all is well.
         locked_out: Whether it was skipped because another process did not finish saving in time.
-        lost: Whether what was skipped is worth keeping: it could not be saved, and is gone with the process.
-        data_hash: xxh3_128 of the data that was written, as a later `found` gives it; empty where none was.
+        lost: Whether data that is worth keeping was not saved, and is lost with the process.
+        data_hash: xxh3_128 of the written data; empty where none was written.
     """
 
     path: Path
@@ -401,7 +398,6 @@ class SaveReport:
     skipped: str | None = None
     leftovers: tuple[Path, ...] = ()
     found: LoadResult | None = None
-    our_bytes: int = 0
     bytes_before: int = 0
     bytes_after: int = 0
     note: str = ""
@@ -411,7 +407,7 @@ class SaveReport:
 
     @property
     def added_bytes(self) -> int:
-        """Bytes of driver's data that this save added to what was there."""
+        """Bytes of driver data that this save added to the file."""
         return max(0, self.bytes_after - self.bytes_before)
 
 
@@ -419,13 +415,12 @@ class LoadPolicy(msgspec.Struct, frozen=True):
     """Which files a driver may be given.
 
     Attributes:
-        cap: Bytes that a file may have.
+        cap: Most bytes of a file.
         relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
             known to change pipelineCacheUUID whenever their data changes.
-        tolerated_crashes: Processes that may have died with a file's data, one after the other, before it is
-            taken for what kills them. One death proves nothing: whoever kills a process that loads leaves the
-            same trace. A supervisor of several processes forgives as many as it runs, and tells
-            `settle_death` what it saw.
+        tolerated_crashes: How many processes may die one after another while they load a file's data before
+            the data is blamed. One death proves nothing, because a process that is killed from outside leaves
+            the same trace. A supervisor tolerates as many as it runs, and tells `settle_death` what it saw.
     """
 
     cap: int = DEFAULT_CAP
@@ -437,10 +432,10 @@ DEFAULT_POLICY = LoadPolicy()
 
 
 def cache_path(directory: str | os.PathLike[str], identity: DeviceIdentity) -> Path:
-    """Where the cache of a device is kept: one file per device identity and ABI. Thread-safe.
+    """The cache file of a device: one for each device identity and ABI. Thread-safe.
 
-    The readable part is for people; the digits at the end are over vendorID, deviceID, driverID, driver ABI
-    and pipelineCacheUUID, so that two builds of a driver beside each other keep a file each.
+    The first part of the name is for people. The digits at its end are a hash of vendorID, deviceID,
+    driverID, driver ABI and pipelineCacheUUID, so that two installed builds of a driver have different files.
 
     Returns:
         Such as `radv-amd-radeon-rx-6800-radv-navi21-64bit-0f3a5b7c9d1e.pipeline-cache` in the directory.
@@ -466,10 +461,11 @@ def _slug(text: str) -> str:
 def prove_content(head: bytes, data: bytes) -> PipelineCachePrefixHeader:
     """Check all of a cache file that can be checked without a device.
 
-    The driver's data behind the header is whole then, and starts with a Vulkan header that agrees.
+    Returns:
+        Our header. The data is whole and starts with a Vulkan header that agrees with it.
 
     Raises:
-        CacheHeaderError: It is none, or damaged; the status says how.
+        CacheHeaderError: It is no cache file, or damaged; the status says how.
     """
     header = PipelineCachePrefixHeader.unpack(head)
     _check_length(header, len(data))
@@ -517,7 +513,7 @@ def read_cache_file(
 
     Args:
         path: The file, as from `cache_path`.
-        identity: Of the device that is to take the data; None proves that the file is whole, and no more.
+        identity: Of the device that is to load the data; None checks only that the file is whole.
         policy: Which files the device may be given.
         operations: The calls to use.
 
@@ -531,7 +527,7 @@ def read_cache_file(
         return () if identity is None else header.differences(identity)
 
     def accept(head: bytes, size: int) -> None:
-        """Refuse by the header, before a byte of the data is read."""
+        """Refuse by the header, before the data is read."""
         header = PipelineCachePrefixHeader.unpack(head)
         _check_length(header, size - len(head))
         refused = [one for one in differing(header) if one.field not in relaxed]
@@ -542,9 +538,7 @@ def read_cache_file(
         head, data = read_capped_parts(
             path, PREFIX_HEADER_SIZE, policy.cap, operations, trusted=True, accept=accept
         )
-        header = PipelineCachePrefixHeader.unpack(head)
-        _check_length(header, len(data))
-        _check_data(header, data)
+        header = prove_content(head, data)
     except ReadError as error:
         return LoadResult(read_status(error), path, detail=error.reason)
     except CacheHeaderError as error:
@@ -554,7 +548,7 @@ def read_cache_file(
 
 
 def read_status(error: ReadError) -> LoadStatus:
-    """The word for a read that failed."""
+    """The status of a read that failed."""
     match error:
         case MissingFileError():
             return LoadStatus.MISSING
@@ -567,12 +561,12 @@ def read_status(error: ReadError) -> LoadStatus:
 
 
 def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bytes | None:
-    """The hash that the header of a cache file gives its data, to tell whether it is still the same file.
+    """The data hash in the header of a cache file; None where there is no file with a whole, trusted header.
 
-    None where there is no file with a header that is whole and trusted.
+    It tells whether a file was replaced.
 
     Raises:
-        ReadError: There is a file, and what it holds cannot be known.
+        ReadError: There is a file that cannot be read.
     """
     try:
         head = read_head(path, PREFIX_HEADER_SIZE, operations, trusted=True)
@@ -582,7 +576,7 @@ def stored_data_hash(path: Path, operations: FileOperations = REAL_FILE_OPERATIO
 
 
 def not_worth_saving(identity: DeviceIdentity, data: bytes, cap: int) -> str | None:
-    """Why a driver's data, exactly as it wrote it, is not worth a file of at most `cap` bytes, or None."""
+    """Why a driver's data, unchanged, should not be saved to a file of at most `cap` bytes, or None."""
     if not data:
         return "the driver's cache holds nothing: it gave no data"
     try:
@@ -612,9 +606,9 @@ def load_into_cache(
     name: str = "cache",
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> tuple[PipelineCache, LoadResult]:
-    """Create a cache on a device with what a file holds, or an empty one where that cannot be trusted.
+    """Create a cache on a device from a file, or an empty one where the file cannot be trusted.
 
-    Blocking; any number of threads and processes may load at a time.
+    Blocking; any number of threads and processes may load at the same time.
 
     Args:
         device: The device; the caller owns the cache and destroys it there.
@@ -626,12 +620,12 @@ def load_into_cache(
         operations: The calls to use.
 
     Returns:
-        The cache, and what became of the file, or of its previous generation.
+        The cache, and the result of loading the file or its previous generation.
 
     Raises:
-        DriverError: The device could not create even an empty cache, or not say the size of one; the file is
+        DriverError: The device could not even create an empty cache, or not tell the size of one. The file is
             not blamed then, and stays.
-        DeviceError: A flag is asked for that the device does not have.
+        DeviceError: The device does not support a flag.
     """
 
     def create(initial_data: bytes) -> PipelineCache:
@@ -657,12 +651,12 @@ class _CacheLoader:
     operations: FileOperations
     has_lock: bool = False
     _dead: tuple[DeadSentinel, ...] | None = attrs.field(default=None, init=False)
-    # Whether no sentinel stands that could still accuse what is there; False where that is not known.
+    # Whether no remaining sentinel could still blame a generation; False where that is not known.
     _unaccused: bool = attrs.field(default=False, init=False)
     _gave_up: bool = attrs.field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
-        """The current generation's cache or else the previous one's, or None; and what became of the file."""
+        """A cache from the current generation, else from the previous one, or None; and the result."""
         cache, current = self._load_one(self.path)
         if cache is not None:
             try:
@@ -671,7 +665,7 @@ class _CacheLoader:
                 self.device.destroy_pipeline_cache(cache)
                 raise
         if self._gave_up:
-            return None, current  # the previous generation is what was just given up
+            return None, current  # the previous generation is the one that was just set aside
         cache, previous = self._load_one(previous_path(self.path))
         if previous.status is LoadStatus.MISSING:
             return None, current
@@ -693,17 +687,17 @@ class _CacheLoader:
     def _offer(
         self, result: LoadResult, deaths: list[DeadSentinel]
     ) -> tuple[PipelineCache | None, LoadResult]:
-        """Give the driver data that is proven; without a cache, the file is in the quarantine."""
+        """Give the driver proven data; where it refuses, the file goes to the quarantine."""
         cache: PipelineCache | None = None
         try:
             try:
                 with loading_sentinel(self.path, result.data_hash, self.operations, deaths) as problems:
                     cache = self.create(result.data)
             except DriverError as error:
-                # Where an empty cache fails too, the device is at fault and the file stays.
+                # If an empty cache fails too, the device is at fault and the file stays.
                 self.device.destroy_pipeline_cache(self.create(b""))
                 refused = _said(result, str(error), status=LoadStatus.REJECTED_BY_DRIVER, data=b"")
-                return None, self._quarantined(refused)
+                return None, self._moved_away(refused, self._to_quarantine)
             problems.extend(self._remove(deaths))
             self._unaccused = self._unaccused and not problems
             judged = _judge_kept(result, self.device.pipeline_cache_size(cache))
@@ -714,10 +708,9 @@ class _CacheLoader:
         return cache, _said(judged, *problems)
 
     def _settled(self, result: LoadResult) -> LoadResult:
-        """The current generation has loaded, so the previous one may go. A writer has its own use for it."""
+        """The current generation has loaded, so remove the previous one, unless a writer loads."""
         if self.has_lock or result.status is not LoadStatus.LOADED or not self._unaccused:
-            # With a sentinel left, the current generation may yet go to the quarantine: this one stays for
-            # then.
+            # A remaining sentinel may yet send the current generation to the quarantine.
             return result
         try:
             if has_previous(self.path, self.operations):
@@ -730,7 +723,7 @@ class _CacheLoader:
         return result
 
     def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
-        """Give up what kills: it stays as the previous generation where there is none, accused as before."""
+        """Set a file aside that crashes the driver: as the previous generation if there is none."""
         ids = ", ".join(str(one.process_id) for one in deaths)
         many = "a process (id" if len(deaths) == 1 else f"{len(deaths)} processes in a row (ids"
         said = f"{many} {ids}) died while the driver was given this data"
@@ -739,7 +732,7 @@ class _CacheLoader:
             return _said(result, "it is not loaded, and stays as the previous generation")
         moved = self._moved_away(result, self._set_aside)
         if moved.quarantined is None:
-            # The sentinels go on accusing what is still there.
+            # The file is still there, so the sentinels stay too.
             return moved
         return _said(moved, *self._remove(deaths))
 
@@ -752,12 +745,8 @@ class _CacheLoader:
             return _said(result, f"it stays: {likely_cause(error)}")
         return self._to_quarantine(result)
 
-    def _quarantined(self, result: LoadResult) -> LoadResult:
-        """Move the file to the quarantine, if it is still the one that was refused."""
-        return self._moved_away(result, self._to_quarantine)
-
     def _moved_away(self, result: LoadResult, move: Callable[[LoadResult], LoadResult]) -> LoadResult:
-        """Move the file away under the writer's lock, if it is still the one that was refused."""
+        """Move the file away under the writer lock, unless it was replaced since."""
         lock = nullcontext(True) if self.has_lock else writer_lock(self.path, self.operations, wait_s=0)
         try:
             with lock as held:
@@ -784,12 +773,12 @@ class _CacheLoader:
                 standing = {name for name in names if is_sentinel_of(self.path, name)}
                 self._unaccused = standing <= {one.path.name for one in self._dead}
             except OSError:
-                # A directory that is not listed accuses nobody; the file itself was read.
+                # Without a list of sentinels, no file is blamed; the file itself was read.
                 self._dead = ()
         return self._dead
 
     def _remove(self, deaths: list[DeadSentinel]) -> list[str]:
-        """Remove sentinels that have had their say."""
+        """Remove sentinels that were acted upon."""
         problems = []
         for one in deaths:
             try:
@@ -807,14 +796,14 @@ def _joined(*sentences: str) -> str:
 
 
 def _said(result: LoadResult, *sentences: str, **changes: Any) -> LoadResult:
-    """A result with more sentences in its detail, and what else changes."""
+    """A result with more sentences in its detail, and other changes."""
     return evolve(result, detail=_joined(result.detail, *sentences), **changes)
 
 
 def _judge_kept(result: LoadResult, kept: int) -> LoadResult:
-    """Find out whether the driver kept what it was given.
+    """Find out whether the driver kept the data.
 
-    Compared behind the header, which every cache has: of small data it alone would be more than the bound.
+    The header, which every cache has, is not counted: for small data it alone would exceed the bound.
     """
     header_size = PipelineCacheHeader.unpack(result.data).header_size
     given_payload = len(result.data) - header_size
@@ -834,17 +823,17 @@ def save_cache_file(
     lock_wait_s: float = LOCK_WAIT_S,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> SaveReport:
-    """Save what a driver's cache gave, if it is worth keeping.
+    """Save a driver's cache data, if it is worth keeping.
 
-    The directory is created, mode 0700, where it is missing. Threads and processes may save to one path at a
-    time: each file is whole, and the last one stays.
+    The directory is created, mode 0700, where it is missing. Threads and processes may save to one path at
+    the same time: each file is whole, and the last one stays.
 
     Args:
         path: The file, as from `cache_path`.
         identity: Of the device that gave the data.
         data: Exactly the bytes that the driver wrote.
-        cap: Bytes that the file may have; more would be refused when it is loaded.
-        lock_wait_s: How long to wait for another writer.
+        cap: Most bytes of the file; a load would refuse more.
+        lock_wait_s: How long to wait for another writer, s.
         operations: The calls to use.
 
     Returns:
@@ -865,7 +854,7 @@ def save_cache_file(
             path,
             cap,
             operations,
-            # With a previous one, the current one has not loaded, so it may be the worse of the two.
+            # While there is a previous generation, the current one has not loaded and may be worse.
             lambda: not has_previous(path, operations) and _is_whole(path, operations),
         )
         return SaveReport(path, _replace_current(path, identity, data, operations), leftovers=leftovers)
@@ -874,7 +863,7 @@ def save_cache_file(
 def _refused(
     path: Path, identity: DeviceIdentity, data: bytes, cap: int, operations: FileOperations
 ) -> SaveReport | None:
-    """Why data is not saved, found out before anything is written; None where it may be."""
+    """The report of data that is not saved, before anything is written; None where it may be saved."""
     reason = not_worth_saving(identity, data, cap)
     if reason is not None:
         return SaveReport(path, 0, reason, lost=_is_over(data, cap))
@@ -898,7 +887,7 @@ def _locked_out(waited_s: float) -> str:
 
 
 def _replace_current(path: Path, identity: DeviceIdentity, data: bytes, operations: FileOperations) -> int:
-    """Write the current generation, under the lock; returns bytes written."""
+    """Write the current generation under the lock; returns the bytes written."""
     header = PipelineCachePrefixHeader.describe(identity, data).pack()
     return write_atomically(path, (header, data), operations)
 
@@ -912,36 +901,35 @@ def save_merged(
     lock_wait_s: float = LOCK_WAIT_S,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> SaveReport:
-    """Save a cache together with what other processes saved meanwhile.
+    """Save a cache merged with the file, to which other processes may have saved.
 
-    Blocking, and as long as the driver takes to merge; one thread. A cache that is externally synchronized
-    must not be in use.
+    Blocking, for as long as the driver takes to merge; one thread. An externally synchronized cache must not
+    be in use.
 
     Args:
-        device: The device; both caches are of it.
+        device: The device of the cache and of the file.
         path: The file, as from `cache_path`.
         ours: The cache to save, which stays the caller's and is not changed, or its data.
-        policy: Which files the device may be given; its cap is that of the new file too.
-        lock_wait_s: How long to wait for another writer.
+        policy: Which files the device may be given; its cap also bounds the new file.
+        lock_wait_s: How long to wait for another writer, s.
         operations: The calls to use.
 
     Returns:
-        What was written and what that added, or why nothing was.
+        What was written and added, or why nothing was.
 
     Raises:
         SaveError: It could not be written. The old file is unchanged, unless `SaveError.replaced`.
-        DriverError: The driver would not give our data, or create a cache at all.
+        DriverError: The driver did not give our data, or could not create a cache.
         ExternalSynchronizationError: Our cache is in use.
     """
     path = Path(path)
     data = ours if isinstance(ours, bytes) else device.pipeline_cache_data(ours).data
     refused = _refused(path, device.identity, data, policy.cap, operations)
     if refused is not None:
-        return evolve(refused, our_bytes=len(data))
+        return refused
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
-            locked_out = _locked_out(lock_wait_s)
-            return SaveReport(path, 0, locked_out, our_bytes=len(data), locked_out=True, lost=True)
+            return SaveReport(path, 0, _locked_out(lock_wait_s), locked_out=True, lost=True)
         swept = sweep_file(path, operations, content_hash=stored_data_hash)
         loader = _CacheLoader(
             device,
@@ -956,7 +944,7 @@ def save_merged(
 
 
 def _create(device: Device, initial_data: bytes, name: str) -> PipelineCache:
-    # One thread has it, so that the driver need not lock it.
+    # Only one thread uses it, so the driver need not lock it.
     flagged = device.features.externally_synchronized_caches
     return device.create_pipeline_cache(initial_data, externally_synchronized=flagged, name=name)
 
@@ -973,7 +961,7 @@ class _MergedSave(msgspec.Struct, eq=False):
 
     def save(self, loader: _CacheLoader) -> SaveReport:
         cache, found = loader.load()
-        report = SaveReport(self.path, 0, found=evolve(found, data=b""), our_bytes=len(self.data))
+        report = SaveReport(self.path, 0, found=evolve(found, data=b""))
         try:
             kept = self._not_replaced(found)
             if kept is not None:
@@ -995,7 +983,7 @@ class _MergedSave(msgspec.Struct, eq=False):
             )
             merged = self.data if len(self.data) > held else found.data
         elif _is_over(merged, self.cap):
-            # Else nothing would ever be saved again. What was there stays as the previous generation.
+            # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             report = evolve(
                 report,
                 note=f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes, more than the "
@@ -1007,10 +995,10 @@ class _MergedSave(msgspec.Struct, eq=False):
         return self._write(report, merged, proven=current)
 
     def _not_replaced(self, found: LoadResult) -> str | None:
-        """Why what is there is not replaced, or None.
+        """Why the file is not replaced, or None.
 
-        A generation that could not be looked at may be good. One that is too large will never load, and would
-        keep every later one out: it goes to the quarantine.
+        A generation that could not be read may be good. One that is too large will never load and would block
+        every later save, so it goes to the quarantine.
         """
         for one in (found, found.instead_of, found.previous):
             if one is None:
@@ -1025,7 +1013,7 @@ class _MergedSave(msgspec.Struct, eq=False):
         return None
 
     def _merge(self, theirs: PipelineCache) -> tuple[bytes, str]:
-        """Merge into a fresh cache; returns its data, empty where the driver refused, and why."""
+        """Merge into a new cache; returns its data, empty where the driver refused, and why."""
         made: list[PipelineCache] = []
         try:
             made.append(_create(self.device, b"", "merged"))
@@ -1070,7 +1058,7 @@ class _MergedSave(msgspec.Struct, eq=False):
 def sweep_directory(
     directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> SweepReport:
-    """Remove what killed processes left in a directory of cache files, if it is there. Waits for nobody.
+    """Remove leftovers of killed processes from a directory of cache files, if it exists. Does not wait.
 
     Raises:
         SaveError: The directory could not be listed, or a lock file not be opened.

@@ -1,7 +1,7 @@
-"""The quarantine of pipelines: those that ended the driver, or never came back from it, on one device.
+"""The quarantine of pipelines: those that crashed or hung the driver on one device.
 
-A file beside the device's cache file. It is of one build of one driver: of another it is as good as none, so
-that a new driver gets another chance. Only what died again alone in a fresh process is kept.
+A file beside the device's cache file. It holds for one build of one driver; another build ignores it, so that
+a new driver gets another chance. Only pipelines that failed again alone in a fresh process are kept.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from orchestrator.stores.profile_file import Profile, ProfileFile, ProfileIdenti
 from orchestrator.version import VERSION
 
 MOST_CULPRITS: Final = 8_000
-"""More pipelines than any known driver dies of; the newest are kept."""
+"""More pipelines than crash any known driver; the newest are kept."""
 
 
 class Cause(enum.StrEnum):
     """How a pipeline ended its process.
 
     SIGNAL: by a signal, such as SIGSEGV.
-    EXIT: the driver ended the process as if that were its own decision.
-    TIMEOUT: the driver did not come back from it in time.
-    MEMORY: it took more memory than a process may have.
+    EXIT: the driver called exit.
+    TIMEOUT: the driver call did not return in time.
+    MEMORY: the process reached its memory limit.
     """
 
     SIGNAL = "signal"
@@ -46,12 +46,12 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         key: Its hash in its set, 16 hex digits.
-        kind: What it is: "graphics", "compute", "ray_tracing".
+        kind: "graphics", "compute" or "ray_tracing".
         cause: How it ended the process.
         signal: Name of the signal, or "".
-        reason: It in words.
+        reason: The cause in words.
         seen_at: When, seconds since 1970.
-        confirmed: Whether it did so again alone in a fresh process. Others are not kept.
+        confirmed: Whether it failed again alone in a fresh process. Others are not kept.
     """
 
     key: str
@@ -79,7 +79,10 @@ def add_culprits(
     culprits: Iterable[Culprit],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Path:
-    """Add culprits to those of a device; of one pipeline the newest counts. Returns where they are.
+    """Add culprits to the quarantine of a device; a newer one of the same pipeline replaces it.
+
+    Returns:
+        The file.
 
     Raises:
         SaveError: As `Kind.write`.
@@ -98,7 +101,7 @@ def remove_culprits(
     keys: Iterable[str],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Path:
-    """Let pipelines of a device go to the driver again.
+    """Take pipelines out of the quarantine of a device. Returns the file.
 
     Raises:
         SaveError: As `Kind.write`.
@@ -114,7 +117,7 @@ def remove_culprits(
 def quarantines(
     directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> list[tuple[Path, Quarantine | None, str]]:
-    """Every quarantine in a directory, by name: where it is, what it holds, or why it cannot be used.
+    """All quarantines in a directory, by name: the file, its content, and why that cannot be used or "".
 
     Raises:
         OSError: The directory is there and cannot be read.
@@ -131,7 +134,7 @@ def quarantines(
 def clear_quarantine(
     path: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> int:
-    """Empty the quarantine at a path, or take some keys out of it; returns how many culprits that were.
+    """Empty the quarantine at a path, or take some keys out of it; returns how many culprits were removed.
 
     Raises:
         SaveError: As `Kind.write`.

@@ -1,6 +1,6 @@
-"""What a file is, without a device: a cache file of ours, a driver's bare data, or neither.
+"""Tells without a device whether a file is a cache file of ours, a driver's bare data, or neither.
 
-Never raises and reads no more than the cap. What is damaged is described as far as it can be trusted.
+Never raises and reads no more than the cap. A damaged file is described as far as it can be trusted.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class CacheFileKind(enum.StrEnum):
     """What a file is.
 
     CACHE_FILE: a cache file of this program, whole or damaged.
-    DRIVER_DATA: a driver's bare cache data, as vkGetPipelineCacheData gave it; nothing proves that it is
-        whole.
+    DRIVER_DATA: bare cache data as vkGetPipelineCacheData gave it; nothing proves that it is whole.
     NOT_A_CACHE_FILE: something else.
     UNREADABLE: it could not be read.
     """
@@ -75,12 +74,12 @@ class CacheFileInspection:
 
     Attributes:
         size: Bytes that were read.
-        status: LOADED where every check passes that needs no device; otherwise the first that does not. For
-            a driver's bare data BAD_MAGIC, as a load would say.
-        reason: What is wrong and the likely cause; empty where nothing is.
-        prefix_header: Our header, where it is proven by its own hash.
+        status: LOADED where every check that needs no device passes; otherwise the first that fails. For bare
+            driver data BAD_MAGIC, as a load would say.
+        reason: What is wrong and the likely cause, or "".
+        prefix_header: Our header, where its own hash proves it.
         vulkan_header: The header in the driver's data, where there is one.
-        data_hash_matches: Whether the driver's data agrees with its hash; None where there is none to trust.
+        data_hash_matches: Whether the driver's data agrees with its hash; None without a trusted hash.
     """
 
     path: Path
@@ -98,7 +97,7 @@ def inspect_cache_file(
 ) -> CacheFileInspection:
     """Find out what a file of at most `cap` bytes is, without a device. Never raises. Thread-safe.
 
-    A symbolic link is followed: unlike a file of the store, it was named by a person.
+    It follows a symbolic link, unlike the store, because a person named the file.
     """
     try:
         head, data = read_capped_parts(_followed(path, operations), PREFIX_HEADER_SIZE, cap, operations)
@@ -161,9 +160,9 @@ class BesideInspection:
     """A file that lies beside a cache file.
 
     Attributes:
-        name: What it is.
+        name: Its kind in words.
         holds: What is in it.
-        cache_file: Which cache file it is of; it need not be there.
+        cache_file: Its cache file, which need not exist.
         problem: Why a reader would not use it, or "".
     """
 
@@ -223,7 +222,7 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
-    """What a file beside a cache file is, by its name; None where its name is no such. Never raises."""
+    """What a file beside a cache file is, by its name; None for any other name. Never raises."""
     if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
         cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
         return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)

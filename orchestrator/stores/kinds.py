@@ -1,13 +1,13 @@
 """The kinds of file that stores keep: one table, one protection.
 
 A device has one cache file; files of the other kinds lie beside it, under the same name with another ending.
-Writing is atomic, under the lock of the cache file's writers, only where the owner is to be trusted, and
-first sweeps what a killed writer left. Reading takes no lock, is bounded, and takes only what nobody else may
-write; a file that cannot be used is as good as none, and says why. `prune` removes by this table what is of
-another driver or too old.
+Writing is atomic, takes the writer lock of the cache file, needs a trusted owner, and first removes what a
+killed writer left. Reading takes no lock, is bounded, and refuses a file that others may write; a file that
+cannot be used counts as missing, with a reason. By this table `prune` removes files of other drivers and old
+ones.
 
 A new kind is one row here, listed in `BESIDE`, and a value with its encoding, read by `KIND.read` and written
-by `KIND.write`. tests/stores/test_kinds.py asks for both, and tries each protection on every row.
+by `KIND.write`. tests/stores/test_kinds.py demands both, and tries each protection on every row.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from orchestrator.stores.files.recovery import sweep_file
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
 
 CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
-"""How the name of every cache file ends."""
+"""Suffix of every cache file."""
 
 STORE_NAME: Final = "pipeline-binaries.lmdb"
-"""Name of the one store of binaries in a directory: LMDB's, with its own files beside it."""
+"""Name of the one store of binaries in a directory, an LMDB file with its own files beside it."""
 
 _LABEL: Final = re.compile(r"\.[0-9a-f]{16}\Z")
 
@@ -47,10 +47,10 @@ T = TypeVar("T")
 
 
 def check_directory(path: Path, operations: FileOperations) -> str | None:
-    """Create the directory of a file where it is missing; why the file would be refused there, or None.
+    """Create the directory of a file where it is missing; returns why a load would refuse the file, or None.
 
     Raises:
-        SaveError: The directory could not be created, or its status not be had.
+        SaveError: The directory could not be created, or its status not be read.
     """
     ensure_directory(path.parent, operations)
     try:
@@ -65,11 +65,11 @@ class Kind:
     """A kind of file beside a cache file.
 
     Attributes:
-        suffix: How the names of its files end, in place of the cache file's ending.
-        cap: Bytes that a file of it may have.
+        suffix: Suffix of its files, in place of the cache file's suffix.
+        cap: Most bytes of a file.
         lock_wait_s: How long a writer waits for another one.
-        names_driver: Whether a file is a JSON object whose `identity` says which driver it is of.
-        labelled: Whether a cache file has several files of it, told apart by labels of 16 hex digits.
+        names_driver: Whether a file is a JSON object whose `identity` names its driver.
+        labelled: Whether a cache file may have several such files, with different labels of 16 hex digits.
     """
 
     suffix: str
@@ -79,7 +79,7 @@ class Kind:
     labelled: bool = False
 
     def path(self, cache_file: Path, label: str = "") -> Path:
-        """Where the file beside a cache file lies; the cache file need not be there."""
+        """The file beside a cache file, which need not exist."""
         stem = cache_file.name.removesuffix(CACHE_FILE_SUFFIX)
         return cache_file.with_name(".".join(filter(None, [stem, label])) + self.suffix)
 
@@ -89,9 +89,9 @@ class Kind:
         decode: Callable[[bytes], T],
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> tuple[T | None, str]:
-        """Read a file: the value or None, and why a file that is there was not used, or "".
+        """Read a file: the value or None, and why an existing file was not used, or "".
 
-        `decode` raises ValueError where the content has no value. Never raises itself. Thread-safe.
+        `decode` raises ValueError for bad content. `read` never raises. Thread-safe.
         """
         try:
             return decode(read_capped(path, self.cap, operations, trusted=True)), ""
@@ -112,11 +112,11 @@ class Kind:
         *,
         label: str = "",
     ) -> Path:
-        """Replace the file beside a cache file, as its only writer; returns where it is. Thread-safe.
+        """Replace the file beside a cache file, as its only writer; returns its path. Thread-safe.
 
-        `make` gives the content while the lock is held, so that it may read what is there and lose nothing of
-        another writer. The directory is created, mode 0700, where it is missing. A killed writer's leftovers
-        that cannot be removed stay, and `sweep_directory` names them.
+        `make` is called under the lock, so that it may read the old file and keep what other writers added.
+        The directory is created, mode 0700, where it is missing. Leftovers of a killed writer that cannot be
+        removed stay; `sweep_directory` reports them.
 
         Raises:
             SaveError: It could not be written, others may write its directory, or another process did not
@@ -136,8 +136,7 @@ class Kind:
 
 CALIBRATION: Final = Kind(".calibration.json", cap=4 << 20, names_driver=True)
 KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, names_driver=True)
-# A writer of hundreds of megabytes may be before it, and what was learned would be lost. 4,000,000 entries of
-# 16 bytes.
+# Waits longer, because the writer before it may write hundreds of megabytes. 4,000,000 entries of 16 bytes.
 DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
 FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
 # 4,000,000 entries of 8 bytes.
@@ -161,7 +160,7 @@ BESIDE: Final = (
     DISTRUSTED_KEYS,
     MODULE_IDENTIFIERS,
 )
-"""Every kind that lies beside a cache file. What is not in it is neither swept nor pruned."""
+"""Every kind that lies beside a cache file. Others are neither swept nor pruned."""
 
 
 def kind_of(path: Path) -> Kind | None:
@@ -170,7 +169,7 @@ def kind_of(path: Path) -> Kind | None:
 
 
 def cache_file_of(path: Path) -> Path:
-    """The cache file that a file lies beside, whose writers' lock guards it; any other name is its own."""
+    """The cache file beside which a file lies, and whose lock guards it; any other path itself."""
     kind = kind_of(path)
     if kind is None:
         return path

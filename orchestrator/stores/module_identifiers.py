@@ -1,9 +1,8 @@
 """`ShaderModuleIdentifierStore`: identifiers of shader modules by an application's keys of its shaders.
 
-One file for each algorithm
-(VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT::shaderModuleIdentifierAlgorithmUUID) in a directory of
-cache files: identifiers are good for every device, and every version of a driver, that has it. Another
-algorithm is another file, and what names another one is not used. Little-endian:
+A directory of cache files has one file for each algorithm
+(VkPhysicalDeviceShaderModuleIdentifierPropertiesEXT::shaderModuleIdentifierAlgorithmUUID). Its identifiers
+are valid for every device and driver version with that algorithm, and for no other. Little-endian:
 
 | offset | size | field                                                    |
 |--------|------|----------------------------------------------------------|
@@ -16,9 +15,9 @@ algorithm is another file, and what names another one is not used. Little-endian
 |        |    n | size of each identifier, 1 to 32 bytes                   |
 |        | 32 n | the identifiers, zeros behind each                       |
 
-It is a file and not a database: 45 bytes a shader are 4.5 MB for 100,000, which are read in milliseconds,
-once a run, and written whole. A killed writer leaves the old file or the new one; what it had learned is
-asked for again. Beyond the bound those go that were not used for longest.
+It is a file and not a database: 100,000 shaders take 4.5 MB, which a run reads once, in milliseconds, and
+writes whole. A killed writer leaves the old file or the new one. Beyond the bound, the identifiers that were
+not used for the longest time are dropped.
 """
 
 from __future__ import annotations
@@ -39,14 +38,14 @@ from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, MODULE_IDENTIFIERS
 
 _HEADER: Final = struct.Struct("<7sBQ16s16s")
 IDENTIFIERS_MAGIC: Final = b"ORCHSMI"
-"""What a file begins with."""
+"""First bytes of every file."""
 
 _VERSION: Final = 1
 _ENTRY_BYTES: Final = 8 + 4 + 1 + MOST_IDENTIFIER_BYTES
 _HOUR_S: Final = 3600
 
 MOST_ENTRIES: Final = (MODULE_IDENTIFIERS.cap - _HEADER.size) // _ENTRY_BYTES
-"""Ten times what the largest known games have; those that were used last are kept."""
+"""Ten times what the largest known games have; the last used are kept."""
 
 Keys = npt.NDArray[np.uint64]
 
@@ -58,10 +57,10 @@ class KnownIdentifiers:
     Attributes:
         algorithm: shaderModuleIdentifierAlgorithmUUID; empty where there is no file.
         keys: Keys of shaders, ascending, shape (n,).
-        used: Hours since 1970 in which each was used last, shape (n,).
+        used: Hour of the last use of each, since 1970, shape (n,).
         sizes: Bytes of each identifier, shape (n,).
-        identifiers: Zeros behind each, shape (n, 32).
-        problem: Why a file that is there was not used, or "".
+        identifiers: The identifiers, padded with zeros, shape (n, 32).
+        problem: Why an existing file was not used, or "".
     """
 
     algorithm: bytes = b""
@@ -78,7 +77,7 @@ class KnownIdentifiers:
         return len(self.keys)
 
     def rows(self, keys: Keys) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
-        """The identifier of each of some shaders, shape (k, 32), and its size, 0 where it is not known."""
+        """Identifiers of some shaders, shape (k, 32), and their sizes, 0 where one is not known."""
         table = np.zeros((len(keys), MOST_IDENTIFIER_BYTES), np.uint8)
         sizes = np.zeros(len(keys), np.uint8)
         places = self._places(keys)
@@ -87,19 +86,19 @@ class KnownIdentifiers:
         return table, sizes
 
     def of(self, keys: Keys) -> list[bytes]:
-        """The identifier of each of some shaders; empty where it is not known."""
+        """Identifiers of some shaders; b"" where one is not known."""
         table, sizes = self.rows(keys)
         return [row[:size].tobytes() for row, size in zip(table, sizes.tolist(), strict=True)]
 
     def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
-        """With newer identifiers, which win; `used` are the shaders that were asked for now."""
+        """These identifiers with newer ones, which replace them; `used` are the shaders asked for now."""
         stamps = self.used.copy()
         places = self._places(used)
         stamps[places[places >= 0]] = hour
         table = np.zeros((len(learned), MOST_IDENTIFIER_BYTES), np.uint8)
         for row, each in zip(table, learned.values(), strict=True):
             row[: len(each)] = np.frombuffer(each, np.uint8)
-        # The newest first: the first of equal keys is the one that unique keeps.
+        # The newest first, because `unique` keeps the first of equal keys.
         keys = np.concatenate([np.array(list(learned), np.uint64), self.keys])
         columns = (
             np.concatenate([np.full(len(learned), hour, np.uint32), stamps]),
@@ -120,7 +119,7 @@ class KnownIdentifiers:
         )
 
     def _places(self, keys: Keys) -> npt.NDArray[np.intp]:
-        """Where each of some keys stands, -1 for nowhere."""
+        """Index of each of some keys, -1 where it is not known."""
         if not len(self.keys) or not len(keys):
             return np.full(len(keys), -1, np.intp)
         places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -132,10 +131,10 @@ class ShaderModuleIdentifierStore:
     """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe.
 
     Attributes:
-        cache_file: What its name is made of; nothing need be there.
+        cache_file: The path that its name is made from; there need be no such file.
         algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-        revision: What the keys mean (`SpirvProvider.revision`): each has a file of its own.
-        most: Shaders that it holds, at most.
+        revision: What the keys mean (`SpirvProvider.revision`); each revision has its own file.
+        most: Most shaders that it holds.
         operations: The calls to use.
     """
 
@@ -161,15 +160,13 @@ class ShaderModuleIdentifierStore:
         return content_hash128(self.revision.encode())[:8].hex()
 
     def read(self) -> KnownIdentifiers:
-        """What is known. Never raises: what cannot be used is empty and says why."""
+        """The known identifiers. Never raises: an unusable file gives none and says why."""
 
         def decode(data: bytes) -> KnownIdentifiers:
             known = decode_identifiers(data)
             if known.algorithm != self.algorithm:
-                raise ValueError(
-                    f"it is of another algorithm: {known.algorithm.hex()}, and the device has "
-                    f"{self.algorithm.hex()}"
-                )
+                other, own = known.algorithm.hex(), self.algorithm.hex()
+                raise ValueError(f"it is of another algorithm: {other}, and the device has {own}")
             return known
 
         known, problem = MODULE_IDENTIFIERS.read(self.path, decode, self.operations)
@@ -178,14 +175,14 @@ class ShaderModuleIdentifierStore:
         return known
 
     def add(self, learned: Mapping[int, bytes], used: Keys | None = None) -> KnownIdentifiers:
-        """Keep identifiers, by the keys of their shaders, beside those that are kept already.
+        """Add identifiers by the keys of their shaders.
 
         Args:
             learned: The identifiers, 1 to 32 bytes each.
             used: Shaders that were asked for now, shape (k,); they are kept longest.
 
         Returns:
-            What is known now.
+            All known identifiers.
 
         Raises:
             ValueError: An identifier is too long, or empty.
@@ -207,20 +204,14 @@ class ShaderModuleIdentifierStore:
 
 def encode_identifiers(known: KnownIdentifiers) -> tuple[bytes, ...]:
     """The content of a file."""
-    body = b"".join(
-        [
-            known.keys.astype("<u8").tobytes(),
-            known.used.astype("<u4").tobytes(),
-            known.sizes.tobytes(),
-            known.identifiers.tobytes(),
-        ]
-    )
+    columns = known.keys.astype("<u8"), known.used.astype("<u4"), known.sizes, known.identifiers
+    body = b"".join(each.tobytes() for each in columns)
     proof = content_hash128(known.algorithm + body)
     return _HEADER.pack(IDENTIFIERS_MAGIC, _VERSION, len(known), known.algorithm, proof), body
 
 
 def decode_identifiers(data: bytes) -> KnownIdentifiers:
-    """What a file's content says, whatever the algorithm.
+    """Decode the content of a file of any algorithm.
 
     Raises:
         ValueError: It is damaged.

@@ -1,9 +1,8 @@
-"""Plans beside a device's cache file: sets as they were decoded for it, so that the next run need not.
+"""Plans beside a device's cache file: sets in decoded form, so that the next run need not decode them.
 
-What a plan holds is the caller's; here it is bytes. A file is found by the content of its set, of which
-its name has the first digits, and used where all of the content and the rules by which it was made agree.
-The name has digits of the device's name too, so that each device finds its own first. Header,
-little-endian, and then the bytes:
+This module treats a plan as bytes. The name of a file has the first digits of a hash of the set and of the
+device's name, so that each device finds its own plans first. A plan is used where the whole hash of the set
+and the rules agree. Header, little-endian, and then the bytes:
 
 | offset | size | field                                                               |
 |--------|------|---------------------------------------------------------------------|
@@ -13,8 +12,8 @@ little-endian, and then the bytes:
 |     40 |   16 | xxh3_128 of everything behind the header                             |
 |     56 |    8 | bytes behind the header                                              |
 
-Guarantees: bytes are given out only where the hash proves that they are those that were written. A cache file
-has a bounded number of plans, of bounded size together; the oldest go.
+Guarantees: a plan is used only if its hash proves it whole. A cache file has a bounded number of plans, of
+bounded total size; the oldest are removed.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ from orchestrator.stores.kinds import PLAN, cache_file_of
 
 _HEADER: Final = struct.Struct("<7sB16s16s16sQ")
 PLAN_MAGIC: Final = b"ORCHPLN"
-"""How every plan begins."""
+"""First bytes of every plan."""
 _VERSION: Final = 1
 _HALF: Final = 4
-"""Bytes of a hash of which a label has the digits; it has those of two."""
+"""Bytes of each of the two hashes in a label."""
 
 MOST_PLANS: Final = 64
-"""Plans that a cache file has at most."""
+"""Most plans of a cache file."""
 MOST_BYTES: Final = PLAN.cap
-"""Bytes that they have together, at most."""
+"""Most bytes of all plans of a cache file."""
 
 
 @frozen
 class PlanIdentity:
-    """What a plan is of.
+    """What a plan was made from.
 
     Attributes:
-        content: Hash of what it was made of, 16 bytes.
-        rules: Hash of the rules that it was made by, 16 bytes.
-        device: Hash of the name of the device that it was made for, 16 bytes; the file does not hold it.
+        content: Hash of the set's files and of the part that was decoded, 16 bytes.
+        rules: Hash of the program, registry and ABI that made it, 16 bytes.
+        device: Hash of the device's name, 16 bytes; the file does not hold it.
     """
 
     content: bytes
@@ -66,18 +65,13 @@ class PlanIdentity:
 
     @property
     def label(self) -> str:
-        """What tells its file apart from those of other sets and devices."""
+        """The part of the file name that differs between sets and devices."""
         return self.content[:_HALF].hex() + self.device[:_HALF].hex()
 
 
 @frozen(eq=False)
 class StoredPlan:
-    """A plan that was read, and proven whole.
-
-    Attributes:
-        identity: What it is of.
-        data: Its bytes.
-    """
+    """A plan that was read and proven whole, with its identity and its bytes."""
 
     identity: PlanIdentity
     data: memoryview
@@ -86,17 +80,14 @@ class StoredPlan:
 def find_plans(
     directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[Path, ...]:
-    """Files of plans of a set in a directory of cache files, for a device of its name. Never raises.
-
-    The newest first.
-    """
+    """Files of plans of a set for a device of this name, the newest first. Never raises."""
     return _named(directory, identity.label, operations)
 
 
 def find_plans_of_others(
     directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[Path, ...]:
-    """As `find_plans`, for devices of other names."""
+    """`find_plans` for devices of other names."""
     half = 2 * _HALF
     content, device = identity.label[:half], identity.label[half:]
     return _named(directory, f"{content}(?!{device})[0-9a-f]{{{half}}}", operations)
@@ -107,11 +98,11 @@ def read_plan(
     identity: PlanIdentity | None = None,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> tuple[StoredPlan | None, str]:
-    """Read a plan: it or None, and why a file that is there was not used, or "". Never raises. Thread-safe.
+    """Read a plan: it or None, and why an existing file was not used, or "". Never raises. Thread-safe.
 
     Args:
         path: The file.
-        identity: What it must be of; None for anything.
+        identity: The identity that it must have; None for any.
         operations: The calls to use.
     """
     plan, problem = PLAN.read(path, _decode, operations)
@@ -128,10 +119,10 @@ def save_plan(
     parts: Sequence[bytes | memoryview],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Path:
-    """Keep a plan beside a cache file, in place of the one of the same set; returns where. Thread-safe.
+    """Save a plan beside a cache file, in place of one with the same label; returns the file. Thread-safe.
 
     Raises:
-        SaveError: As `Kind.write`; also where it is larger than a plan may be.
+        SaveError: As `Kind.write`; or it is larger than a plan may be.
     """
     size = sum(map(len, parts))
     if (total := _HEADER.size + size) > PLAN.cap:
@@ -165,10 +156,10 @@ def _named(directory: Path, label: str, operations: FileOperations) -> tuple[Pat
 
 
 def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tuple[Path, int, int]]:
-    """Files whose names end so, a regular expression: path, time of change, size; the newest first."""
+    """Files whose names end with a regular expression: path, time of change, size; the newest first."""
     ends = re.compile(rf"{ending}\Z")
     found = []
-    with suppress(OSError):  # a directory that cannot be listed has none that could be used
+    with suppress(OSError):  # a directory that cannot be listed has no usable plans
         for name in operations.list_directory(directory):
             if ends.search(name) and not name.startswith("."):
                 with suppress(OSError):  # gone since
@@ -178,7 +169,7 @@ def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tup
 
 
 def _bound(cache_file: Path, operations: FileOperations) -> None:
-    """Remove the oldest plans of a cache file, beyond what it may have."""
+    """Remove the oldest plans of a cache file beyond the two bounds."""
     total = 0
     every = _plans(cache_file.parent, re.escape(PLAN.suffix), operations)
     own = (each for each in every if cache_file_of(each[0]) == cache_file)

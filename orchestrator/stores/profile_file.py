@@ -1,9 +1,9 @@
-"""Profiles: what was measured or found out about a device and its driver, JSON beside its cache file.
+"""Profiles: facts that were measured about a device and its driver, as JSON beside its cache file.
 
-`CalibrationProfile` says what is fastest; `KeyProfile` says what the driver's pipeline-cache keys depend on
-beside the pipeline; `DistrustedKeys` says of which kinds of pipelines the driver's own keys do not tell two
-apart, so that the next run asks for none, whatever set it has. Another driver, or another version of it,
-begins anew. Fields may be added, with a default; none changes its meaning. Thread-safe.
+`CalibrationProfile` says what is fastest. `KeyProfile` says what the driver's pipeline-cache keys depend on
+besides the pipeline. `DistrustedKeys` names the kinds of pipelines whose driver keys are ambiguous, so that
+later runs do not ask for them. Another driver or driver version begins anew. Fields may be added, with a
+default; none changes its meaning. Thread-safe.
 """
 
 from __future__ import annotations
@@ -57,12 +57,8 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
             pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
         )
 
-    def difference(self, identity: DeviceIdentity) -> str:
-        """The first field in which a device is another one, in words; "" where there is none."""
-        return next(iter(self.differences(type(self).of(identity))), "")
-
     def differences(self, expected: ProfileIdentity) -> list[str]:
-        """The fields in which another identity was expected, in words."""
+        """The fields that differ from an expected identity, in words."""
         return [
             f"{name} is {getattr(self, name)}, not {getattr(expected, name)}"
             for name in self.__struct_fields__
@@ -71,7 +67,7 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What every such file holds.
+    """What every profile holds.
 
     Attributes:
         identity: The device and driver that it is about.
@@ -79,7 +75,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         driver: Name and version of the driver, for people.
         made_at: Seconds since 1970.
         orchestrator: Version of this project.
-        notes: What a reader must know.
+        notes: Caveats for people.
         format: Version of the layout.
     """
 
@@ -96,7 +92,7 @@ P = TypeVar("P", bound=Profile)
 
 
 class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
-    """A look for a profile at `path`; `problem` says why there is none although there is a file, or ""."""
+    """The profile at `path`, if any; `problem` says why an existing file was not used, or ""."""
 
     path: Path
     profile: P | None
@@ -110,20 +106,20 @@ class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
     type: type[P]
 
     def path(self, directory: Path, identity: DeviceIdentity) -> Path:
-        """Where the profile of a device is kept, in a directory of cache files."""
+        """The file of a device's profile in a directory of cache files."""
         return self.kind.path(cache_path(directory, identity))
 
     def load(
         self, directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
     ) -> ProfileLoad[P]:
-        """Look for the profile of a device; that of another device or driver is not used. Never raises."""
+        """Load the profile of a device, unless it is of another device or driver. Never raises."""
 
         def decode(data: bytes) -> P:
             profile = msgspec.json.decode(data, type=self.type)
             if profile.format != PROFILE_FORMAT:
                 raise ValueError(f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}")
-            if difference := profile.identity.difference(identity):
-                raise ValueError(f"it is of another device or driver: {difference}")
+            if differences := profile.identity.differences(ProfileIdentity.of(identity)):
+                raise ValueError(f"it is of another device or driver: {differences[0]}")
             return profile
 
         path = self.path(directory, identity)
@@ -136,7 +132,7 @@ class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
         profile: P,
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> Path:
-        """Keep a profile in a directory of cache files; replaces an earlier one, and returns where it is.
+        """Save a profile in a directory of cache files, in place of an earlier one; returns the file.
 
         Raises:
             SaveError: As `Kind.write`.
@@ -152,13 +148,13 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
         start: What the caches held: "cold" or "warm". The file calls it a temperature.
         mode: The cache topology.
         batch: Largest number of pipelines in a call.
-        control: Whether it is the baseline once more.
+        control: Whether it is a second measurement of the baseline.
         seconds: Median of the samples.
         low: Lower end of its interval.
         high: Upper end.
-        pipelines_per_s: Pipelines of one pass over the median.
-        whole_use: Whether it was one pass with all that is prepared for it, and not one of many:
-            what binaries were weighed by.
+        pipelines_per_s: Pipelines of one pass, divided by the median.
+        whole_use: Whether the time includes all preparation for a single pass, as where binaries were
+            compared.
     """
 
     start: str = msgspec.field(name="temperature")
@@ -178,16 +174,15 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one question.
 
     Attributes:
-        question: Which, such as "the lock of the shared cache, cold".
-        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" where times were compared; a
+        question: The question, such as "the lock of the shared cache, cold".
+        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" for compared times; a
             number; or "not measured".
         words: The answer in a sentence or two, with its figures.
         ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was
             compared.
         low: Lower end of its interval.
         high: Upper end.
-        noise: What the same thing measured twice differs by, as a factor of at least 1; None where it is not
-            known.
+        noise: Factor, at least 1, by which two measurements of the same thing differ; None if unknown.
     """
 
     question: str
@@ -209,15 +204,15 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender that was not sampled to the end, since it had fallen behind.
+    """A contender that was not sampled to the end, because it was clearly slower.
 
     Attributes:
         start: What the caches held: "cold" or "warm". The file calls it a temperature.
         mode: The cache topology.
         batch: Largest number of pipelines in a call.
-        samples: Samples that were taken of it.
-        rounds: Rounds that there were.
-        words: Why, with the figures.
+        samples: Number of its samples.
+        rounds: Number of all rounds.
+        words: Why it was dropped, with the figures.
     """
 
     start: str = msgspec.field(name="temperature")
@@ -233,24 +228,24 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     """What was measured about a device and its driver on a machine. None: it was not measured.
 
     Attributes:
-        cores: Processors that were there.
-        processor: What the processor calls itself.
-        load_average: Highest load of the machine while it was measured.
+        cores: Number of processors.
+        processor: Name of the processor.
+        load_average: Highest load of the machine during the measurement.
         driver_caches: How the driver's own caches were turned off.
-        order: In which order pipelines were handed out, as `Order` has it; "" where that is not known.
-        set_name: What was compiled.
+        order: In which order pipelines were assigned, a value of `Order`; "" if unknown.
+        set_name: Name of the set that was compiled.
         set_hash: Hash over the names of its records, 16 hex digits.
-        pipelines: Pipelines of it that the device takes.
+        pipelines: Number of its pipelines that the device takes.
         python: Version of Python.
         rounds: Samples of each contender that was not dropped.
-        cold: What to do with an empty cache.
-        warm: What to do with a cache that holds the set; None also where caches keep nothing.
+        cold: The choice for an empty cache.
+        warm: The choice for a cache that holds the set; None also where caches keep nothing.
         batch: Largest number of pipelines in a call when everything hits.
-        binaries: What to do in place of `cold` and `warm` where nobody needs a cache file: mode binaries,
-            which was shown to be faster than those. None where it was not.
+        binaries: The choice of mode binaries in place of `cold` and `warm` where no cache file is needed;
+            None unless it was shown to be faster.
         merge_works: Whether merged caches hold what their sources held.
         cache_keeps: Whether the driver's cache keeps anything.
-        read_back_grows: Whether loading and reading a cache over and over makes it grow.
+        read_back_grows: Whether a cache grows when it is loaded and read back repeatedly.
         dropped: Contenders that were not sampled to the end.
     """
 
@@ -286,9 +281,8 @@ class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: "compute", "graphics", "pipeline library" or "ray tracing".
         pipelines: Pipelines that were looked up.
-        usable: Of these, found by the same baseline in a new process and not found in an empty cache: those
-            that can tell.
-        problem: Why nothing can be said of the kind, or "".
+        usable: Those that the same baseline finds in a new process and does not find in an empty cache.
+        problem: Why nothing can be concluded for the kind, or "".
     """
 
     kind: str
@@ -301,13 +295,12 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One thing in which a device differed from the baseline.
 
     Attributes:
-        aspect: What it is of: "feature", "extension", "apiVersion", "environment", ...
-        kinds: The kinds of pipelines that it was tried with; of a dependence those that were not found.
+        aspect: "feature", "extension", "apiVersion", "environment", ...
+        kinds: The kinds of pipelines that it was tried with; for a dependence, the kinds that missed.
         features: The features that were enabled.
-        given: Features that the baseline had as well, since it was only tried beside them.
+        given: Features that the baseline enabled too, because it can only be tried with them.
         environment: The variables that were set.
-        identity: Whether the device had another pipelineCacheUUID then, so that even its cache file is
-            another one.
+        identity: Whether it changed pipelineCacheUUID, so that the device has another cache file.
     """
 
     aspect: str
@@ -320,13 +313,13 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        """It in words."""
+        """Its text for people."""
         beside = ", ".join(f"{struct}::{member}" for struct, member in self.given)
         return f"{self.aspect} {self.name}" + (f", beside {beside}" if beside else "")
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing of which nothing is known, and the reason."""
+    """One thing that was not tried, and the reason."""
 
     aspect: str
     name: str
@@ -337,11 +330,12 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
     """What a driver's keys depend on.
 
     Attributes:
-        took_s: How long it took, s.
+        took_s: Time of the measurement, s.
         api_version: VkApplicationInfo::apiVersion of the baseline.
-        method: How hits were told.
-        disagreements: Where compiling forbidden and creation feedback said different things.
-        whole: Whether everything was tried that this version knows of, and not a choice.
+        method: How hits were detected.
+        disagreements: Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback
+            gave different answers.
+        whole: Whether all variations that this version knows were tried.
     """
 
     took_s: float
@@ -356,12 +350,12 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
 
     @property
     def says_anything(self) -> bool:
-        """Whether the baseline of any kind of pipeline could tell."""
+        """Whether the baseline works for any kind of pipeline."""
         return any(not each.problem for each in self.kinds)
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether a kind that the device takes could not be told, or the two ways of looking disagreed."""
+        """Whether the baseline fails for a kind that the device takes, or ways to detect hits disagreed."""
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
@@ -371,7 +365,7 @@ key_profile_path, load_key_profile, save_key_profile = _KEYS.path, _KEYS.load, _
 
 
 class DistrustedKeys(Profile, frozen=True, kw_only=True):
-    """The kinds of pipelines of which two of different code had one key."""
+    """The kinds of pipelines in which the driver gave one key to different code."""
 
     kinds: tuple[PipelineKind, ...]
 
@@ -382,7 +376,7 @@ _FILE = ProfileFile(DISTRUSTED_KEYS, DistrustedKeys)
 def read_distrusted(
     directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[frozenset[PipelineKind], str]:
-    """What is remembered of a device's driver, and why a file there was not used, or "". Never raises."""
+    """The kinds remembered for a driver, and why an existing file was not used, or "". Never raises."""
     loaded = _FILE.load(directory, identity, operations)
     return frozenset() if loaded.profile is None else frozenset(loaded.profile.kinds), loaded.problem
 
@@ -393,10 +387,10 @@ def remember_distrusted(
     kinds: Collection[PipelineKind],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Path:
-    """Add kinds to what is remembered; returns where it is kept.
+    """Add kinds to the remembered ones; returns the file.
 
     Raises:
-        SaveError: It could not be kept.
+        SaveError: As `Kind.write`.
     """
 
     def make() -> tuple[bytes]:

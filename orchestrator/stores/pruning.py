@@ -1,10 +1,10 @@
-"""Tidying a directory of cache files: what is not wanted any more.
+"""Finds and removes unwanted files in a directory of cache files.
 
-A previous generation stays where the current one is not whole: it is then the only good one. A driver that is
-not asked about is no reason to remove anything. A plan changes nothing. What it names is removed one by one,
-each under the lock of its cache file's writers, and only if nothing has replaced it since. Only names of our
-making are looked at; nobody needs what is in the quarantine, which is there to be looked at. Of a store of
-binaries generations go as files do, and where there is no room, what is worth least.
+A previous generation stays where the current one is damaged, because it is then the only good one. A file of
+a driver that the caller did not name stays. Planning changes nothing. `prune` removes each planned file under
+the writer lock of its cache file, and only if it was not replaced since. Files with other names than ours
+stay; files in the quarantine go, because they are kept only to be examined. In a store of binaries,
+generations are removed as files are, and to make room, the least valuable binaries.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class PruneReason(enum.StrEnum):
     """Why a file is not wanted.
 
     QUARANTINE: a driver failed on it.
-    PREVIOUS: the current generation is whole.
-    ORPHAN: a previous generation, damaged, without a whole current one.
+    PREVIOUS: a previous generation whose current generation is whole.
+    ORPHAN: a damaged previous generation without a current one.
     OTHER_DRIVER: made by another version or build of a driver that is here.
-    OLD: not saved for longer than asked for.
-    SIZE: the oldest of those that do not fit the bound.
+    OLD: not saved for longer than the given age.
+    SIZE: the oldest of those that exceed the given size.
     """
 
     QUARANTINE = "quarantine"
@@ -65,9 +65,9 @@ class PruneReason(enum.StrEnum):
 
 @frozen
 class PruneItem:
-    """A file that is not wanted; `modified_ns`, since the epoch, tells whether it still is that file.
+    """A file that is not wanted; `modified_ns`, since the epoch, tells whether it was replaced since.
 
-    Of a store of binaries it is a part: `generation` is the digest of one, or empty for what is worth least.
+    For a part of a store of binaries, `generation` is its digest, or empty for the least valuable binaries.
     """
 
     path: Path
@@ -80,9 +80,9 @@ class PruneItem:
 
 @frozen
 class PrunePlan:
-    """What a prune would remove, and what stays, with its size: cache files, both generations, and the store.
+    """What a prune would remove, and the cache files and the store that stay, with their sizes.
 
-    `note` says why the store was not looked into, or "".
+    `note` says why the store was not opened, or "".
     """
 
     items: tuple[PruneItem, ...]
@@ -97,7 +97,7 @@ class PrunePlan:
 
 @frozen
 class PruneReport:
-    """What a prune removed, and what it could not, each with the cause."""
+    """What a prune removed, and what it could not remove, with the cause."""
 
     removed: tuple[PruneItem, ...]
     failed: tuple[tuple[PruneItem, str], ...]
@@ -118,23 +118,20 @@ def plan_prune(
     now_ns: int = 0,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> PrunePlan:
-    """Find out what is not wanted. Changes nothing.
+    """Find unwanted files. Changes nothing.
 
     Args:
         directory: The directory of cache files.
-        here: Devices that are here: files of another build of one of their drivers are not wanted.
-        max_bytes: Bytes that the cache files, plans and binaries which stay may have together; None for no
-            bound.
-        older_than_ns: Age at which a file is not wanted; None for no bound.
+        here: Devices of this machine: files of other builds of their drivers are not wanted.
+        max_bytes: Most bytes of the remaining cache files, plans and binaries together; None for no bound.
+        older_than_ns: Age from which a file is not wanted; None for no bound.
         now_ns: The time, ns since the epoch.
         operations: The calls to use.
 
     Raises:
         ReadError: The directory cannot be listed.
     """
-    from orchestrator.stores.inspection import (
-        inspect_cache_file,  # which every compile that sweeps does without
-    )
+    from orchestrator.stores.inspection import inspect_cache_file  # here, because `compile` does not need it
 
     items = [
         _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
@@ -175,7 +172,7 @@ def plan_prune(
     kept += store
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
     if max_bytes is not None:
-        # Plans go first: each can be made again without a driver.
+        # Plans go first, because they can be made again without a driver.
         unwanted = {each.path for each in items}
         plans = [each for each in found if kind_of(each.path) is PLAN and each.path not in unwanted]
         plans.sort(key=lambda each: each.status.modified_ns, reverse=True)
@@ -200,7 +197,7 @@ def plan_prune(
 def _parts_of_store(
     found: Iterable[_File], here: Sequence[DeviceIdentity], older_than_ns: int | None, now_ns: int
 ) -> tuple[list[PruneItem], list[_File], str]:
-    """Generations of the store of binaries that are not wanted, the store without them, and what is wrong."""
+    """Unwanted generations of the store of binaries, the store without them, and what is wrong."""
     file = next((each for each in found if each.path.name == STORE_NAME), None)
     if file is None:
         return [], [], ""
@@ -226,7 +223,7 @@ def _parts_of_store(
 
 
 def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) -> PruneReport:
-    """Remove what a plan names. Waits for nobody: a file that is being saved stays."""
+    """Remove what a plan names. Does not wait: a file that is being saved stays."""
     removed: list[PruneItem] = []
     failed: list[tuple[PruneItem, str]] = []
     for item in plan.items:
@@ -256,7 +253,7 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
 
 
 def _compact(path: Path) -> None:
-    """Give the disk back what a store does not use; it works as well where that cannot be done."""
+    """Return unused pages of a store to the disk, if possible."""
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     with suppress(StoreError):
@@ -295,7 +292,7 @@ def _item(file: _File, reason: PruneReason, detail: str = "") -> PruneItem:
 
 
 def _files(directory: Path, operations: FileOperations) -> list[_File]:
-    """What is in a directory, as far as it can be looked at; directories apart."""
+    """All files in a directory whose status can be read."""
     try:
         names = operations.list_directory(directory)
     except (FileNotFoundError, NotADirectoryError):
@@ -307,7 +304,7 @@ def _files(directory: Path, operations: FileOperations) -> list[_File]:
         try:
             status = operations.stat(directory / name)
         except OSError:
-            continue  # gone since it was listed, or a link that leads nowhere: nothing to take room
+            continue  # removed since, or a dangling link: it takes no room
         if not status.is_directory:
             found.append(_File(directory / name, status))
     return found
@@ -321,7 +318,7 @@ def _unwanted_beside(
     now_ns: int,
     operations: FileOperations,
 ) -> list[PruneItem]:
-    """What lies beside cache files that go because of their driver, is about another one, or is too old."""
+    """Files of another driver, old files, and files beside a cache file of another driver."""
     going = {each.path for each in items if each.reason is PruneReason.OTHER_DRIVER}
     unwanted = []
     for each in found:
@@ -346,9 +343,9 @@ def _profile_identity(path: Path, operations: FileOperations) -> ProfileIdentity
 
 
 def other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:
-    """How the version of a driver differs from that of every device here that it is of, or "".
+    """How a driver's version differs from that of the same driver on every matching device here, or "".
 
-    A pipelineCacheUUID may differ between two applications on one driver, so that it alone says nothing.
+    The pipelineCacheUUID is not compared, because it may differ between two applications on one driver.
     """
     versions = {
         each.driver_version

@@ -1,7 +1,6 @@
-"""What runs note beside a device's cache file: times of pipelines, which are in it, and for whom it was made.
+"""What runs note beside a device's cache file: compile times, its contents, and how its devices were opened.
 
-Times are hints: the next run starts the longest first and knows how long it will take. A file that cannot be
-proven whole is as good as none. Little-endian:
+Compile times order the next run and estimate how long it will take. A damaged file is ignored. Little-endian:
 
 | offset | size | field                                                     |
 |--------|------|-----------------------------------------------------------|
@@ -11,9 +10,8 @@ proven whole is as good as none. Little-endian:
 |     32 |  8 n | keys: hashes of pipelines in their sets, ascending        |
 | 32+8 n |  8 n | driver time of the last compile of each, ns               |
 
-Contents say which pipelines were created from a cache file, or into it; the driver's data does not tell. They
-are true of the one state of the file whose hash they name: they are void when it was removed, rebuilt or
-joined by somebody who notes nothing. Little-endian:
+Contents say which pipelines a cache file holds, which the driver's data does not tell. They name the hash of
+the cache file and are ignored once another program removed, rebuilt or changed it. Little-endian:
 
 | offset | size | field                                                     |
 |--------|------|-----------------------------------------------------------|
@@ -23,9 +21,8 @@ joined by somebody who notes nothing. Little-endian:
 |     32 |   16 | dataHash of the cache file                                |
 |     48 |  8 n | keys: hashes of pipelines in their sets, ascending        |
 
-Groups say what devices were opened as. A driver finds a pipeline in a cache only on a device that is, to it,
-the one that it was compiled on; what that was is not in the driver's data. JSON, for people: nothing is
-decided by it. Adding to either keeps what other sets and other processes noted.
+Groups say how the devices were opened, because a driver's keys may depend on it. JSON for people: the program
+decides nothing by it. Adding to a file keeps what other sets and processes noted.
 """
 
 from __future__ import annotations
@@ -85,9 +82,9 @@ class Durations:
         return np.where(self.keys[places] == keys, self.duration_ns[places], 0)
 
     def updated(self, keys: Keys, duration_ns: Nanoseconds) -> Durations:
-        """With newer times, which win; entries without a time (0) change nothing."""
+        """These times, replaced by newer ones where those are not 0."""
         timed = duration_ns > 0
-        # The newest first: the first of equal keys is the one that unique keeps.
+        # The newest first, because `unique` keeps the first of equal keys.
         all_keys = np.concatenate([keys[timed], self.keys])[:MOST_ENTRIES]
         all_times = np.concatenate([duration_ns[timed], self.duration_ns])[:MOST_ENTRIES]
         unique, first = np.unique(all_keys, return_index=True)
@@ -95,12 +92,12 @@ class Durations:
 
 
 def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
-    """Where a device's compile times are kept."""
+    """The file of a device's compile times."""
     return DURATIONS.path(cache_path(directory, identity))
 
 
 def read_durations(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
-    """Read a file of compile times. Never raises: what cannot be used is empty and says why."""
+    """Read a file of compile times. Never raises: an unusable file gives none and says why."""
     known, problem = DURATIONS.read(path, decode_durations, operations)
     return Durations(problem=f"{path}: {problem}" if problem else "") if known is None else known
 
@@ -111,10 +108,10 @@ def add_durations(
     duration_ns: Nanoseconds,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> Durations:
-    """Record driver times (ns, shape (n,), 0 for none) beside those that a device's cache file has already.
+    """Add driver times (ns, shape (n,), 0 for none) to the recorded ones of a device's cache file.
 
     Returns:
-        What is recorded now.
+        All recorded times.
 
     Raises:
         SaveError: As `Kind.write`.
@@ -132,7 +129,7 @@ def add_durations(
 
 
 def decode_durations(data: bytes) -> Durations:
-    """The compile times that a file's content is.
+    """Decode the content of a file of compile times.
 
     Raises:
         ValueError: It is damaged.
@@ -148,8 +145,8 @@ class CacheContents:
 
     Attributes:
         keys: Hashes of the pipelines, ascending, shape (n,).
-        data_hash: `dataHash` of the file that they are true of.
-        problem: Why a record that is there was not used, or "".
+        data_hash: `dataHash` of the cache file that holds them.
+        problem: Why an existing record was not used, or "".
     """
 
     keys: Keys = field(factory=lambda: np.zeros(0, np.uint64), repr=False)
@@ -161,15 +158,12 @@ class CacheContents:
         return len(self.keys)
 
     def held(self, keys: Keys) -> npt.NDArray[np.bool_]:
-        """Which of some pipelines are among them, shape (m,)."""
-        if not len(self.keys):
-            return np.zeros(len(keys), np.bool_)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.asarray(self.keys[places] == keys)
+        """Which of some pipelines it holds, shape (m,)."""
+        return np.isin(keys, self.keys)
 
 
 def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
-    """What a cache file is known to hold. Never raises: what cannot be used is empty and says why."""
+    """What a cache file is known to hold. Never raises: an unusable record gives none and says why."""
     path = CONTENTS.path(cache_file)
     known, problem = CONTENTS.read(path, decode_contents, operations)
     return CacheContents(problem=f"{path}: {problem}" if problem else "") if known is None else known
@@ -182,14 +176,13 @@ def add_contents(
     before: Collection[bytes] = (),
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> None:
-    """Note that a cache file holds some pipelines, beside those that it is known to hold.
+    """Note that a cache file holds some pipelines, in addition to earlier ones.
 
     Args:
         cache_file: The cache file.
         keys: The pipelines.
         data_hash: Its `dataHash` now.
-        before: Its hashes before what it holds now was joined with it. What is noted of any other state is
-            forgotten.
+        before: Its earlier hashes, whose content it still holds. Notes for any other hash are dropped.
         operations: The calls to use.
 
     Raises:
@@ -199,7 +192,7 @@ def add_contents(
     def make() -> tuple[bytes, bytes]:
         known = read_contents(cache_file, operations)
         kept = known.keys if known.data_hash in (data_hash, *before) else known.keys[:0]
-        # The newest first, as of times.
+        # The newest first, as for compile times.
         all_keys = np.unique(np.concatenate([keys, kept])[:MOST_ENTRIES])
         body = data_hash + all_keys.astype("<u8").tobytes()
         return _header(_CONTENTS_MAGIC, len(all_keys), body), body
@@ -208,7 +201,7 @@ def add_contents(
 
 
 def decode_contents(data: bytes) -> CacheContents:
-    """What a file's content says.
+    """Decode the content of a file of contents.
 
     Raises:
         ValueError: It is damaged.
@@ -223,7 +216,7 @@ def _header(magic: bytes, count: int, body: bytes) -> bytes:
 
 
 def _proven(data: bytes, magic: bytes, what: str, entry_size: int, before: int = 0) -> tuple[memoryview, int]:
-    """What is behind the header, and the number of entries in it; `before` bytes come before them."""
+    """The checked bytes behind the header, and the number of entries after the first `before` of them."""
     if len(data) < _HEADER.size:
         raise ValueError(f"{len(data)} bytes are less than the header of {_HEADER.size}")
     found, version, count, expected = _HEADER.unpack_from(data)
@@ -245,10 +238,7 @@ _GROUPS_FORMAT: Final = 1
 
 
 class MadeFor(msgspec.Struct, frozen=True):
-    """What a device was opened as when pipelines of a cache file were compiled.
-
-    `pipelines` is how many its last compile handed to the driver.
-    """
+    """How a device was opened for compiling, and how many pipelines its last compile gave the driver."""
 
     request: DeviceRequest
     pipelines: int
@@ -265,7 +255,7 @@ _groups: Final = msgspec.json.Decoder(_Groups)
 def read_feature_groups(
     cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[tuple[MadeFor, ...], str]:
-    """The groups of a cache file, and why what is there was not used, or "". Never raises."""
+    """The groups of a cache file, and why an existing record was not used, or "". Never raises."""
     path = FEATURE_GROUPS.path(cache_file)
     groups, problem = FEATURE_GROUPS.read(path, decode_groups, operations)
     return groups or (), f"{path}: {problem}" if problem else ""
@@ -278,16 +268,16 @@ def add_feature_groups(
     anew: bool = False,
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> None:
-    """Note what a cache file was made for, beside what is noted already.
+    """Add the groups that a cache file was made for; a newer group replaces one with the same request.
 
-    Of equal requests the newest counts. `anew` forgets what was noted: the cache file was begun again.
+    `anew` drops earlier groups, because the cache file was begun again.
 
     Raises:
         SaveError: As `Kind.write`.
     """
     groups = list(groups)
     if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
-        return  # as in every run that compiles nothing new; nothing is written then
+        return  # the usual case when a run compiles nothing new
 
     def make() -> tuple[bytes]:
         before = () if anew else read_feature_groups(cache_file, operations)[0]
@@ -301,7 +291,7 @@ def add_feature_groups(
 
 
 def decode_groups(data: bytes) -> tuple[MadeFor, ...]:
-    """The groups that a file's content is.
+    """Decode the content of a file of groups.
 
     Raises:
         ValueError: It is damaged.

@@ -22,7 +22,6 @@ def test_nothing_is_due_when_nothing_was_created() -> None:
     one.loaded(5000)
     one.created(0, 0, 6000)
     assert one.due(10**9) is None
-    assert one.next_due_ns() is None
     assert [one.forced(reason) for reason in FORCED] == [None] * 3
 
 
@@ -30,7 +29,7 @@ def test_quiet_is_counted_from_the_last_pipeline() -> None:
     one = decider()
     one.created(0, 1)
     one.created(7, 1)
-    assert (one.due(16), one.next_due_ns()) == (None, 17)
+    assert one.due(16) is None
     assert one.due(17) is SaveReason.QUIET
 
 
@@ -45,7 +44,7 @@ def test_growth_does_not_wait() -> None:
     other.created(1, 1, 5999)
     assert other.due(1) is None
     other.created(1, 0, 6000)
-    assert (other.due(1), other.next_due_ns()) == (SaveReason.GROWTH, 1)
+    assert other.due(1) is SaveReason.GROWTH
 
 
 def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
@@ -53,7 +52,7 @@ def test_creation_that_is_never_quiet_is_saved_all_the_same() -> None:
     for now in range(0, 97, 8):
         one.created(now, 1)
         assert one.due(now) is None
-    assert (one.due(100), one.next_due_ns()) == (SaveReason.OVERDUE, 100)
+    assert one.due(100) is SaveReason.OVERDUE
 
 
 @pytest.mark.parametrize("reason", sorted(FORCED))
@@ -88,10 +87,9 @@ def test_what_is_created_during_a_save_is_new() -> None:
     one.started()
     one.created(1, 3)
     assert one.due(1000) is None
-    assert one.next_due_ns() is None
     one.saved(5)
     assert one.new_pipelines == 3
-    assert (one.due(24), one.next_due_ns()) == (None, 25)
+    assert one.due(24) is None
     assert one.due(25) is SaveReason.QUIET
 
 
@@ -102,7 +100,7 @@ def test_what_failed_is_new_again_after_a_pause() -> None:
     one.created(1, 3)
     one.failed(5)
     assert one.new_pipelines == 53
-    assert (one.due(24), one.next_due_ns()) == (None, 25)
+    assert one.due(24) is None
     assert one.due(25) is SaveReason.GROWTH
 
 
@@ -172,13 +170,8 @@ def test_any_sequence_of_events(events: list[tuple[int, list[tuple[object, ...]]
                     one.started()
                     in_save = created
             assert one.new_pipelines == created - (in_save if one.saving else safe)
-            moment = one.next_due_ns()
-            assert (moment is not None) == (one.is_new and not one.saving)
-            if moment is not None:
-                # Whoever sleeps until then is never early, and never misses it.
-                assert one.due(max(moment, now)) is not None
-                assert moment <= now or one.due(moment - 1) is None
-                assert moment <= now + max(POLICY.quiet_ns, POLICY.pause_ns)
+            soon = now + max(POLICY.quiet_ns, POLICY.pause_ns)
+            assert (one.due(soon) is not None) == (one.is_new and not one.saving)
     if one.saving:
         one.saved(now)
         safe = in_save
