@@ -1,8 +1,8 @@
 """Requirement expressions of the registry: names joined by "+" (and), "," (or) and parentheses. Pure.
 
 As vk.xml defines them, both operators bind equally and from the left. The tables hold the normal form, with
-parentheses wherever the operators mix, so that it reads the same under any precedence. Every function raises
-ValueError for an expression that is not well formed, and never evaluates it.
+parentheses wherever the operators mix, so that it means the same under any precedence. Every function raises
+ValueError for a malformed expression.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class _Operation(msgspec.Struct, frozen=True):
 
 
 def evaluate(expression: str, provides: Callable[[str], bool]) -> bool:
-    """Whether an expression, such as "VK_VERSION_1_3,VK_KHR_dynamic_rendering", holds; "" holds always.
+    """Whether an expression, such as "VK_VERSION_1_3,VK_KHR_dynamic_rendering", holds; "" always holds.
 
-    `provides` says whether one name is there: a version, an extension, or a feature
-    ("VkPhysicalDeviceVulkan12Features::descriptorIndexing").
+    `provides` tells whether a version, an extension, or a feature
+    ("VkPhysicalDeviceVulkan12Features::descriptorIndexing") is available.
     """
     if not expression:
         return True
@@ -47,7 +47,7 @@ def normal_form(expression: str) -> str:
 
 
 def any_of(alternatives: Iterable[str]) -> str:
-    """The normal form of "one of these"; "" where one of them always holds, or there is none."""
+    """The normal form of "one of these"; "" if one of them always holds, or there are none."""
     parsed = [_parse(each) if each else None for each in alternatives]
     known = [each for each in parsed if each is not None]
     if not known or len(known) < len(parsed):
@@ -62,7 +62,7 @@ def all_of(conditions: Iterable[str]) -> str:
 
 
 def _join(operator: str, operands: Iterable[_Operation | str]) -> _Operation | str:
-    flat: dict[_Operation | str, None] = {}  # keeps the order, drops what is said twice
+    flat: dict[_Operation | str, None] = {}  # keeps the order and drops repetitions
     for each in operands:
         if isinstance(each, _Operation) and each.operator == operator:
             flat.update(dict.fromkeys(each.operands))

@@ -1,9 +1,9 @@
-"""What the Khronos registry says about Vulkan, as far as pipelines need it: typed and read-only.
+"""The part of the Khronos registry that pipelines need, as typed, read-only tables.
 
-Structure layouts, pNext chains, which version, extension or feature enables what, which structures hold the
-same feature, and a device that has everything. The data is registry.json beside this file, written from
-vk.xml by `python -m orchestrator.registry.codegen`, and decoded on the first call of `registry`. Pure,
-immutable, thread-safe.
+They hold structure layouts, pNext chains, the version, extension or feature that enables something, the
+structures that hold the same feature, and a device that has everything. The data is registry.json beside this
+file, written from vk.xml by `python -m orchestrator.registry.codegen`, and decoded on the first call of
+`registry`. Pure, immutable, thread-safe.
 
 Assumptions: 64-bit little-endian C ABI for offsets and sizes (checked against a C compiler in the tests).
 """
@@ -98,14 +98,14 @@ class EnumType(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Enable(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One way in which something is enabled; several are alternatives.
+    """One way to enable something; several are alternatives.
 
     Attributes:
         version: Such as "VK_VERSION_1_1", or "".
         extension: Such as "VK_KHR_multiview", or "".
         struct: Feature structure, or "".
         feature: Its member.
-        requires: Expression that goes with the feature or the property.
+        requires: Expression that must hold too, for the feature or the property.
         property: Property structure, or "".
         member: Its member.
         value: What the member must be (a bit's name, or "VK_TRUE").
@@ -122,7 +122,7 @@ class Enable(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Enabled(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Something with the alternatives by which it is enabled; none means always."""
+    """Something with the alternative ways to enable it; without any it is always enabled."""
 
     name: str
     enable: tuple[Enable, ...] = ()
@@ -134,9 +134,9 @@ class Extension(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     Attributes:
         name: Such as "VK_KHR_pipeline_binary".
         device: True for a device extension, False for an instance extension.
-        depends: Expression of what must be there, "" for nothing.
-        promoted_to: Version or extension it became part of, "" for none.
-        features: (structure, member) pairs that a device with it must support.
+        depends: Expression that must hold, or "".
+        promoted_to: Version or extension that it became part of, or "".
+        features: (structure, member) pairs that every device with it supports.
     """
 
     name: str
@@ -166,8 +166,8 @@ class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Attributes:
         version: Header version, such as "1.4.366".
-        structs: By name; those that pipelines, their objects, features and properties reach.
-        aliases: Struct alias to name.
+        structs: Structures that pipelines, their objects, features and properties reach, by name.
+        aliases: Name of each structure alias.
         enums: By the type name that members use (VkFormat, VkPipelineCreateFlags, VkShaderStageFlagBits).
         extensions: By name, all of them except disabled ones.
         dynamic_states: By VkDynamicState value.
@@ -192,7 +192,7 @@ class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
         """A structure by its name or an alias.
 
         Raises:
-            KeyError: The registry does not have it, or nothing here reaches it.
+            KeyError: The tables do not have it.
         """
         return self.structs[self.aliases.get(name, name)]
 
@@ -202,8 +202,8 @@ class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
         return value.name if value is not None else f"VkResult {result}"
 
 
-# msgspec works out what a recursive type of structures looks like when it first decodes one, and two threads
-# that do so at a time crash the process (0.22): the first call is made by one.
+# msgspec 0.22 crashes when two threads decode a recursive type for the first time at once, so a lock guards
+# the first call.
 _first_call = threading.Lock()
 _DATA: Final = Path(__file__).with_name("registry.json")
 
@@ -221,7 +221,7 @@ def _decode() -> Registry:
 
 @lru_cache(maxsize=1)
 def structs_by_type() -> dict[int, Struct]:
-    """The structures that can stand in a pNext chain, by VkStructureType."""
+    """The structures that may be in a pNext chain, by VkStructureType."""
     return {each.s_type: each for each in registry().structs.values() if each.s_type is not None}
 
 
@@ -229,7 +229,7 @@ FEATURES_ROOT: Final = "VkPhysicalDeviceFeatures2"
 PROPERTIES_ROOT: Final = "VkPhysicalDeviceProperties2"
 _COLLECTIONS: Final = re.compile(r"VkPhysicalDeviceVulkan1\d(Features|Properties)")
 
-# What a collection renamed when it took it over (specification, VkPhysicalDeviceVulkan11Properties).
+# Members that a collection renamed (specification, VkPhysicalDeviceVulkan11Properties).
 _RENAMED: Final = {
     ("VkPhysicalDeviceVulkan11Properties", "subgroupSupportedOperations"): (
         "VkPhysicalDeviceSubgroupProperties",
@@ -240,12 +240,11 @@ _RENAMED: Final = {
 
 @lru_cache(maxsize=4096)
 def same_members(struct: str, member: str) -> tuple[tuple[str, str], ...]:
-    """The structures under which a device may answer for a feature or property; the one asked for first.
+    """The (structure, member) pairs that mean the same feature or property, the given one first.
 
     A core version collects members of extensions' structures in VkPhysicalDeviceVulkanNNFeatures (and
-    Properties) under the same name, so one feature may be enabled by several names. Structures of two
-    extensions are different things even where a member has the same name (task and mesh shaders of NV and
-    EXT).
+    Properties) under the same name, so one feature may have several names. Members of two extensions with
+    the same name are different features (task and mesh shaders of NV and EXT).
     """
     name = registry().aliases.get(struct, struct)
     same = [(name, member)]
@@ -258,13 +257,13 @@ def same_members(struct: str, member: str) -> tuple[tuple[str, str], ...]:
 
 
 def is_collection(struct: str) -> bool:
-    """Whether a structure is one in which a core version collects features or properties."""
+    """Whether a core version collects features or properties in this structure."""
     return _COLLECTIONS.fullmatch(struct) is not None
 
 
 @lru_cache(maxsize=1)
 def feature_structs() -> dict[str, tuple[str, ...]]:
-    """The feature structures that each device extension provides, by its name; none has no entry."""
+    """The feature structures of each device extension that has any, by its name."""
     found: dict[str, list[str]] = {}
     for struct in registry().structs.values():
         if FEATURES_ROOT in struct.extends:
@@ -293,17 +292,17 @@ _LARGEST_FLOAT = float(2**100)
 
 
 class AnyDevice(msgspec.Struct, frozen=True):
-    """Has everything that the registry knows, except what it is told to lack.
+    """A device with everything that the registry knows, except what it is told to lack.
 
-    What a set needs, before there is a device, and what a simulation has. It answers as
-    `orchestrator.devices.device.DeviceCapabilities` does.
+    It tells the needs of a set before there is a device, and the capabilities of a simulation. Implements
+    `orchestrator.devices.device.DeviceCapabilities`.
 
     Attributes:
         api_version: VkPhysicalDeviceProperties::apiVersion.
-        missing_extensions: Names of extensions that are not there.
-        missing_features: (structure, member) pairs that are not there.
-        properties: Values by (structure, member); None for a structure that is not there. Others allow as
-            much as their type can say: the largest value, or 1 for a lower bound (minSubgroupSize).
+        missing_extensions: Names of missing extensions.
+        missing_features: (structure, member) pairs of missing features.
+        properties: Values by (structure, member); None for a missing structure. Others have the largest value
+            of their type, or 1 for a lower bound (minSubgroupSize).
         formats: (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all.
     """
 
@@ -316,11 +315,11 @@ class AnyDevice(msgspec.Struct, frozen=True):
     formats: Mapping[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
     def has_extension(self, name: str) -> bool:
-        """Whether an extension is there."""
+        """Whether it has an extension."""
         return name not in self.missing_extensions
 
     def has_feature(self, struct: str, member: str) -> bool:
-        """Whether a feature is there."""
+        """Whether it has a feature."""
         return (struct, member) not in self.missing_features
 
     def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:

@@ -1,11 +1,11 @@
 """Pipeline binaries of a Vulkan device: the commands of VK_KHR_pipeline_binary.
 
-Create infos are copied for a call, and get what it needs chained in front: VkPipelineBinaryInfoKHR, or
-VkPipelineCreateFlags2CreateInfo with the flag that captures. Neither is used together with a pipeline cache
-(VUID-vkCreateGraphicsPipelines-pNext-09616 and -09617, and their like for other kinds).
+Create infos are copied for a call and get VkPipelineBinaryInfoKHR, or VkPipelineCreateFlags2CreateInfo with
+the capture flag, at the front of their chain. Neither is used together with a pipeline cache
+(VUID-vkCreateGraphicsPipelines-pNext-09616 and -09617, and the same for other kinds).
 
-Guarantees: what a driver captured is released as soon as it was read, so that pipelines that live on keep
-nothing of it. Binaries that are made here are counted, and destroyed with the device. Thread-safe.
+Guarantees: captured data is released as soon as it was read, so that living pipelines do not keep it.
+Binaries that are created here are tracked, and destroyed with the device. Thread-safe.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Binaries:
     # --- keys
 
     def global_key(self) -> bytes:
-        """The key of what all keys depend on."""
+        """The global key, on which all keys depend."""
         key = new_struct("VkPipelineBinaryKeyKHR")
         context = self._context
         check("vkGetPipelineKeyKHR", context.commands.vkGetPipelineKeyKHR(context.handle, ffi.NULL, key))
@@ -75,7 +75,7 @@ class Binaries:
     # --- binaries
 
     def of_data(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
-        """Make binaries of data, in one call."""
+        """Create binaries from data, in one call."""
         handles = np.zeros(len(binaries), np.uint64)
         if not binaries:
             return handles
@@ -97,12 +97,12 @@ class Binaries:
         result = self._create(info, handles)
         if result != SUCCESS:
             self.destroy(handles)
-            # VK_INCOMPLETE is none here: as many were asked for as there are.
+            # VK_INCOMPLETE is an error here, because the handles match the data.
             raise DriverError(_CREATE, result, registry().result_name(result))
         return handles
 
     def of_internal_cache(self, infos: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | None:
-        """The binaries that the driver's own cache holds of a pipeline; None where it holds none."""
+        """The binaries of a pipeline in the driver's own cache; None where it has none."""
         pipeline = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
         info = new_struct("VkPipelineBinaryCreateInfoKHR", pPipelineCreateInfo=pipeline)
         return self._counted(info)
@@ -126,7 +126,7 @@ class Binaries:
     def destroy(self, handles: npt.NDArray[np.uint64]) -> None:
         """Destroy binaries; zeros are skipped."""
         given = handles[handles != 0].tolist()
-        if not given:  # the command is not there on a device without binaries
+        if not given:  # a device without binaries lacks the command
             return
         context = self._context
         destroy = context.commands.vkDestroyPipelineBinaryKHR
@@ -136,7 +136,7 @@ class Binaries:
             self._live.difference_update(given)
 
     def destroy_all(self) -> None:
-        """Destroy what is left."""
+        """Destroy all remaining binaries."""
         self.destroy(np.array(list(self._live), np.uint64))
 
     def _create(self, info: Any, handles: npt.NDArray[np.uint64]) -> int:
@@ -153,7 +153,7 @@ class Binaries:
         return result
 
     def _counted(self, info: Any) -> npt.NDArray[np.uint64] | None:
-        """As many binaries as the driver says that there are; None where it has none."""
+        """All binaries that the driver offers, after asking for their number; None where it has none."""
         context = self._context
         out = new_struct("VkPipelineBinaryHandlesInfoKHR")
         result = getattr(context.commands, _CREATE)(context.handle, info, context.allocator, out)
@@ -166,7 +166,7 @@ class Binaries:
         if result != SUCCESS:
             self.destroy(handles)
             check(_CREATE, result)
-            return None  # VK_INCOMPLETE, or gone since it was counted
+            return None  # VK_INCOMPLETE, or no longer available
         return handles
 
     # --- pipelines
@@ -230,7 +230,7 @@ class Binaries:
         return CreationBatch(results, flags, durations, handles)
 
     def _capture(self, pipeline: int) -> tuple[PipelineBinary, ...]:
-        """The binaries of a pipeline that was created for it; none where the driver does not give them."""
+        """The binaries of a pipeline that was created for capture; empty where the driver gives none."""
         context = self._context
         info = new_struct("VkPipelineBinaryCreateInfoKHR", pipeline=pipeline)
         handles = None
@@ -238,7 +238,7 @@ class Binaries:
             handles = self._counted(info)
             return () if handles is None else tuple(map(self.read, handles.tolist()))
         except DriverError:
-            return ()  # it is not kept, and compiled again another time
+            return ()  # it is not stored, and another run compiles it again
         finally:
             if handles is not None:
                 self.destroy(handles)
@@ -247,7 +247,7 @@ class Binaries:
 
 
 def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> CreationBatch:
-    """A batch in which what links a library that is not there has failed, and nothing else."""
+    """A batch in which only pipelines that lack a library have failed."""
     batch = CreationBatch.of_zeros(len(indices))
     if bound.has_libraries:
         there = [bound.has_all_libraries(index) for index in indices.tolist()]
@@ -258,7 +258,7 @@ def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) ->
 def _by_kind(
     bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], wanted: npt.NDArray[np.bool_]
 ) -> list[tuple[PipelineKind, npt.NDArray[np.intp]]]:
-    """The places of the wanted pipelines of each kind; kinds without any are left out."""
+    """The places of the wanted pipelines of each kind that has any."""
     kinds = bound.image.kinds[indices]
     places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(_KINDS)]
     return [(kind, chosen) for kind, chosen in places if chosen.size]

@@ -1,18 +1,17 @@
-"""What a device is opened with, and what it answers for: extensions, features, properties, formats.
+"""The extensions, features, properties and formats of a device, and the choice of what to enable.
 
-Driven by the registry: every feature and property structure that it lists is asked for if its extension or
-version is there, in one buffer laid out by the registry's offsets (`StructChain`). What is enabled follows a
-`DeviceRequest`. The version is the smaller of the application's and the device's, as for the application
-itself.
+All of it follows the registry: every feature and property structure whose extension or version is available
+is queried, in one buffer laid out by the registry's offsets (`StructChain`). A `DeviceRequest` decides what
+is enabled. The version is the smaller of the application's and the device's, as for the application itself.
 
-What is enabled is valid together. Features that exclude each other, or that need another one, come from the
-valid usage of VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), extensions from the registry's dependencies. An
-extension all of whose features stay off is left out, and so is such a structure, since drivers are known to
-take the name alone for a difference.
+The enabled set is valid. Exclusions and dependencies of features come from the valid usage of
+VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), those of extensions from the registry. An extension or
+structure all of whose features stay off is left out, because to some drivers its name alone makes a
+difference.
 
-`Capabilities` answers for what is enabled, by any of the names that a feature has. `ChosenCapabilities` are
-chosen here, for a device that is to be created; `HostCapabilities` are what a host says that it enabled on a
-device of its own, because Vulkan cannot be asked. Immutable; thread-safe.
+`Capabilities` answers for enabled things, by any of a feature's names. `ChosenCapabilities` are chosen here
+for a new device. `HostCapabilities` are those that a host declares for its own device, because Vulkan cannot
+be asked. Immutable; thread-safe.
 """
 
 from __future__ import annotations
@@ -81,14 +80,14 @@ class StructChain:
         return ffi.cast(ctype, self._address)
 
     def members(self) -> Iterator[tuple[Feature, Member, int]]:
-        """Names of the members, nested ones opened up, with their offsets in the buffer."""
+        """Names of all members, also those of nested structures, with their offsets in the buffer."""
         for struct in self.structs:
             base = self._offsets[struct.name]
             for feature, member, offset in _layout(struct.name):
                 yield feature, member, base + offset
 
     def value(self, member: Member, at: int) -> _Value:
-        """Value of a scalar member or a fixed array of them, at an offset in the buffer."""
+        """Value of a scalar member, or of a fixed array of scalars, at an offset in the buffer."""
         count = member.array or 1
         values: tuple[Any, ...] = binary.unpack_from(f"<{count}{member.format}", self._bytes, at)
         return values if member.array else values[0]
@@ -108,7 +107,7 @@ def _aligned(size: int) -> int:
 
 @functools.cache
 def _layout(struct: str) -> tuple[tuple[Feature, Member, int], ...]:
-    """Names of the members of a structure, nested ones opened up, with their offsets."""
+    """Names of all members of a structure, also those of nested structures, with their offsets."""
     name = _core_name(struct)
     return tuple(((name, member.name), member, at) for member, at in _leaves(registry().struct(struct), 0))
 
@@ -126,9 +125,8 @@ def _leaves(struct: Struct, base: int) -> Iterator[tuple[Member, int]]:
 _VERSION: Final = re.compile(r"VK_(?:BASE_|COMPUTE_|GRAPHICS_)?VERSION_(\d+)_(\d+)")
 _PATCH_BITS: Final = 12
 
-# VkDriverId of drivers whose keys were seen to be the same with and without ORCHESTRATOR_FEATURES, by
-# programs that are not ours: Mesa RADV and NVIDIA's own; lavapipe keeps nothing. For others `orchestrator
-# doctor --keys` finds it out.
+# VkDriverId of drivers whose keys are the same with and without ORCHESTRATOR_FEATURES, as other programs
+# confirmed: Mesa RADV and NVIDIA's own; lavapipe caches nothing. `orchestrator doctor --keys` tests others.
 _KEYS_LEFT_ALONE: Final = frozenset({3, 4, 13})
 
 _SHADING_RATE: Final = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
@@ -139,7 +137,7 @@ _FLOAT_ATOMICS_2: Final = "VkPhysicalDeviceShaderAtomicFloat2FeaturesEXT"
 _INT64_ATOMICS: Final = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
 _RAY_TRACING: Final = "VkPhysicalDeviceRayTracingPipelineFeaturesKHR"
 
-# Features that may not be enabled together; of two that nobody asked for, the first goes.
+# Features that may not be enabled together; if neither was requested, the first is turned off.
 _EXCLUSIVE: Final[tuple[tuple[Feature, Feature], ...]] = tuple(
     ((struct, member), (_SHADING_RATE, rate))  # VUID-VkDeviceCreateInfo-shadingRateImage-04478 to -04483
     for struct, member in (
@@ -154,49 +152,41 @@ _EXCLUSIVE: Final[tuple[tuple[Feature, Feature], ...]] = tuple(
 )
 
 # A feature, and the one that must be enabled with it.
+# fmt: off
 _BUILT_ON: Final[tuple[tuple[Feature, Feature], ...]] = (
     # VUID-VkPhysicalDeviceRobustness2FeaturesKHR-robustBufferAccess2-04000
-    (
-        ("VkPhysicalDeviceRobustness2FeaturesKHR", "robustBufferAccess2"),
-        (BASE_FEATURES, "robustBufferAccess"),
-    ),
+    (("VkPhysicalDeviceRobustness2FeaturesKHR", "robustBufferAccess2"),
+        (BASE_FEATURES, "robustBufferAccess")),
     # VUID-VkPhysicalDeviceMultiviewFeatures-multiviewGeometryShader-00580, -multiviewTessellationShader-00581
     ((_MULTIVIEW, "multiviewGeometryShader"), (_MULTIVIEW, "multiview")),
     ((_MULTIVIEW, "multiviewTessellationShader"), (_MULTIVIEW, "multiview")),
     # VUID-VkPhysicalDeviceMeshShaderFeaturesEXT-multiviewMeshShader-07032,
     # -primitiveFragmentShadingRateMeshShader-07033
     ((_MESH_SHADER, "multiviewMeshShader"), (_MULTIVIEW, "multiview")),
-    (
-        (_MESH_SHADER, "primitiveFragmentShadingRateMeshShader"),
-        (_SHADING_RATE, "primitiveFragmentShadingRate"),
-    ),
+    ((_MESH_SHADER, "primitiveFragmentShadingRateMeshShader"),
+        (_SHADING_RATE, "primitiveFragmentShadingRate")),
     # VUID-VkPhysicalDeviceVariablePointersFeatures-variablePointers-01431
-    (
-        ("VkPhysicalDeviceVariablePointersFeatures", "variablePointers"),
-        ("VkPhysicalDeviceVariablePointersFeatures", "variablePointersStorageBuffer"),
-    ),
+    (("VkPhysicalDeviceVariablePointersFeatures", "variablePointers"),
+        ("VkPhysicalDeviceVariablePointersFeatures", "variablePointersStorageBuffer")),
     # VUID-VkPhysicalDeviceRayTracingPipelineFeaturesKHR-
     # rayTracingPipelineShaderGroupHandleCaptureReplayMixed-03575
-    (
-        (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplayMixed"),
-        (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay"),
-    ),
+    ((_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplayMixed"),
+        (_RAY_TRACING, "rayTracingPipelineShaderGroupHandleCaptureReplay")),
     # VUID-VkDeviceCreateInfo-None-04896, -04897, -04898, -sparseImageFloat32AtomicMinMax-04975
     ((_INT64_ATOMICS, "sparseImageInt64Atomics"), (_INT64_ATOMICS, "shaderImageInt64Atomics")),
     ((_FLOAT_ATOMICS, "sparseImageFloat32Atomics"), (_FLOAT_ATOMICS, "shaderImageFloat32Atomics")),
     ((_FLOAT_ATOMICS, "sparseImageFloat32AtomicAdd"), (_FLOAT_ATOMICS, "shaderImageFloat32AtomicAdd")),
-    (
-        (_FLOAT_ATOMICS_2, "sparseImageFloat32AtomicMinMax"),
-        (_FLOAT_ATOMICS_2, "shaderImageFloat32AtomicMinMax"),
-    ),
+    ((_FLOAT_ATOMICS_2, "sparseImageFloat32AtomicMinMax"),
+        (_FLOAT_ATOMICS_2, "shaderImageFloat32AtomicMinMax")),
 )
+# fmt: on
 
-# A feature, and the extension that may not be enabled beside it: VUID-VkDeviceCreateInfo-None-08095.
+# A feature, and the extension that may not be enabled with it: VUID-VkDeviceCreateInfo-None-08095.
 _EXCLUDES_EXTENSION: Final[tuple[tuple[Feature, str], ...]] = (
     (("VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer"), "VK_AMD_shader_fragment_mask"),
 )
 
-# What robustBufferAccess excludes where robustBufferAccessUpdateAfterBind is false:
+# Features that robustBufferAccess excludes where robustBufferAccessUpdateAfterBind is false:
 # VUID-VkDeviceCreateInfo-robustBufferAccess-10247.
 _INDEXING: Final = "VkPhysicalDeviceDescriptorIndexingFeatures"
 _BUFFERS_AFTER_BIND: Final = tuple(
@@ -204,9 +194,9 @@ _BUFFERS_AFTER_BIND: Final = tuple(
     for kind in ("Uniform", "Storage", "UniformTexel", "StorageTexel")
 )
 
-# What pipelines never need: video needs queues that are not asked for; the others slow a driver down, watch
-# it, turn its pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain
-# is wanted: captured render passes end in the layout for presenting.)
+# Extensions that pipelines never need: video needs other queues; the others slow a driver down, trace it,
+# turn its pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain is
+# wanted, because captured render passes end in the layout for presenting.)
 _UNWANTED_EXTENSIONS: Final = re.compile(
     r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*"
     r"|VK_NV_low_latency.*|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height"
@@ -216,7 +206,7 @@ _UNWANTED_EXTENSIONS: Final = re.compile(
 
 
 def provides(name: str, api_version: int, extensions: frozenset[str]) -> bool:
-    """Whether a version or extension name of the registry's expressions is there."""
+    """Whether a version or extension name in an expression of the registry is available."""
     version = _VERSION.fullmatch(name)
     if version:
         return (int(version[1]), int(version[2])) <= (api_version >> 22, api_version >> _PATCH_BITS & 0x3FF)
@@ -237,17 +227,17 @@ class Capabilities:
     _values: dict[Feature, _Value]
 
     def __init__(self, instance: VulkanInstance, device: PhysicalDevice) -> None:
-        """Be those of a physical device of an instance, which must outlive this; what is enabled follows."""
+        """Begin with a physical device; subclasses call `_answer_for`. The instance must outlive this."""
         self._instance = instance
         self._commands = instance.commands
         self._device = device
-        # Patches are of no account: 1.4.0 asked for on 1.4.305 is the device's own version.
+        # Patches do not count: for 1.4.0 on a device of 1.4.305, this is the device's version.
         told, own = instance.api_version, device.identity.api_version
         self.api_version: Final = told if told >> _PATCH_BITS < own >> _PATCH_BITS else own
         self._formats: dict[int, tuple[int, int, int]] = {}
 
     def _answer_for(self, extensions: Iterable[str], enabled: Iterable[Feature]) -> None:
-        """Answer for these extensions and features from now on; called once."""
+        """Set the enabled extensions and features; called once."""
         self.extensions = tuple(sorted(extensions))
         self._names = frozenset(self.extensions) | self._instance.extensions
         self._enabled = frozenset(name for each in enabled for name in same_members(*each))
@@ -255,7 +245,7 @@ class Capabilities:
 
     @property
     def supported(self) -> Capabilities:
-        """What the device could have, if it were opened again: nothing else, if nobody here opens it."""
+        """What the device could enable if it were opened again; for a host's device, only this."""
         return self
 
     def has_extension(self, name: str) -> bool:
@@ -263,7 +253,7 @@ class Capabilities:
         return name in self._names
 
     def has_feature(self, struct: str, member: str) -> bool:
-        """Whether a feature is enabled, under any of the structures that have it."""
+        """Whether a feature is enabled, by any of its names."""
         return (registry().aliases.get(struct, struct), member) in self._enabled
 
     def property_value(self, struct: str, member: str) -> _Value | None:
@@ -280,7 +270,7 @@ class Capabilities:
         return known
 
     def _features_of_device(self, extensions: frozenset[str]) -> set[Feature]:
-        """The features that the physical device has, as far as these extensions tell."""
+        """The features of the physical device, as far as these extensions show them."""
         queried = StructChain(self._structs_with(extensions))
         self._commands.vkGetPhysicalDeviceFeatures2(
             self._device.handle, queried.pointer(f"{FEATURES_ROOT} *")
@@ -311,10 +301,10 @@ class Capabilities:
 
 
 class ChosenCapabilities(Capabilities):
-    """What a device that is to be created is opened with.
+    """What to enable on a new device.
 
     Attributes:
-        features: Feature chain, first VkPhysicalDeviceFeatures2, as it is handed to vkCreateDevice.
+        features: Feature chain for vkCreateDevice; VkPhysicalDeviceFeatures2 comes first.
     """
 
     def __init__(
@@ -326,14 +316,14 @@ class ChosenCapabilities(Capabilities):
         available: frozenset[str] | None = None,
         supported: set[Feature] | None = None,
     ) -> None:
-        """Choose of what a physical device of an instance has; the instance must outlive this.
+        """Choose what to enable on a physical device.
 
         Args:
-            instance: The instance.
+            instance: The instance; it must outlive this.
             device: The physical device.
             request: What is wanted.
-            available: Extensions to choose from; the device is asked where this is None.
-            supported: Features that it has with them; likewise.
+            available: Extensions to choose from; None: those of the device.
+            supported: Features that it has with them; None: ask the device.
         """
         super().__init__(instance, device)
         self._request = request
@@ -355,7 +345,7 @@ class ChosenCapabilities(Capabilities):
 
     @cached_property
     def supported(self) -> Capabilities:
-        """What the same device would have with everything enabled that may be."""
+        """The same device with everything enabled that may be."""
         return ChosenCapabilities(
             self._instance,
             self._device,
@@ -365,7 +355,7 @@ class ChosenCapabilities(Capabilities):
         )
 
     def _choose(self, supported: set[Feature], available: frozenset[str]) -> set[Feature]:
-        """The features to enable, of those that the device has; valid together."""
+        """The valid set of supported features to enable."""
         request = self._request
         wanted = {name for each in request.features for name in same_members(*each)}
         own = request.orchestrator_features
@@ -390,7 +380,7 @@ class ChosenCapabilities(Capabilities):
         return enabled
 
     def _make_valid(self, enabled: set[Feature], wanted: set[Feature], available: frozenset[str]) -> None:
-        """Turn off what may not be enabled beside the rest; of two, what was asked for stays."""
+        """Turn off conflicting features; of two, a requested one stays."""
 
         def is_on(feature: Feature) -> bool:
             return not enabled.isdisjoint(same_members(*feature))
@@ -415,7 +405,7 @@ class ChosenCapabilities(Capabilities):
     def _settle(
         self, available: frozenset[str], supported: set[Feature], enabled: set[Feature]
     ) -> tuple[tuple[str, ...], set[Feature]]:
-        """The extensions that go with the features, and the features that are left with them."""
+        """The extensions for the features, and the features that remain with them."""
         while True:
             chosen = self._with_dependencies(self._extensions_for(available, supported, enabled))
             provided = self._features_with(chosen)
@@ -437,13 +427,13 @@ class ChosenCapabilities(Capabilities):
         request = self._request
         if request.others is OtherFeatures.NONE:
             promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
-            # A version may take over an extension and not its features (VK_EXT_4444_formats in 1.3): then it
-            # is needed.
+            # A version may promote an extension without its features (VK_EXT_4444_formats in 1.3): then the
+            # extension is needed.
             of_version = self._features_with(frozenset())
             lacking = {each for each in enabled if of_version.isdisjoint(same_members(*each))}
             chosen = {name for name in available - promoted if any_of(name, enabled)}
             chosen |= {name for name in promoted if any_of(name, lacking)}
-            # Feedback is a structure without a feature: it changes no pipeline, and tells hits from compiles.
+            # Feedback has no feature. It changes no pipeline, and distinguishes hits from compiles.
             chosen |= (request.extensions | {"VK_EXT_pipeline_creation_feedback"}) & (available - promoted)
             chosen = self._complete(chosen, available)
         else:
@@ -455,7 +445,7 @@ class ChosenCapabilities(Capabilities):
         return chosen
 
     def _complete(self, chosen: set[str], available: frozenset[str]) -> set[str]:
-        """Extensions with those that they depend on, as far as there are such."""
+        """Extensions with the available ones that they depend on."""
         known = registry().extensions
         while True:
             present = frozenset(chosen) | self._instance.extensions
@@ -471,18 +461,18 @@ class ChosenCapabilities(Capabilities):
             chosen = chosen | added
 
     def _with_dependencies(self, chosen: set[str]) -> frozenset[str]:
-        """Those extensions whose dependencies are met by the rest."""
+        """The extensions whose dependencies the others fulfil."""
         return _with_dependencies(frozenset(chosen), self.api_version, self._instance.extensions)
 
     def _holds(self, expression: str, present: frozenset[str]) -> bool:
         return _holds(expression, self.api_version, present)
 
     def _provides(self, name: str) -> bool:
-        """Whether a name of the registry's is there with the version alone."""
+        """Whether the version alone provides a name of the registry."""
         return bool(name) and provides(name, self.api_version, frozenset())
 
     def _write(self, enabled: set[Feature]) -> StructChain:
-        """The chain for vkCreateDevice: structures with something to enable, and nothing else in them."""
+        """The chain for vkCreateDevice: only structures with an enabled feature."""
         structs = [
             struct
             for struct in self._structs_with(frozenset(self.extensions))
@@ -515,16 +505,16 @@ class HostCapabilities(Capabilities):
         extensions: Iterable[str],
         features: Iterable[Feature],
     ) -> None:
-        """Take a host's word, as far as it can be true.
+        """Accept what a host declares, if the physical device supports it.
 
         Args:
-            instance: The host's; it must outlive this.
+            instance: The host's instance; it must outlive this.
             device: The physical device.
             extensions: Device extensions that the host enabled.
             features: Features that it enabled, by any of their names.
 
         Raises:
-            ValueError: The registry does not know such a feature, or the physical device does not have it.
+            ValueError: The registry does not know a feature, or the physical device does not have it.
         """
         super().__init__(instance, device)
         present = frozenset(extensions)
@@ -544,7 +534,7 @@ class HostCapabilities(Capabilities):
 def _with_dependencies(
     chosen: frozenset[str], api_version: int, of_instance: frozenset[str]
 ) -> frozenset[str]:
-    """Those device extensions whose dependencies are met by the rest, the instance and the version."""
+    """The device extensions whose dependencies the others, the instance and the version fulfil."""
     known = registry().extensions
     while True:
         present = chosen | of_instance
@@ -559,11 +549,11 @@ def _holds(expression: str, api_version: int, present: frozenset[str]) -> bool:
 
 
 def features_of_chain(address: int) -> frozenset[Feature]:
-    """The features that a pNext chain enables, as it was handed to vkCreateDevice.
+    """The features that a pNext chain for vkCreateDevice enables.
 
     Args:
-        address: Of the first structure: VkDeviceCreateInfo::pNext, or a VkPhysicalDeviceFeatures2. Structures
-            that are not features, or that the registry does not know, are passed over. Only read.
+        address: Address of the first structure: VkDeviceCreateInfo::pNext, or a VkPhysicalDeviceFeatures2.
+            Structures other than known features are skipped. The chain is only read.
     """
     found = set()
     while address:
@@ -598,7 +588,7 @@ def _known_feature(struct: str, member: str) -> Feature:
 
 
 def _core_name(name: str) -> str:
-    """VkPhysicalDeviceFeatures2 and VkPhysicalDeviceProperties2 hold the structure without the 2."""
+    """The name without the 2 for VkPhysicalDeviceFeatures2 and VkPhysicalDeviceProperties2."""
     return name[:-1] if name in (FEATURES_ROOT, PROPERTIES_ROOT) else name
 
 
@@ -618,8 +608,8 @@ def _available(
         root: VkPhysicalDeviceFeatures2 or VkPhysicalDeviceProperties2.
         api_version: The version to use.
         present: Extensions.
-        core_only: Leave out structures whose members the structures of the device's version have: both in one
-            chain are not valid (VUID-VkDeviceCreateInfo-pNext-02829 and after).
+        core_only: Leave out structures whose members the device's core version collects, because both in one
+            chain are invalid (VUID-VkDeviceCreateInfo-pNext-02829 and after).
     """
     here = [
         each

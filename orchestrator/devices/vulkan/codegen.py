@@ -3,10 +3,10 @@
     python -m orchestrator.devices.vulkan.codegen            write _generated.py
     python -m orchestrator.devices.vulkan.codegen --check    exit 1 with a diff where it differs
 
-It compiles the C declarations of the structures in registry.json, and of the commands below, by cffi into a
-Python module that needs no C compiler (out-of-line ABI mode). The same registry and cffi version give the
-same bytes. Needs vulkan-object and pycparser. Enums are declared as 32-bit and flags as 32- or 64-bit
-integers, handles that are no pointers as uint64_t, as on every 64-bit ABI.
+cffi compiles the C declarations of the structures in registry.json and of the commands below into a Python
+module that needs no C compiler (out-of-line ABI mode). The same registry and cffi version give the same
+bytes. Needs vulkan-object and pycparser. Enums are declared as 32-bit integers, flags as 32- or 64-bit
+integers, and non-dispatchable handles as uint64_t, as on every 64-bit ABI.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any
 from cffi import FFI
 from vulkan_object import get_vulkan_object
 
+from orchestrator.registry.codegen.build import array_size, canonical_names
 from orchestrator.registry.codegen.output import write_or_check
 from orchestrator.registry.expressions import all_of, any_of
 from orchestrator.registry.tables import Registry, registry
@@ -85,7 +86,7 @@ COMMANDS = (
     "vkGetPipelineExecutablePropertiesKHR",
     "vkGetPipelineExecutableStatisticsKHR",
 )
-"""The commands that the package uses, by their names without an extension's suffix where there is one."""
+"""The commands that the package uses, by their core names where there is one."""
 
 GLOBAL_COMMANDS = frozenset(COMMANDS[:4])
 
@@ -94,7 +95,7 @@ _HEADER = """\
 # COMMANDS: name -> (level, type of the function pointer, names to ask the loader for, what provides it).
 """
 
-# Types of C that a declaration may use without one of ours.
+# C types that declarations may use.
 _BUILT_IN = frozenset(
     {"void", "char", "int", "float", "double", "size_t"}
     | {f"{sign}int{bits}_t" for sign in ("", "u") for bits in (8, 16, 32, 64)}
@@ -108,17 +109,12 @@ _PLATFORM_TYPES = {
 
 
 class _Declarations:
-    """C declarations, each type before what uses it by value."""
+    """C declarations, each type before its uses by value."""
 
     def __init__(self, vk: Any, tables: Registry) -> None:
         self._vk = vk
         self._tables = tables
-        self._canonical: dict[str, str] = {
-            alias: name
-            for table in (vk.structs, vk.enums, vk.bitmasks, vk.flags, vk.handles)
-            for name, each in table.items()
-            for alias in each.aliases
-        }
+        self._canonical = canonical_names(vk)
         self._simple: dict[str, str] = {}
         self._functions: dict[str, str] = {}
         self._structs: dict[str, str] = {}
@@ -183,7 +179,7 @@ class _Declarations:
             pointer = vk.funcPointers[name]
             self._add_function(name, pointer.cFunctionPointer, pointer.params, pointer.returnType)
         elif name in vk.structs and name not in self._tables.structs:
-            # Only pointers to it are passed around, as by callbacks that nothing here installs.
+            # Only pointers to it are used, such as by callbacks that the package does not install.
             self._simple[name] = f"typedef {self._keyword(name)} {name} {name};"
         elif name not in vk.structs:
             raise ValueError(f"type {name}: the registry does not say what it is")
@@ -191,14 +187,8 @@ class _Declarations:
     def _declaration(self, text: str) -> str:
         """A declaration of the registry with canonical type names and numbers for array sizes."""
         text = re.sub(r"\bVk\w+", lambda match: self._name(match[0]), " ".join(text.split()))
-        return re.sub(r"\[([^\]]+)\]", lambda match: f"[{self._size(match[1])}]", text)
-
-    def _size(self, expression: str) -> int:
-        value = 1
-        for factor in expression.split("*"):
-            name = factor.strip()
-            value *= int(name) if name.isdigit() else self._tables.constants[name]
-        return value
+        constants = self._tables.constants
+        return re.sub(r"\[([^\]]+)\]", lambda match: f"[{array_size(match[1], constants)}]", text)
 
 
 def declarations() -> str:
@@ -207,14 +197,14 @@ def declarations() -> str:
 
 
 def command_table(vk: Any) -> dict[str, tuple[str, str, tuple[str, ...], str]]:
-    """Of each command: level, function pointer type, names under which it may be found, what provides it."""
+    """For each command: level, function pointer type, names to look it up by, and what provides it."""
     table = {}
     for name in COMMANDS:
         command = vk.commands[name]
         same = sorted(each for each, other in vk.commands.items() if other.alias == name)
         if name in GLOBAL_COMMANDS:
             level = "global"
-        elif command.device and name != "vkGetDeviceProcAddr":  # which finds the others, through an instance
+        elif command.device and name != "vkGetDeviceProcAddr":  # looked up through the instance
             level = "device"
         else:
             level = "instance"
@@ -236,7 +226,7 @@ def generate() -> str:
     ffi.set_source("orchestrator.devices.vulkan._generated", None)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "generated.py"
-        with contextlib.redirect_stdout(None):  # it says which temporary file it writes
+        with contextlib.redirect_stdout(None):  # it prints the name of the temporary file
             ffi.emit_python_code(str(path))
         code = path.read_text(encoding="utf-8")
     rows = "".join(f"    {name!r}: {row!r},\n" for name, row in command_table(get_vulkan_object()).items())

@@ -1,13 +1,12 @@
-"""An open VkDevice: the handles that every call needs, what it offers, and who destroys it.
+"""An open VkDevice: the handles that every call needs, its features, and its owner.
 
-What works on a device (`VulkanDevice` and its parts) is given a `DeviceContext` and creates nothing of it.
-Whether instance and device are destroyed by `close` is a field of the context: `open` creates both and owns
-them, `adopt` takes a host's, who destroys them after the last use here.
+`VulkanDevice` and its parts work on a `DeviceContext` and do not create it. `open` creates instance and
+device, and the context owns them; `adopt` takes those of a host, who destroys them after the last use here.
 
-`HostMemory` counts what a driver takes through VkAllocationCallbacks (specification, "Host Memory"). Its
-callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: opt-in, never for
-benchmarks. It needs a libc with posix_memalign, and does not see what a driver takes from the C library by
-itself.
+`HostMemory` counts a driver's allocations through VkAllocationCallbacks (specification, "Host Memory"). Its
+callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: it is opt-in, and
+never for benchmarks. It needs a libc with posix_memalign. Direct allocations from the C library are not
+counted.
 """
 
 from __future__ import annotations
@@ -59,12 +58,12 @@ class HostMemory:
     Attributes:
         callbacks: VkAllocationCallbacks *.
         live_bytes: Bytes allocated and not freed.
-        peak_bytes: The most that `live_bytes` ever was.
+        peak_bytes: Maximum of `live_bytes`.
         allocations: Number of allocations so far, reallocations included.
     """
 
     def __init__(self) -> None:
-        from cffi import FFI  # with a parser of C; a tenth of the start, for what few ask for
+        from cffi import FFI  # here, because its C parser takes a tenth of the start-up
 
         self._libc_ffi = FFI()
         self._libc_ffi.cdef("int posix_memalign(void **, size_t, size_t); void free(void *);")
@@ -130,10 +129,10 @@ class DeviceContext:
 
     Attributes:
         handle: VkDevice.
-        handles: The same as plain integers, with what it comes from.
+        handles: Device, physical device and instance as plain integers.
         allocator: VkAllocationCallbacks or null.
         host_memory: The counters behind the allocator, or None where memory is not counted.
-        owned: Whether `close` destroys device and instance; False where they are somebody else's.
+        owned: Whether `close` destroys device and instance; False for a host's.
         internal_cache_off: Whether the driver's own cache was turned off when the device was opened
             (VkDevicePipelineBinaryInternalCacheControlKHR).
     """
@@ -161,9 +160,9 @@ class DeviceContext:
         count_host_memory: bool = False,
         wishes: HostWishes = NO_WISHES,
     ) -> Self:
-        """Create an instance and a device of it, found by `VulkanInstance.find`.
+        """Create an instance, and a device that `VulkanInstance.find` chooses.
 
-        See `orchestrator.devices.open_device` for the rest and for what is raised.
+        See `orchestrator.devices.open_device` for arguments and exceptions.
         """
         wanted = request or DeviceRequest()
         instance = VulkanInstance.create(
@@ -245,7 +244,7 @@ class DeviceContext:
         )
 
     def create(self, command: str, info: Any) -> int:
-        """Create an object by a command that takes its create info alone; its handle.
+        """Create an object by a command that takes only a create info; returns its handle.
 
         Raises:
             DriverError: The driver refused.
@@ -262,7 +261,7 @@ class DeviceContext:
             destroy(device, handle, allocator)
 
     def close(self) -> None:
-        """Destroy device and instance if they are owned; once, after the last use of either."""
+        """Destroy device and instance if they are owned; call it once, after their last use."""
         if self.owned:
             self.commands.vkDestroyDevice(self.handle, self.allocator)
             self.instance.close()
@@ -279,10 +278,10 @@ def _check_extensions(capabilities: Capabilities, physical: PhysicalDevice, wish
 
 
 def _queue_family(instance: VulkanInstance, physical: PhysicalDevice, wanted: int | None) -> int:
-    """The queue family that a host wants, or the first: compiling uses no queue.
+    """The queue family that a host wants, else the first, because compiling uses no queue.
 
     Raises:
-        NoDeviceError: There is none of that number.
+        NoDeviceError: There is no such family.
     """
     count = ffi.new("uint32_t *")
     instance.commands.vkGetPhysicalDeviceQueueFamilyProperties(physical.handle, count, ffi.NULL)
@@ -303,7 +302,7 @@ def _create(
     queue_family: int,
     cache_control: bool,
 ) -> Any:
-    """Create a VkDevice with one queue, without the driver's internal caches where that can be said."""
+    """Create a VkDevice with one queue; `cache_control` turns the driver's internal cache off."""
     priority = ffi.new("float *", 1.0)
     queue = new_struct(
         "VkDeviceQueueCreateInfo", queueFamilyIndex=queue_family, queueCount=1, pQueuePriorities=priority
@@ -338,7 +337,7 @@ def _driver_caches(identity: DeviceIdentity, cache_control: bool) -> str:
 
 
 def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:
-    """What the device offers to an orchestrator, from what was enabled."""
+    """The features of the seam, by what is enabled."""
     has = capabilities.has_feature
     cache_control = has(
         "VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"

@@ -1,9 +1,9 @@
 """`VulkanDevice`: the Device seam over an open VkDevice.
 
-Guarantees those of orchestrator/devices/device.py. A call into the driver releases the GIL (cffi), so workers
-run in parallel; no lock is held while the driver runs. It creates no device and destroys none but through its
-context. What was closed, or belongs to another device, is refused before the driver is entered, which would
-crash; closing the device waits for the calls in flight.
+Guarantees: those of orchestrator/devices/device.py. A driver call releases the GIL (cffi), so workers run in
+parallel; no lock is held while the driver runs. The context owns the VkDevice. Objects that were closed, or
+belong to another device, are refused before the driver call that would crash on them. Closing the device
+waits for the calls in flight.
 """
 
 from __future__ import annotations
@@ -58,14 +58,13 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError
 if TYPE_CHECKING:
     from orchestrator.devices.vulkan.binaries import Binaries
 
-#: VkDriverId of drivers that put no stage into a cache which a pipeline that still lives shares with the one
-#: that is created: NVIDIA's own (580.159), for ray tracing. Of sascha_rt 28 of 84 pipelines were missing in
-#: every cache, and none where each was destroyed before the next was created. Pipelines that their owner
-#: keeps live all the same.
+#: VkDriverId of drivers that do not cache a stage which the new pipeline shares with a living one: NVIDIA's
+#: own (580.159), for ray tracing. Of the 84 pipelines of sascha_rt, 28 were missing in every cache, and none
+#: if each was destroyed before the next was created. Pipelines with `keep` are not destroyed.
 SHARES_LIVING_STAGES: Final = frozenset({4})
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
-# A cache that others fill grows between the size query and the read; each round asks for the size again.
+# A cache that other workers fill grows between the size query and the read; each round queries again.
 _READ_ROUNDS: Final = 8
 _GROWTH_ROOM: Final = 64 * 1024
 _NO_PIPELINES: Final = np.empty(0, np.int32)
@@ -76,9 +75,9 @@ class VulkanDevice:
     """The Device seam over an open VkDevice. Made by `open_device`; closed by its opener.
 
     Attributes:
-        context: The device itself; it stays this object's to close.
+        context: The device itself; `close` closes it.
         host_memory: The counters of host memory, or None where it is not counted.
-        identity: See `Device.identity`; `features`, `capabilities` and `handles` likewise.
+        identity: See `Device.identity`; likewise `features`, `capabilities` and `handles`.
     """
 
     def __init__(self, context: DeviceContext, *, module_limit: int = DEFAULT_LIMIT) -> None:
@@ -172,7 +171,7 @@ class VulkanDevice:
                 written = bytes(ffi.buffer(buffer, int(size[0])))
                 if result != INCOMPLETE or limit is not None:
                     break
-                room = room * 2 or _GROWTH_ROOM  # it grew meanwhile: ask again, with room
+                room = room * 2 or _GROWTH_ROOM  # it grew meanwhile: try again with more room
         return PipelineCacheData(written, complete=result != INCOMPLETE)
 
     def _get(self, cache: PipelineCache, size: object, data: object) -> int:
@@ -334,7 +333,7 @@ class VulkanDevice:
         keep: bool,
         identified: bool = False,
     ) -> CreationBatch:
-        """Create pipelines all with code, or all without; one by one where none may live beside the next."""
+        """Create pipelines all with code, or all without; one by one for `SHARES_LIVING_STAGES`."""
         alone = (
             not keep
             and self.identity.driver_id in SHARES_LIVING_STAGES
@@ -384,7 +383,7 @@ class VulkanDevice:
     def _remake_libraries(
         self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], source: PipelineSource
     ) -> None:
-        """What links a library of identifiers must forbid compiling; this may not, so make it of code."""
+        """Create libraries from code that were created from identifiers: linking those forbids compiling."""
         if not bound.has_libraries or not len(bound.libraries_of_identifiers(indices)):
             return
         with bound.remaking:  # two workers may link one library
@@ -420,7 +419,7 @@ class VulkanDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
-        # A device without identifiers knows none, and is asked for nothing.
+        # On a device without identifiers none is known.
         known = identified_places(prepared, indices)
         if len(known) == len(indices):
             self._require_identifiers()
@@ -449,8 +448,7 @@ class VulkanDevice:
         binaries = self._binaries("no pipeline keys")
         with self._bound(prepared) as bound:
             image = bound.image
-            # A key of a graphics pipeline that links libraries: Mesa 25.0.7 (RADV) ends the
-            # process, the libraries there.
+            # RADV of Mesa 25.0.7 crashes when asked for the key of a graphics pipeline that links libraries.
             links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
             keys: list[bytes | None] = [None] * len(indices)
             batched = ~links
@@ -472,9 +470,9 @@ class VulkanDevice:
 
     @contextmanager
     def _info(self, bound: VulkanPreparedPipelines, index: int) -> Iterator[npt.NDArray[np.uint8] | None]:
-        """The create info of one pipeline, while its modules exist; by identifiers where its code is lacking.
+        """The create info of one pipeline while its modules exist, or with identifiers where code is missing.
 
-        None where one of those is not known.
+        None where an identifier is not known.
         """
         if bound.identified is None or not bound.identified.lacking[index]:
             with bound.one_info(index) as infos:
@@ -533,16 +531,13 @@ class VulkanDevice:
         binaries = self._binaries()
         with self._bound(prepared, creating=indices) as bound:
             self._remake_libraries(bound, indices, NO_SOURCE)
-            acquired = bound.acquire_modules(indices)
-            try:
+            with bound.modules(indices):
                 batch, captured = binaries.create_captured(bound, indices)
                 if self.features.shader_module_identifiers:
                     captured = [
                         msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
                         for each in captured
                     ]
-            finally:
-                bound.release_modules(acquired)
             return self._settled(bound, indices, batch, keep=keep), captured
 
     def probe_internal_cache(
@@ -569,7 +564,7 @@ class VulkanDevice:
         *,
         keep: bool,
     ) -> CreationBatch:
-        """Give the pipelines of a batch to the prepared image, the caller, or nobody."""
+        """Give libraries of a batch to the prepared image; discard the other pipelines unless `keep`."""
         bound.keep_libraries(indices, batch.handles)
         if not keep:
             bound.discard(batch.handles)
@@ -591,7 +586,7 @@ class VulkanDevice:
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
-        from orchestrator.devices.vulkan.executables import inspect_executables  # asked for seldom
+        from orchestrator.devices.vulkan.executables import inspect_executables  # rarely needed
 
         feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
         if not self.capabilities.has_feature(*feature):

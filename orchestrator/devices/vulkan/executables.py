@@ -1,10 +1,9 @@
-"""What a driver tells about the code of a pipeline (VK_KHR_pipeline_executable_properties).
+"""Statistics of a pipeline's code from the driver (VK_KHR_pipeline_executable_properties).
 
-The pipeline is created once more, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR,
-which vkGetPipelineExecutableStatisticsKHR requires
-(VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274). A driver may key its cache by that flag, so the
-pipelines of a run are left as they are. The create info is a copy with a creation feedback structure of its
-own, which also asks for the time of each stage.
+The pipeline is created again, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
+vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274).
+Drivers may include that flag in their cache keys, so the pipelines of a run are not changed. The create info
+is a copy with its own creation feedback structure, which also requests the time of each stage.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ def inspect_executables(
         context: The device; it has the feature.
         creation: Creates pipelines on it.
         kind: What the pipeline is.
-        infos: Its create info, shape (1, stride), a copy that may be changed; its flags capture statistics.
-        rest: Address of what follows the creation feedback in its chain, 0 for nothing.
+        infos: A copy of its create info, shape (1, stride), whose flags capture statistics; it is changed.
+        rest: Address of the structure after the creation feedback in its chain, or 0.
 
     Raises:
         DriverError: The driver refused a query.

@@ -1,9 +1,8 @@
 """The Vulkan loader, its commands, layers, instances and physical devices.
 
-Importing this opens nothing, so it works without Vulkan; `library` opens the loader. Commands are cffi
-function pointers, attributes of tables that are filled once: a call costs one attribute look-up, and cffi
-releases the GIL for as long as the driver runs. A command that is not there raises DeviceError where it is
-asked for, and names what provides it.
+This module can be imported without Vulkan; `library` opens the loader. Commands are cffi function pointers,
+attributes of tables that are filled once: a call costs one attribute look-up, and cffi releases the GIL while
+the driver runs. The use of a missing command raises DeviceError, which names what provides it.
 
 Tables are immutable and thread-safe; they own neither instance nor device. The library stays open for the
 life of the process, because drivers leave threads and exit handlers behind.
@@ -28,7 +27,7 @@ from orchestrator.errors import DeviceError, DriverError, NoDeviceError
 from orchestrator.registry.tables import registry
 
 LIBRARY_VARIABLE = "ORCHESTRATOR_VULKAN_LIBRARY"
-"""Environment variable that names the library to open instead of the usual ones."""
+"""Environment variable with the library to open instead of `LIBRARY_NAME`."""
 
 LIBRARY_NAME = "libvulkan.so.1"
 
@@ -36,7 +35,7 @@ _Entry = TypeVar("_Entry")
 
 
 def new_struct(name: str, **members: Any) -> Any:
-    """A structure of Vulkan with its sType. The caller keeps alive what its members point to."""
+    """A Vulkan structure with its sType. The caller keeps alive the memory that its members point to."""
     return ffi.new(f"{name} *", {"sType": registry().struct(name).s_type, **members})
 
 
@@ -55,7 +54,7 @@ class Library:
 
     @classmethod
     def at(cls, get_instance_proc_addr: int) -> Self:
-        """A host's, by the address of its vkGetInstanceProcAddr, which outlives this."""
+        """A host's library, by the address of its vkGetInstanceProcAddr, which must stay valid."""
         _check_process()
         found = ffi.cast("PFN_vkVoidFunction (*)(VkInstance, const char *)", get_instance_proc_addr)
         return cls("the host's", found)
@@ -68,10 +67,10 @@ def library() -> Library:
 
 
 def open_library(environment: Mapping[str, str]) -> Library:
-    """Open the library that `LIBRARY_VARIABLE` names, and no other, or else the usual one.
+    """Open the library that `LIBRARY_VARIABLE` names, else `LIBRARY_NAME`.
 
     Raises:
-        NoDeviceError: There is none; the message says what was tried and which package to install.
+        NoDeviceError: It cannot be opened; the message says which package to install.
         DeviceError: The process is not a 64-bit little-endian one.
     """
     _check_process()
@@ -98,7 +97,7 @@ def _check_process() -> None:
 
 
 class _Commands:
-    """Commands by name, found once. Reading one that is not there raises DeviceError."""
+    """Commands by name, looked up once. The use of a missing one raises DeviceError."""
 
     def __init__(self, level: str, get_proc_addr: Any, owner: Any) -> None:
         self._level = level
@@ -109,7 +108,7 @@ class _Commands:
                     setattr(self, name, ffi.cast(pointer_type, found))
 
     def __getattr__(self, name: str) -> Any:
-        # Python asks here only for what is not there.
+        # Python calls this only for missing attributes.
         if not name.startswith("vk"):
             raise AttributeError(name)
         level, _, _, requires = COMMANDS.get(name, ("", "", (), ""))
@@ -121,19 +120,19 @@ class _Commands:
         )
 
     def has(self, name: str) -> bool:
-        """Whether a command is there."""
+        """Whether it has a command."""
         return name in vars(self)
 
     def enumerate_all(
         self, command: str, ctype: str, *arguments: Any, read: Callable[[Any], _Entry]
     ) -> list[_Entry]:
-        """What a command enumerates in its two calls: how many, and which.
+        """What a command enumerates in two calls: first the count, then the elements.
 
         Args:
             command: Its name. Its last two parameters are the count and the array.
             ctype: Type of an element.
             arguments: Its other arguments.
-            read: Makes of an element what is returned; the element lives no longer than this call.
+            read: Converts an element, which is valid only during the call.
 
         Raises:
             DriverError: The driver refused.
@@ -162,7 +161,7 @@ class InstanceCommands(_Commands):
 
 
 class DeviceCommands(_Commands):
-    """Commands of a device, which outlives them, straight from its driver without the loader's dispatch."""
+    """Commands of a device, which outlives them; they call its driver without the loader's dispatch."""
 
     def __init__(self, of_instance: InstanceCommands, device: Any) -> None:
         super().__init__("device", of_instance.vkGetDeviceProcAddr, device)
@@ -186,10 +185,10 @@ class Layer:
 
 
 def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Layer, ...]:
-    """The layers of an instance, whoever asked for them.
+    """All active layers of an instance. Thread-safe.
 
-    Device layers are no more: what the loader tells as such is the layers of the instance (specification,
-    chapter "Extended Functionality", "Device Layer Deprecation"), which no other command tells. Thread-safe.
+    Device layers are deprecated: the loader reports the instance's layers as such (specification, chapter
+    "Extended Functionality", "Device Layer Deprecation"), and no other command reports them.
 
     Raises:
         DriverError: The loader refused.
@@ -205,9 +204,9 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
 
 
 def load_drivers() -> None:
-    """Let the loader load its drivers, which instances then find loaded: that is most of an opening.
+    """Let the loader load its drivers, which is most of the time of opening an instance.
 
-    Thread-safe, and may go on while another thread creates an instance. Releases the GIL.
+    Thread-safe, also while another thread creates an instance. Releases the GIL.
 
     Raises:
         NoDeviceError: There is no loader.
@@ -230,7 +229,7 @@ def known_layers() -> tuple[str, ...]:
 
 
 def keys_withheld(layers: Iterable[Layer]) -> str:
-    """Why no pipeline keys may be asked for through these layers; "" where they may."""
+    """Why pipeline keys may not be requested through these layers, or ""."""
     older = [str(each) for each in layers if each.spec_version < PIPELINE_BINARY_VERSION]
     if not older:
         return ""
@@ -244,8 +243,8 @@ def keys_withheld(layers: Iterable[Layer]) -> str:
 _API_VERSION_1_0: Final = 1 << 22
 _API_VERSION_1_1: Final = (1 << 22) | (1 << 12)
 _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
-# Device extensions that captured pipelines name depend on these: the layout for presenting is
-# VK_KHR_swapchain's. An application of Vulkan 1.0 asks for features by the third.
+# Device extensions of captured pipelines depend on these: the layout for presenting needs VK_KHR_swapchain.
+# With Vulkan 1.0, features are queried by the third.
 _PROPERTIES_2: Final = "VK_KHR_get_physical_device_properties2"
 _WANTED_EXTENSIONS: Final = frozenset({"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", _PROPERTIES_2})
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
@@ -261,7 +260,7 @@ _NO_GPU: Final = (
 
 
 def _none_found() -> NoDeviceError:
-    """Why there is no device, by what the environment names: a driver without its GPU, or none at all."""
+    """The error for no device: there is no driver, or one without its GPU, as the environment shows."""
     named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES") or ""
     there = any(Path(each).is_file() for each in named.split(os.pathsep) if each)
     return NoDeviceError(_NO_GPU if there else _NO_DRIVER)
@@ -272,7 +271,7 @@ class PhysicalDevice:
     """A physical device of an instance.
 
     Attributes:
-        identity: What caches made on it are valid for.
+        identity: The device and driver for which its caches are valid.
         extensions: Names of its device extensions.
     """
 
@@ -304,11 +303,11 @@ class VulkanInstance:
         """Create an instance; the caller closes it.
 
         Args:
-            application: Whose instance it is; None: our own, of the newest version.
-            required: Extensions without which it is of no use.
+            application: The application; None: our own, with the newest version.
+            required: Extensions that the caller needs.
 
         Raises:
-            NoDeviceError: There is no loader, no driver, or no device, or an extension is not there.
+            NoDeviceError: There is no loader, no driver, or no device, or an extension is missing.
             DriverError: The loader or a driver refused.
         """
         opened = library()
@@ -363,7 +362,7 @@ class VulkanInstance:
 
     @classmethod
     def adopt(cls, handles: DeviceHandles, api_version: int, extensions: frozenset[str]) -> Self:
-        """Use a host's instance with one physical device of it; it stays the host's, who destroys it.
+        """Use a host's instance with one of its physical devices; the host destroys it.
 
         Args:
             handles: The instance, the physical device, and vkGetInstanceProcAddr, 0 for that of our library.
@@ -413,12 +412,12 @@ class VulkanInstance:
         raise NoDeviceError(f"no device answers to {asked!r}; the loader found {found}")
 
     def close(self) -> None:
-        """Destroy the instance, once; nothing made from it may be left."""
+        """Destroy the instance, once, after all objects made from it."""
         self.commands.vkDestroyInstance(self.handle, ffi.NULL)
 
 
 def loader_version(commands: GlobalCommands | None = None) -> int:
-    """Version of Vulkan that the loader knows.
+    """Vulkan version of the loader.
 
     Raises:
         NoDeviceError: There is no loader.
@@ -433,7 +432,7 @@ def loader_version(commands: GlobalCommands | None = None) -> int:
 
 
 def _newest_version(commands: GlobalCommands) -> int:
-    """The newest version that the loader and these bindings know, without its patch."""
+    """The newest version that both the loader and these bindings know, without its patch."""
     return min(loader_version(commands) >> 12 << 12, _API_VERSION_1_4)
 
 

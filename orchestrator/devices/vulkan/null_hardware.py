@@ -1,11 +1,11 @@
-"""Asks RADV whether it has a family for its null hardware, at the price of a process a name.
+"""Asks RADV which GPU families its null hardware supports, in one fork for each name.
 
-The driver reads RADV_FORCE_FAMILY when an instance is made, to know that there is null hardware, and again
-when devices are looked for, to know which; there it aborts at a name that is none. So an instance is made
-once, and each name tried in a fork of this process.
+The driver reads RADV_FORCE_FAMILY when an instance is created, and again when physical devices are
+enumerated, where it aborts at an unknown name. So one instance is created, and each name is tried in a fork
+of this process.
 
-Assumptions: this process is single-threaded but for threads that wait, and does nothing else: the forks share
-the driver's state with it.
+Assumptions: all other threads of this process wait, and it does nothing else, because the forks copy the
+driver's state.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ID: Final = struct.Struct("<I")
 
 @frozen(eq=False)
 class NullHardware:
-    """An instance of RADV whose family is not settled yet. Closed by its context."""
+    """An instance of RADV without a chosen family. Its context closes it."""
 
     _handle: Any
     _commands: InstanceCommands
@@ -72,10 +72,10 @@ class NullHardware:
         return _ID.unpack(told)[0] if worked else None
 
     def _tell(self, family: str, write: int) -> int:
-        """In the fork: 0 where the device's id was written; at an unknown name the driver aborts."""
+        """In the fork: write the device's id and return 0; at an unknown name the driver aborts."""
         try:
             signal.alarm(_LIMIT_S)
-            # No core file of it, also where a program takes those whatever their limit is.
+            # No core dump, even where a program collects dumps without a size limit.
             ctypes.CDLL(None).prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
             silence = os.open(os.devnull, os.O_WRONLY)
             os.dup2(silence, 1)

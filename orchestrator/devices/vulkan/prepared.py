@@ -1,25 +1,25 @@
 """An image bound to a Vulkan device, with its shader modules, and the creation of its pipelines in batches.
 
-A copy of the image's buffer gets real pointers and handles. What could not be created makes the pipelines
-that need it unusable, with the cause, and nothing else. `close` destroys everything in reverse order of
-creation, once.
+A copy of the image's buffer gets real pointers and handles. An object that could not be created makes only
+the pipelines that need it unusable, with the cause. `close` destroys everything once, in reverse order of
+creation.
 
-Modules are all made at once where their SPIR-V fits a bound, otherwise when a batch needs them, and dropped,
-least recently used first, when the bound is passed. A module lives from `acquire` to `release` whatever the
-bound, and two workers that need it share it.
+All modules are created at once if their SPIR-V fits a bound. Otherwise they are created when a batch needs
+them, and the least recently used are destroyed when the bound is exceeded. A module always lives from
+`acquire` to `release`, and workers share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
-batches at a time (the seam's rule). Where a batch is a span, its feedback is looked at in place, as bytes:
-numpy releases the GIL for more than 500 elements, and where 16 workers want it, getting it back costs more
-than all else between two batches. Nor is memory allocated there: while 15 other threads grow the heap in the
-driver, a page fault waits for them.
+batches at the same time (the seam's rule). The feedback of a batch of consecutive pipelines is read in place,
+as bytes: numpy releases the GIL for more than 500 elements, and with 16 workers, to get it back costs more
+than everything else between two batches. Nothing is allocated there either, because a page fault waits while
+15 other threads grow the heap in the driver.
 
-`PipelineCreation` makes one driver call a kind, or as many as are asked for. The create infos of a batch lie
-in one contiguous array: in place, if the pipelines follow one another, or else copied (their nested pointers
-are absolute, so a copy is as good as the original). The specification gives one VkResult for the whole call
-("Multiple Pipeline Creation"), so pipelines that were not created are asked for once more, one by one, to
-learn each one's own result. A pipeline that fails, or whose library is not there, does not take the others
-with it. Libraries stay with what was prepared, since what links them needs them alive.
+`PipelineCreation` makes one driver call for each kind, or as many as `CallSplit` says. The create infos of a
+batch form one contiguous array: in place, if the pipelines are consecutive, else a copy (nested pointers are
+absolute, so a copy works like the original). A call has one VkResult for all pipelines ("Multiple Pipeline
+Creation" in the specification), so pipelines that were not created are tried again one by one, to learn each
+result. A pipeline that fails, or lacks a library, does not affect the others. Libraries stay alive with the
+prepared image, because pipelines that link them need them.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class ShaderModules:
     """The modules of one image on one device.
 
     Attributes:
-        all_made: Whether every module exists for good, so that nothing has to be acquired.
-        any_made: Whether a module was ever made.
+        all_made: Whether all modules live until `close`, so that none has to be acquired.
+        any_made: Whether a module was ever created.
     """
 
     def __init__(
@@ -99,13 +99,13 @@ class ShaderModules:
         destroy: Callable[[int], None],
         limit: int = DEFAULT_LIMIT,
     ) -> None:
-        """Take over modules.
+        """Manage modules.
 
         Args:
             modules: Those of the image.
-            create: Makes a module's handle; may raise.
-            destroy: Ends a handle.
-            limit: Bytes of SPIR-V to keep alive beyond what is in use.
+            create: Creates a module and returns its handle; may raise.
+            destroy: Destroys a module.
+            limit: Bytes of SPIR-V of living modules, unless more are in use.
         """
         self._modules = modules
         self._create = create
@@ -117,7 +117,7 @@ class ShaderModules:
         self.all_made = self.any_made = False
 
     def make_all(self, before: BeforeObject = no_news) -> dict[int, str]:
-        """Make every module, if they fit; returns those that could not be made, by index, with the cause."""
+        """Create every module, if they fit; returns the cause of each failure by index."""
         if sum(each.code_size for each in self._modules) > self._limit:
             return {}
         problems: dict[int, str] = {}
@@ -125,7 +125,7 @@ class ShaderModules:
             before("module", index)
             try:
                 self.acquire(index)
-            except Exception as error:  # noqa: BLE001 - whatever it is belongs to this module, not to the set
+            except Exception as error:  # noqa: BLE001 - any error concerns only this module
                 problems[index] = str(error)
         self.all_made = True
         return problems
@@ -156,7 +156,7 @@ class ShaderModules:
                 self._evict()
 
     def handles(self) -> dict[int, int]:
-        """Handles of the modules that are alive, by index."""
+        """Handles of the living modules, by index."""
         with self._lock:
             return {index: live.handle for index, live in self._live.items()}
 
@@ -171,7 +171,7 @@ class ShaderModules:
     def _evict(self) -> None:
         over = self._size - self._limit
         victims = []
-        for index, live in self._live.items():  # oldest first; it stops as soon as enough was found
+        for index, live in self._live.items():  # oldest first
             if over <= 0:
                 break
             if not live.users:
@@ -183,7 +183,7 @@ class ShaderModules:
             self._destroy(live.handle)
 
 
-# What objects are called in the names of their commands and create infos, and the version of both.
+# Names of objects in their commands and create infos, and the version suffix of both.
 _NAMES: Final = {
     ObjectKind.SAMPLER_YCBCR_CONVERSION: ("SamplerYcbcrConversion", ""),
     ObjectKind.SAMPLER: ("Sampler", ""),
@@ -209,7 +209,7 @@ class VulkanPreparedPipelines:
 
     Attributes:
         image: See `PreparedPipelines`; so for `identified` and `unusable`.
-        address: Where the bound buffer lies in memory.
+        address: Address of the bound buffer.
         library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
         has_libraries: Whether any pipeline links another.
     """
@@ -223,7 +223,7 @@ class VulkanPreparedPipelines:
         before: BeforeObject = no_news,
         modules_on_demand: bool = False,
     ) -> None:
-        """Bind an image; `VulkanDevice.prepare` does this, and closes it by `close`."""
+        """Bind an image; only `VulkanDevice.prepare` does this. `close` of this object calls `close`."""
         self._context = context
         self._close = close
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
@@ -244,10 +244,10 @@ class VulkanPreparedPipelines:
         seen = self._feedback.view()
         seen.flags.writeable = False
         self._feedback_flags, self._feedback_durations = seen.view(np.uint32)[:, 0], seen[:, 1]
-        # The first byte of the flags of each pipeline, and what it is where all are hits.
+        # The first byte of the flags of each pipeline, and the value that all have if all hit.
         self._flag_bytes = self._feedback_bytes[::_FEEDBACK_BYTES]
         self._hits = memoryview(_HIT * len(image))
-        # Pipelines that the driver may have had before, so that their feedback has to be cleared.
+        # Pipelines that were given to the driver before, whose feedback has to be cleared.
         self._asked = bytearray(len(image))
         self._asked_flags = np.frombuffer(self._asked, np.uint8)
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
@@ -263,9 +263,9 @@ class VulkanPreparedPipelines:
         #: Pipelines that a call is creating; under its device's lock.
         self.busy = np.zeros(len(image), np.bool_)
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
-        #: Libraries that exist and were made of identifiers.
+        #: Libraries that were created from identifiers.
         self.identified_libraries = np.zeros(len(image), np.bool_)
-        #: Held while libraries that were made of identifiers are made again of code.
+        #: Held while libraries are created again from code.
         self.remaking = threading.Lock()
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
         on_demand = modules_on_demand or self.identified is not None
@@ -301,9 +301,9 @@ class VulkanPreparedPipelines:
         Args:
             kind: Their kind.
             indices: The pipelines.
-            fail_on_compile_required: Set that flag.
-            capture_statistics: Set that flag.
-            span: The same as a slice, or None. With it, and without flags, nothing is copied.
+            fail_on_compile_required: Whether to set that flag.
+            capture_statistics: Whether to set that flag.
+            span: The pipelines as a slice, or None. With a span and without flags, nothing is copied.
         """
         image = self.image
         if self.has_libraries:
@@ -326,7 +326,7 @@ class VulkanPreparedPipelines:
         return infos
 
     def _clear_feedback(self, indices: npt.NDArray[np.int32], span: slice | None) -> None:
-        """Drivers may give none for links, or for what they make of binaries: none of before may stay."""
+        """Clear old feedback, because drivers may give none for links, or with binaries."""
         if span is None:
             self._feedback[indices] = 0
             self._asked_flags[indices] = 1
@@ -338,7 +338,7 @@ class VulkanPreparedPipelines:
 
     @contextmanager
     def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
-        """The create info of one pipeline, shape (1, stride), a copy, while its modules exist."""
+        """A copy of the create info of one pipeline, shape (1, stride), while its modules exist."""
         own = np.array([index], np.int32)
         with self.modules(own):
             yield self.create_infos(
@@ -358,7 +358,7 @@ class VulkanPreparedPipelines:
             self.release_modules(acquired)
 
     def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
-        """The same flags for pipelines whose 64-bit flags replace the others."""
+        """Set flags of pipelines with VkPipelineCreateFlags2CreateInfo, which replaces the others."""
         slots_2 = self.image.flags2_slots[indices]
         slots_2 = slots_2[slots_2 >= 0] >> 3
         cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
@@ -369,8 +369,8 @@ class VulkanPreparedPipelines:
     ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64], bool]:
         """Creation feedback of pipelines after their call: flags, durations in ns, whether all are hits.
 
-        Where all are, the arrays are read-only views of where the driver wrote: a warm run touches no new
-        memory for them, and page faults are dear while others wait for the GIL.
+        If all are hits, the arrays are read-only views of the driver's memory: a warm run then touches no new
+        memory, because page faults are expensive while others wait for the GIL.
         """
         if span is not None and self._flag_bytes[span] == self._hits[: span.stop - span.start]:
             return self._feedback_flags[span], self._feedback_durations[span], True
@@ -385,14 +385,14 @@ class VulkanPreparedPipelines:
     def keep_libraries(
         self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64], *, identified: bool = False
     ) -> None:
-        """Take over the handles of libraries among what was created, and zero them in `handles`."""
+        """Take over the handles of new libraries, and zero them in `handles`."""
         first = self.image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
         self.identified_libraries[indices[first]] = identified
         handles[first] = 0
 
     def libraries_of_identifiers(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """The libraries below some pipelines that were made of identifiers, each before what links it."""
+        """Libraries that some pipelines need and that were created from identifiers, dependents last."""
         if self._stages is None or not self.identified_libraries.any():
             return indices[:0]
         found: set[int] = set()
@@ -404,7 +404,7 @@ class VulkanPreparedPipelines:
         return chosen[self.identified_libraries[chosen]]
 
     def replace_libraries(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> None:
-        """From now on link what was made of code; what is of identifiers may be in use, and lives on."""
+        """From now on link libraries created from code; the old ones may be in use and stay alive."""
         made = batch.results == SUCCESS
         old = self.library_handles[indices[made]]
         self.library_handles[indices[made]] = batch.handles[made]
@@ -412,10 +412,10 @@ class VulkanPreparedPipelines:
         self._replaced.append(old)
 
     def discard(self, handles: npt.NDArray[np.uint64]) -> None:
-        """Take over pipelines that nobody keeps. They are destroyed many at a time, at the latest by `close`.
+        """Take over pipelines to destroy. They are destroyed many at a time, at the latest by `close`.
 
-        Every vkDestroyPipeline releases the GIL and asks for it again; 16 workers that each do so 64 times a
-        batch spend their time waiting for it.
+        Every vkDestroyPipeline releases the GIL and takes it again; 16 workers that each do so 64 times in a
+        batch would spend their time waiting for it.
         """
         with self._discard_lock:
             self._discarded.append(handles)
@@ -425,17 +425,17 @@ class VulkanPreparedPipelines:
             self.destroy_discarded()
 
     def destroy_discarded(self) -> None:
-        """Destroy what was taken over so far."""
-        with self._discard_lock:  # two workers may find it full: each takes a list of its own
+        """Destroy all discarded pipelines."""
+        with self._discard_lock:  # two workers may come at once; each takes its own list
             taken, self._discarded, self._discarded_count = self._discarded, [], 0
         for handles in taken:
             self._context.destroy_pipelines(handles)
 
     def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
-        """Make the modules of pipelines and fill their fields; release what is returned after the call.
+        """Create the modules of pipelines and fill their fields; returns the modules to release later.
 
         Raises:
-            OrchestratorError: One could not be read or made.
+            OrchestratorError: One could not be read or created.
         """
         if self._modules.all_made:
             return []
@@ -460,7 +460,7 @@ class VulkanPreparedPipelines:
             self._modules.release(each)
 
     def without_modules(self, indices: npt.NDArray[np.int32]) -> None:
-        """Take the modules out of pipelines that need none; where all were made for good, they stay."""
+        """Clear the modules of pipelines that need none, unless all modules live until `close`."""
         if self._modules.all_made or not self._modules.any_made:
             return
         image = self.image
@@ -469,7 +469,7 @@ class VulkanPreparedPipelines:
             self._words[image.module_slots[first:last] >> 3] = 0
 
     def use_identifiers(self, indices: npt.NDArray[np.int32]) -> None:
-        """Let stages of pipelines carry identifiers in place of modules, until modules are acquired."""
+        """Put identifiers into the stages of pipelines in place of modules, until modules are acquired."""
         if self._stages is not None:
             self._stages.enter(indices)
 
@@ -477,7 +477,7 @@ class VulkanPreparedPipelines:
         """vkGetShaderModuleIdentifierEXT of modules, by their index in the image.
 
         Raises:
-            OrchestratorError: A module could not be read or made.
+            OrchestratorError: A module could not be read or created.
         """
         found = {}
         context = self._context
@@ -559,7 +559,7 @@ class VulkanPreparedPipelines:
     def _unusable_by(
         self, problems: dict[int, str], start: npt.NDArray[np.int64], index: npt.NDArray[np.int32]
     ) -> dict[int, str]:
-        """Pipelines that need what could not be made."""
+        """Pipelines that need something that could not be created, with the cause."""
         if not problems:
             return {}
         positions = np.flatnonzero(np.isin(index, list(problems)))
@@ -575,7 +575,7 @@ class VulkanPreparedPipelines:
         return self._context.create(f"vkCreate{name}{version}", info)
 
     def identifier_of_code(self, module: int) -> bytes:
-        """vkGetShaderModuleCreateInfoIdentifierEXT of a module, which is not made for it.
+        """vkGetShaderModuleCreateInfoIdentifierEXT of a module, without creating it.
 
         Raises:
             OrchestratorError: Its code could not be read.
@@ -603,8 +603,8 @@ class VulkanPreparedPipelines:
 class _IdentifiedStages:
     """Puts identifiers into the stages of pipelines, and takes them out again.
 
-    A stage has its VkPipelineShaderStageModuleIdentifierCreateInfoEXT for as long as the image is bound; only
-    its own two fields change. Thread-safe for different pipelines, as all patching is.
+    Each stage has its own VkPipelineShaderStageModuleIdentifierCreateInfoEXT while the image is bound; only
+    two fields of the stage change. Thread-safe for different pipelines, like all patching.
     """
 
     def __init__(self, words: npt.NDArray[np.uint64], identified: IdentifiedModules) -> None:
@@ -626,14 +626,14 @@ class _IdentifiedStages:
         self._address = np.uint64(self._infos.ctypes.data)
 
     def enter(self, indices: npt.NDArray[np.int32]) -> None:
-        """Identifiers in the place of modules."""
+        """Put identifiers in place of modules."""
         chosen = self._of(indices)
         self._infos[chosen, 2] = self._identified.sizes[self._modules[chosen]]
         self._words[self._slots[chosen]] = 0
         self._words[self._slots[chosen] - 2] = self._address + chosen.astype(np.uint64) * np.uint64(32)
 
     def leave(self, indices: npt.NDArray[np.int32]) -> None:
-        """The chains as they were; whoever calls this writes the modules."""
+        """Restore the chains; the caller writes the modules."""
         chosen = self._of(indices)
         self._words[self._slots[chosen] - 2] = self._following[chosen]
 
@@ -650,7 +650,7 @@ class ModuleRefusedError(OrchestratorError):
 
 
 def _module_info(module: ImageModule) -> tuple[Any, Any]:
-    """VkShaderModuleCreateInfo of a module, and the memory of its code, which it needs."""
+    """VkShaderModuleCreateInfo of a module, and the memory of its code, to be kept alive."""
     code = module.load()
     words = ffi.from_buffer("uint32_t[]", code)
     info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
@@ -669,13 +669,13 @@ def pointer_to(array: npt.NDArray[Any], ctype: Any) -> Any:
 
     Args:
         array: Contiguous, with as many bytes as whole elements need.
-        ctype: The type of an array of elements, such as "uint64_t[]", or what `ffi.typeof` gave for it.
+        ctype: The array type, such as "uint64_t[]", or its `ffi.typeof`.
     """
     return ffi.from_buffer(ctype, array)
 
 
 class MissingLibraryError(OrchestratorError):
-    """A pipeline was asked about before a library that it links was created: the caller's order is wrong."""
+    """A pipeline was requested before a library that it links was created."""
 
     def __init__(self, pipeline: int) -> None:
         super().__init__(f"pipeline {pipeline:016x} links a library that was not created before it")
@@ -698,12 +698,10 @@ class PipelineCreation:
         *,
         identified: bool = False,
     ) -> CreationBatch:
-        """Create a batch; the caller owns all handles but those of libraries.
+        """Create a batch; the caller owns all handles except those of libraries.
 
-        `identified` says that its stages carry identifiers.
-
-        A pipeline whose library does not exist, and is not created by this batch either, has the result
-        VK_ERROR_UNKNOWN.
+        `identified` means that its stages have identifiers instead of modules. A pipeline whose library
+        neither exists nor is created by this batch has the result VK_ERROR_UNKNOWN.
         """
         if not bound.has_libraries:
             return self._wave(bound, indices, source, fail_on_compile_required, split)
@@ -725,14 +723,11 @@ class PipelineCreation:
     def remake(
         self, bound: VulkanPreparedPipelines, libraries: npt.NDArray[np.int32], source: PipelineSource
     ) -> None:
-        """Make libraries of code that were made of identifiers; one that fails stays as it is."""
-        for index in libraries:  # one may link another
+        """Create libraries from code that were created from identifiers; one that fails stays as it is."""
+        for index in libraries:  # one by one, because one may link another
             chosen = np.array([index], np.int32)
-            acquired = bound.acquire_modules(chosen)
-            try:
+            with bound.modules(chosen):
                 bound.replace_libraries(chosen, self._wave(bound, chosen, source, False))
-            finally:
-                bound.release_modules(acquired)
 
     def submit(
         self,
@@ -742,10 +737,10 @@ class PipelineCreation:
         source: PipelineSource,
         split: CallSplit | None = None,
     ) -> tuple[npt.NDArray[np.int32], bool]:
-        """Hand pipelines to the driver: contiguous create infos in, handles out.
+        """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one.
 
-        What a call did not create is asked for once more, one by one. Each VkResult, and whether all were
-        created at the first try.
+        Returns:
+            The VkResult of each, and whether all were created at the first try.
         """
         failed = self._calls(kind, infos, handles, source, split)
         if not failed and len(handles) <= len(_SUCCESSES):
@@ -770,7 +765,7 @@ class PipelineCreation:
         source: PipelineSource,
         split: CallSplit | None,
     ) -> list[tuple[slice, int]]:
-        """Call the driver, with nothing between two calls; what did not succeed, with its VkResult."""
+        """Call the driver, with no work between two calls; returns failed parts with their VkResult."""
         command, ctype = COMMANDS[kind]
         context, count = self._context, len(handles)
         create, device, allocator = getattr(context.commands, command), context.handle, context.allocator
@@ -809,7 +804,7 @@ class PipelineCreation:
             kind = _KINDS[of_each[span.start]]
             return self._kind(bound, kind, indices, source, fail_on_compile_required, split, span)
         kinds = of_each[indices]
-        if (kinds == kinds[0]).all():  # what schedulers hand out
+        if (kinds == kinds[0]).all():  # as in every batch of the scheduler
             return self._kind(bound, _KINDS[kinds[0]], indices, source, fail_on_compile_required, split)
         batch = CreationBatch.of_zeros(len(indices))
         for number, kind in enumerate(_KINDS):
@@ -841,7 +836,7 @@ class PipelineCreation:
         return CreationBatch(results, flags, durations, handles, created, all_hits, span)
 
     def _scratch(self, count: int) -> npt.NDArray[np.uint64]:
-        """Zeros for the handles of one call, in memory of this thread that it always uses."""
+        """Zeroed handles for one call, in a buffer that this thread reuses."""
         mine: npt.NDArray[np.uint64] | None = getattr(self._local, "handles", None)
         if mine is None or len(mine) < count:
             mine = self._local.handles = np.full(max(count, _USUAL), 0, np.uint64)

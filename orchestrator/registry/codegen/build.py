@@ -7,6 +7,7 @@ SPIR-V capability without a number or a structure that cannot be laid out, raise
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping
 from importlib import resources
@@ -38,6 +39,22 @@ class RegistryError(Exception):
     """The registry holds something that the tables cannot express; the message names it."""
 
 
+def canonical_names(vk: Any) -> dict[str, str]:
+    """The canonical name of each alias of a type."""
+    return {
+        alias: name
+        for table in (vk.structs, vk.enums, vk.bitmasks, vk.flags, vk.handles)
+        for name, each in table.items()
+        for alias in each.aliases
+    }
+
+
+def array_size(expression: str, constants: Mapping[str, int]) -> int:
+    """Value of an array size: a number, a constant, or a product such as "2*VK_UUID_SIZE"."""
+    factors = [each.strip() for each in expression.split("*")]
+    return math.prod(int(each) if each.isdigit() else constants[each] for each in factors)
+
+
 def capability_numbers() -> dict[str, int]:
     """Numbers of the SPIR-V capabilities by name, aliases included, from the SPIR-V grammar."""
     path = resources.files("orchestrator.registry.codegen").joinpath("spirv_capabilities.json")
@@ -57,11 +74,9 @@ def build(vk: Any, numbers: Mapping[str, int]) -> Registry:
 class _Builder:
     def __init__(self, vk: Any) -> None:
         self._vk = vk
-        self._canonical: dict[str, str] = {
-            alias: name
-            for table in (vk.structs, vk.enums, vk.bitmasks, vk.flags, vk.handles)
-            for name, each in table.items()
-            for alias in each.aliases
+        self._canonical = canonical_names(vk)
+        self._constants = {
+            name: each.value for name, each in sorted(vk.constants.items()) if isinstance(each.value, int)
         }
         self._s_types = {
             name: each.value
@@ -93,17 +108,13 @@ class _Builder:
                 if each.extension
             },
             formats=self._formats(),
-            constants={
-                name: each.value
-                for name, each in sorted(self._vk.constants.items())
-                if isinstance(each.value, int)
-            },
+            constants=self._constants,
         )
 
     # Which structures
 
     def _reached(self) -> set[str]:
-        """The roots, what their members are made of, and what may stand in their pNext chains."""
+        """The roots, the structures of their members, and those that may extend them in pNext chains."""
         reached: set[str] = set()
         waiting = [self._name(name) for name in STRUCT_ROOTS]
         for name in waiting:
@@ -123,9 +134,9 @@ class _Builder:
     def _is_foreign(self, name: str) -> bool:
         """Whether a structure is left out.
 
-        That is one of a platform or a provisional extension (its layout may change under the same name), a
-        video structure, or one that refers to such a one or to a type of foreign headers. Video features
-        and properties of devices that need none of that stay.
+        Structures of platform or provisional extensions (their layout may change), video structures, and
+        structures that refer to these or to types of foreign headers are left out. Video features and
+        properties of devices that need none of them stay.
         """
         if name not in self._foreign:
             struct = self._vk.structs[name]
@@ -195,18 +206,7 @@ class _Builder:
         return scalar, size * self._elements(member), alignment
 
     def _elements(self, member: Any) -> int:
-        count = 1
-        for each in member.fixedSizeArray:
-            count *= self._constant(each)
-        return count
-
-    def _constant(self, expression: str) -> int:
-        """Value of an array size: a constant, or a product such as "2*VK_UUID_SIZE"."""
-        value = 1
-        for factor in expression.split("*"):
-            name = factor.strip()
-            value *= int(name) if name.isdigit() else int(self._vk.constants[name].value)
-        return value
+        return math.prod(array_size(each, self._constants) for each in member.fixedSizeArray)
 
     def _scalar(self, name: str) -> layout.Scalar | None:
         if name in layout.SCALARS:
@@ -288,8 +288,8 @@ class _Builder:
         return result
 
     def _extension(self, extension: Any) -> Extension:
-        # Only what a device with the extension supports in every case: a list of members means that one of
-        # them is, and a dependency that it is where something else is there too.
+        # Only features that every device with the extension supports. A list of members demands only one of
+        # them, and an entry with a dependency only counts together with that.
         features = {
             (self._name(each.struct), each.field): None
             for each in extension.featureRequirement
@@ -334,7 +334,7 @@ class _Builder:
             before = result.get(number)
             if before is None:
                 result[number] = Enabled(each.name, enables)
-            else:  # another name of the same capability: what enables either enables both
+            else:  # another name of the same capability: an enabler of either enables both
                 both = tuple(dict.fromkeys((*before.enable, *enables)))
                 result[number] = Enabled(before.name, both if before.enable and enables else ())
         return dict(sorted(result.items()))
@@ -369,7 +369,7 @@ def _values(fields: Iterable[Any], alias_requirements: Mapping[str, Requirements
 
 
 def _requirement(own: Requirements, aliases: Iterable[str], of_aliases: Mapping[str, Requirements]) -> str:
-    """What provides a name or one of its aliases. What nothing provides is as old as what holds it: ""."""
+    """What provides a name or one of its aliases; "" for a name that its structure provides."""
     if not own:
         return ""
     providers = {

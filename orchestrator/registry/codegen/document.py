@@ -1,7 +1,7 @@
-"""The registry tables as text: compact, yet such that a new version of the registry is a readable diff.
+"""The registry tables as text: compact, and with readable diffs between versions of the registry.
 
-One member, one enum value, one extension a line; fields that have their default are left out. Deterministic;
-the text decodes to an equal Registry.
+Each line has one member, enum value or extension; fields with their default are left out. Deterministic; the
+text decodes to an equal Registry.
 """
 
 from __future__ import annotations

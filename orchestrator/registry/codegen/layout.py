@@ -1,7 +1,7 @@
-"""Where the members of a C structure lie, by the 64-bit little-endian C ABI of Vulkan's drivers.
+"""Lays out C structures by the 64-bit little-endian C ABI of Vulkan's drivers.
 
-Natural alignment, as System V, Windows x64 and AArch64 agree on. The tests compare every result with a C
-compiler's. There are no bit fields: build.py refuses structures that have them.
+It uses natural alignment, on which System V, Windows x64 and AArch64 agree. The tests compare every result
+with a C compiler's. build.py refuses bit fields.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Scalar:
     Attributes:
         category: As in `orchestrator.registry.tables.Member`.
         format: Character of the struct module, "" where it has no numeric value.
-        size: Bytes, which is its alignment too.
+        size: Bytes, also its alignment.
     """
 
     category: str
@@ -61,11 +61,11 @@ def align(offset: int, alignment: int) -> int:
 
 
 def place(fields: Iterable[tuple[int, int]], *, union: bool) -> tuple[list[int], int, int]:
-    """Place fields one after another, or on top of each other in a union.
+    """Place fields one after another, or all at offset 0 in a union.
 
     Args:
         fields: (size, alignment) of each, bytes.
-        union: Whether they share one place.
+        union: Whether they form a union.
 
     Returns:
         Their offsets, and the size and alignment of the whole.

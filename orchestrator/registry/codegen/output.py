@@ -1,4 +1,4 @@
-"""The common end of the generators: write a generated file, or say how the committed one differs."""
+"""Writes a generated file, or shows how the committed one differs; shared by the generators."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Where the walk through the registry begins: the structures that the package hands to a driver, or reads.
+"""The structures that the package gives to a driver or reads, where the walk through the registry begins.
 
-build.py adds what they are made of and what may extend them.
+build.py adds the structures of their members and those that may extend them.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ STRUCT_ROOTS = (
     "VkBaseInStructure",
     "VkBaseOutStructure",
 )
-"""Structures; every structure that the commands of the bindings take is reached from these."""
+"""From these, every structure that a command of the bindings takes is reached."""
 
 ENUM_ROOTS = ("VkResult", "VkStructureType", "VkFormat", "VkDynamicState", "VkSystemAllocationScope")
-"""Enums that are wanted whether or not a member has their type."""
+"""Enums that are included even if no member has their type."""
