@@ -1,14 +1,13 @@
-"""The records of what happened: outcomes, progress, calls, timing, and the reports of a run and of a compile.
+"""The records of a run: outcomes, progress, calls, timing, and the reports of a run and of a compile.
 
-A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise);
-what it says of many pipelines or calls it holds in columns. The JSON of `compile` is the encoding of a
-`CompileReport`.
+A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise); its
+data about many pipelines or calls is in columns. The JSON of `compile` is the encoding of a `CompileReport`.
 
 Guarantees: records add up. `a + b` of two partial runs is the record of both. Counts and times add, wall time
-too, as if one part ran after the other; where a field does otherwise, its description says so. Text in a
-record is plain `str` that UTF-8 can carry. Durations are nanoseconds here and seconds in the encoding; hashes
-are numbers here and 16 hex digits there. Decoding gives an equal record: durations up to 26 days, and paths
-that are UTF-8.
+too, as if one part ran after the other; the description of a field says where it differs. Text in a record is
+plain `str` that UTF-8 can carry. Durations are nanoseconds here and seconds in the encoding; hashes are
+numbers here and 16 hex digits there. Decoding gives an equal record, for durations up to 26 days and paths in
+UTF-8.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ from orchestrator.stores.cache_file import LoadResult, LoadStatus
 from orchestrator.stores.culprits import Culprit
 
 FORMAT: Final = 2
-"""Version of the encoding; adding a field leaves it. Version 1 was a JSON that did not say its version."""
+"""Version of the encoding; a new field does not change it. Version 1 was a JSON without a version."""
 
 
 _HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
@@ -77,20 +76,20 @@ if TYPE_CHECKING:
 else:
 
     class Nanoseconds(int):
-        """A duration; seconds in the encoding. Records make their fields `..._ns` such."""
+        """A duration; seconds in the encoding. Records convert their fields `..._ns` to it."""
 
 
-_PATH: Final = 1  # MessagePack has types of one's own, by number
+_PATH: Final = 1  # number of our extension type in MessagePack
 
 _NO_TIME: Final = Nanoseconds(0)
-"""The default of a duration: `omit_defaults` goes by identity."""
+"""The default of a duration, because `omit_defaults` compares by identity."""
 
 
 def encode_hook(value: object) -> object:
-    """`enc_hook` of msgspec for what records hold.
+    """`enc_hook` of msgspec for the values in records.
 
     Raises:
-        NotImplementedError: No record holds such a value.
+        NotImplementedError: Records do not hold values of this type.
     """
     if isinstance(value, Nanoseconds):
         return value / 1e9
@@ -106,10 +105,10 @@ def encode_hook(value: object) -> object:
 
 
 def decode_hook(kind: Any, value: Any) -> object:
-    """`dec_hook` of msgspec for what records hold.
+    """`dec_hook` of msgspec for the values in records.
 
     Raises:
-        ValueError: The value is no such thing.
+        ValueError: The value is invalid for its type.
     """
     if kind is Nanoseconds:
         return Nanoseconds(round(value * 1e9))
@@ -128,15 +127,15 @@ def decode_hook(kind: Any, value: Any) -> object:
 
 
 def encode_json(record: msgspec.Struct) -> bytes:
-    """A record, or a structure that holds such, as JSON."""
+    """A record, or a structure that holds records, as JSON."""
     return msgspec.json.encode(record, enc_hook=encode_hook)
 
 
 def encode_report(report: CompileReport, clock: StageClock) -> bytes:
-    """A report as JSON. Its clock is read when all the rest is encoded, so that this time is in it too."""
+    """A report as JSON. Its clock is read last, so that it includes the time of encoding the rest."""
     empty, name = Clock(), b'"clock":'
     body = encode_json(msgspec.structs.replace(report, clock=empty))
-    # No text looks like this: a quotation mark in one is escaped.
+    # No text contains this, because quotation marks in texts are escaped.
     before, _, after = body.partition(name + encode_json(empty))
     return before + name + encode_json(Clock.of(clock)) + after
 
@@ -145,14 +144,14 @@ def decode_json(data: bytes | str, kind: type[_T]) -> _T:
     """A record from JSON.
 
     Raises:
-        msgspec.ValidationError: It is another one; says where it differs.
-        msgspec.DecodeError: It is no JSON.
+        msgspec.ValidationError: It is not such a record; the message says where.
+        msgspec.DecodeError: It is not JSON.
     """
     return msgspec.json.decode(data, type=kind, dec_hook=decode_hook)
 
 
 def encode_msgpack(record: Record) -> bytes:
-    """A record as MessagePack, whose columns are bytes. Paths that are not UTF-8 stay what they are."""
+    """A record as MessagePack, with columns as bytes. Paths that are not UTF-8 are preserved."""
 
     def hook(value: object) -> object:
         if isinstance(value, Path) and plain_text(str(value)) != str(value):
@@ -191,10 +190,10 @@ def _plain(value: Any, duration: bool) -> Any:
 
 
 class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
-    """A value that is encoded. Fields `..._ns` are durations, unless the encoding calls them so too."""
+    """A value with an encoding. Fields `..._ns` are durations, unless they keep that name when encoded."""
 
     def __post_init__(self) -> None:
-        """Make text plain and durations known as such."""
+        """Make texts plain, and convert durations to `Nanoseconds`."""
         for name, encoded in zip(self.__struct_fields__, self.__struct_encode_fields__, strict=True):
             value = getattr(self, name)
             if isinstance(value, int | str | tuple):
@@ -204,7 +203,7 @@ class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
 
 
 class Sums(Record, frozen=True):
-    """A record of which every field adds."""
+    """A record all of whose fields add."""
 
     def __add__(self, other: Self) -> Self:
         """Both together."""
@@ -213,7 +212,7 @@ class Sums(Record, frozen=True):
 
 
 class Columns(Record, frozen=True, eq=False):
-    """A record with arrays; equal where their elements are."""
+    """A record with arrays; two are equal if all elements are."""
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
@@ -254,8 +253,8 @@ _CODE = {status: np.uint8(code) for code, status in enumerate(_STATUSES)}
 _KINDS = tuple(PipelineKind)
 _KIND_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
-# By status code: what counts where a pipeline has several outcomes. Of the groups of a compile the worst one
-# does, since each group's application needs it; of parts of a run one that was not run is no outcome yet.
+# By status code: which outcome counts if a pipeline has several, the highest. For the groups of a compile it
+# is the worst, because each application needs its own; for parts of a run, NOT_RUN is no outcome yet.
 _WORST_OF_GROUPS: Final = np.array([2, 1, 0, 4, 3], np.int8)
 _WORST_OF_PARTS: Final = np.array([2, 1, 0, 4, -1], np.int8)
 
@@ -290,7 +289,7 @@ class PipelineOutcome(Record, frozen=True, omit_defaults=True):
 
     @property
     def job(self) -> PipelineJob:
-        """Which pipeline of the set."""
+        """The pipeline of the set."""
         return PipelineJob(self.key, self.kind)
 
     @property
@@ -343,11 +342,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
     handles: npt.NDArray[np.uint64] | None = None
 
     def __post_init__(self) -> None:
-        """Check that the columns fit together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raise ValueError unless the columns fit together."""
         columns = (self.kinds, self.status, self.driver_ns, self.worker)
         if any(len(each) != len(self.keys) for each in columns):
             raise ValueError("the columns of a table of outcomes differ in length")
@@ -375,7 +370,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             driver_ns=np.zeros(count, np.uint64),
             worker=np.full(count, -1, np.int32),
             reasons={},
-            # Not np.zeros, whose memory is found page by page, during the run.
+            # Not np.zeros, whose pages would be allocated during the run.
             handles=np.full(count, 0, np.uint64) if keep else None,
         )
 
@@ -396,11 +391,11 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         return len(self.status)
 
     def __iter__(self) -> Iterator[PipelineOutcome]:
-        """The rows, one after the other."""
+        """All rows, in order."""
         return map(self.row, range(len(self)))
 
     def row(self, index: int) -> PipelineOutcome:
-        """What became of one pipeline."""
+        """The outcome of one pipeline."""
         return PipelineOutcome(
             key=Hash(self.keys[index]),
             kind=_KINDS[self.kinds[index]],
@@ -412,7 +407,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         )
 
     def rows(self, indices: npt.NDArray[np.int32]) -> Self:
-        """Some rows of it, without handles."""
+        """Some rows, without handles."""
         reasons = {row: self.reasons[at] for row, at in enumerate(indices.tolist()) if at in self.reasons}
         return type(self)(
             self.keys[indices],
@@ -424,7 +419,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         )
 
     def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
-        """The rows of one status, in order."""
+        """The rows with a status, in order."""
         return tuple(map(self.row, np.flatnonzero(self.status == _CODE[status]).tolist()))
 
     def counts(self, kind: PipelineKind | None = None) -> dict[OutcomeStatus, int]:
@@ -443,17 +438,17 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
     def joined(
         cls, tables: Sequence[OutcomeTable], rank: npt.NDArray[np.int8] = _WORST_OF_PARTS
     ) -> tuple[Self, list[npt.NDArray[np.int32]]]:
-        """One table of several: each pipeline once, by kind and key.
+        """One table of several, with each pipeline once, by kind and key.
 
         A pipeline may be in several tables: parts of a set link the same library, and applications share a
-        pipeline. It gets the worst outcome, and the driver time of all of them: all were paid for.
+        pipeline. It gets the worst outcome, and the sum of the driver times.
 
         Args:
             tables: The tables; of equal outcomes the first one's counts.
             rank: How bad each status is, by its code.
 
         Returns:
-            The table, and for each of the others where its rows are in it.
+            The table, and for each given table the places of its rows in it.
         """
         keys, kinds, status, driver_ns, worker = (
             np.concatenate([getattr(each, name) for each in tables])
@@ -488,19 +483,18 @@ _COLUMNS_OF_OUTCOMES: Final = ("keys", "kinds", "status", "driver_ns", "worker",
 class OutcomeRecorder:
     """Fills the table of a run.
 
-    Several threads write at a time without a lock: each writes the rows of its own batch, and no pipeline is
-    in two batches.
+    Several threads may write at once without a lock: each writes the rows of its own batch, and no pipeline
+    is in two batches.
 
     Args:
         image: The pipelines.
-        keep: Whether to hold the pipeline handles that batches return.
+        keep: Whether to keep the pipeline handles that batches return.
         later: Most pipelines of other images that may be added.
-        libraries_of: Gives the libraries that a pipeline links, also of those images; None: there is one
-            image.
+        libraries_of: Gives the libraries that a pipeline of any image links; None: there is one image.
 
     Attributes:
-        table: The outcomes. Driver time and worker are there after `attribute`.
-        settled_at_start: Pipelines whose outcome was known before anything ran.
+        table: The outcomes; driver time and worker are set by `attribute`.
+        settled_at_start: Number of pipelines whose outcome was known at the start.
     """
 
     def __init__(
@@ -514,8 +508,8 @@ class OutcomeRecorder:
         table = OutcomeTable.untried(image.keys, image.kinds, keep=keep)
         self._columns: dict[str, npt.NDArray[Any]] = {}
         if later:
-            # Room behind each column: memory that is not touched costs nothing, and threads that write rows
-            # of a shorter view write into the same memory.
+            # Room after each column: untouched memory costs nothing, and threads that still write to a
+            # shorter view write to the same memory.
             for name in _COLUMNS_OF_OUTCOMES:
                 column = getattr(table, name)
                 if column is not None:
@@ -530,7 +524,7 @@ class OutcomeRecorder:
         self._show(table)
 
     def _show(self, table: OutcomeTable) -> None:
-        """Write into a table from now on."""
+        """Use a table from now on."""
         self.table = table
         self._status = table.status
         self._handles = table.handles
@@ -540,7 +534,7 @@ class OutcomeRecorder:
         )
 
     def extend(self, image: CreateInfoImage) -> None:
-        """Add the pipelines of another image behind the others; there is room for them. One thread."""
+        """Add the pipelines of another image after the others, within `later`. One thread."""
         first = len(self.table)
         last = first + len(image)
         new = OutcomeTable.untried(image.keys, image.kinds, keep=self._handles is not None)
@@ -551,13 +545,13 @@ class OutcomeRecorder:
         self._show(msgspec.structs.replace(self.table, **shown))
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
-        """Take a batch's results; what they cost comes later, with `attribute`.
+        """Record a batch's results; `attribute` adds their costs later.
 
         Returns:
             The pipelines that were not created, with the reason; and how many of the others were cache hits.
         """
         span = batch.span
-        if span is not None and batch.all_hits and batch.all_created:  # the path of a warm run
+        if span is not None and batch.all_hits and batch.all_created:  # the hot path of a warm run
             # Bytes: numpy would release the GIL for more than 500 elements.
             self._status_bytes[span] = _CACHE_HIT.tobytes() * len(indices)
             if self._handle_bytes is not None:
@@ -568,7 +562,7 @@ class OutcomeRecorder:
         if self._handles is not None:
             self._handles[where] = batch.handles
         flags = batch.feedback_flags
-        # Usually all of a batch are hits, or none is, and one pass over the flags says so.
+        # Usually all of a batch are hits, or none is, which one pass over the flags shows.
         if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
             status[where] = _CACHE_HIT
             if batch.all_created:
@@ -588,7 +582,7 @@ class OutcomeRecorder:
         return reasons, int(np.count_nonzero(status[where] == _CACHE_HIT))
 
     def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
-        """Pipelines of a batch that are links without feedback and whose libraries were all hits."""
+        """Pipelines of a batch that only link libraries, got no feedback, and whose libraries all hit."""
         silent = (batch.feedback_flags & np.uint32(FEEDBACK_VALID)) == 0
         return [
             index
@@ -597,24 +591,24 @@ class OutcomeRecorder:
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
-        """Take a call that failed as a whole: all its pipelines failed. Returns them with the reason."""
+        """Record a call that failed as a whole; returns its pipelines with the reason."""
         reasons = {int(index): reason for index in indices}
         self.table.settle(OutcomeStatus.FAILED, reasons)
         return reasons
 
     def attribute(self, calls: Calls, durations_ns: npt.NDArray[np.uint64]) -> None:
-        """Give the pipelines of a worker's calls their worker and their driver time, after the barrier.
+        """Set worker and driver time of the pipelines of a worker's calls, after the barrier.
 
         Args:
             calls: Its calls, in the order made.
             durations_ns: Driver time of their pipelines, in the order of `Calls.indices`.
         """
-        # A pipeline stands twice where a failed call was made again; the last cost is the one that counts.
+        # A pipeline is listed twice where a failed call was repeated; the last cost counts.
         self.table.worker[calls.indices] = np.repeat(calls.worker, calls.sizes)
         self.table.driver_ns[calls.indices] = durations_ns
 
     def progress(self, *, in_flight: int, started_ns: int, now_ns: int) -> Progress:
-        """How far the run is.
+        """Progress of the run.
 
         Args:
             in_flight: Pipelines in a driver call.
@@ -624,7 +618,7 @@ class OutcomeRecorder:
         counts, total = self.table.counts(), len(self.table)
         done = total - counts[OutcomeStatus.NOT_RUN]
         elapsed = max(0, now_ns - started_ns) / 1e9
-        # What had its outcome before anything ran says nothing about the speed.
+        # Pipelines that were settled at the start say nothing about the speed.
         returned = done - self.settled_at_start
         rate = returned / elapsed if elapsed > 0 else 0.0
         eta: float | None = None
@@ -722,11 +716,7 @@ class Calls(Columns, frozen=True, eq=False, rename=None):
     indices: npt.NDArray[np.int32]
 
     def __post_init__(self) -> None:
-        """Check that the columns fit together.
-
-        Raises:
-            ValueError: They do not.
-        """
+        """Raise ValueError unless the columns fit together."""
         if any(len(getattr(self, name)) != len(self.sizes) for name in _CALL_COLUMNS):
             raise ValueError("the columns of a table of calls differ in length")
         if int(self.sizes.sum()) != len(self.indices):
@@ -789,7 +779,7 @@ class Barrier(Record, frozen=True, rename=None):
 
     @property
     def waits_ns(self) -> tuple[int, ...]:
-        """How long each worker waited."""
+        """Time that each worker waited."""
         return tuple(self.end_ns - each for each in self.arrivals_ns)
 
 
@@ -1025,7 +1015,7 @@ _MOST_OF_IDENTIFIERS: Final = ("slowest_ns", "store_bytes")
 
 
 def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
-    """Figures of workers, worker by worker; `beyond` stands for a worker of the first that is not there."""
+    """Sums of figures worker by worker; `beyond` replaces missing workers of the first."""
     longest = max(len(one), len(two))
     filled = one + (beyond,) * (longest - len(one))
     return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
@@ -1102,7 +1092,7 @@ class Timing(Sums, frozen=True):
     @property
     def idle_share(self) -> float:
         """Share of the workers' time in which they had nothing to do."""
-        workers_ns = self.overhead_ns + self.driver_ns  # wall x workers, summed up over the runs
+        workers_ns = self.overhead_ns + self.driver_ns  # wall x workers, over all runs
         return (self.waiting_ns + self.ending_ns) / workers_ns if workers_ns > 0 else 0.0
 
 
@@ -1197,7 +1187,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
 
     @staticmethod
     def total(parts: Sequence[RunReport]) -> RunReport:
-        """The report of several parts of a run, one or more, which ran on devices opened alike.
+        """The report of one or more parts of a run, on devices that were opened in the same way.
 
         Raises:
             ValueError: They differ in mode.
@@ -1261,7 +1251,7 @@ class IdentityRecord(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, identity: DeviceIdentity, **more: Any) -> Self:
-        """The record of an identity, with what else it holds."""
+        """The record of an identity, with more fields."""
         fields = asdict(identity) | {
             "pipeline_cache_uuid": identity.pipeline_cache_uuid.hex(),
             "api_version": ApiVersion(identity.api_version),
@@ -1374,7 +1364,7 @@ class GroupRecord(Record, frozen=True):
         return cls(RequestRecord.of(group.request), group.added, applications, pipelines, cache_file)
 
     def __add__(self, other: Self) -> Self:
-        """Both together, which were opened as the same."""
+        """Both together; their devices were opened in the same way."""
         return msgspec.structs.replace(
             self,
             added=_each_once(self.added, other.added),
@@ -1695,12 +1685,12 @@ class Clock(Sums, frozen=True):
 
     @classmethod
     def of(cls, clock: StageClock) -> Self:
-        """What the stages of a clock have taken by now."""
+        """The times of the stages of a clock so far."""
         return cls(**{f"{stage}_ns": spent_ns for stage, spent_ns in clock.spent_ns().items()})
 
     @property
     def total_ns(self) -> int:
-        """All stages together."""
+        """Sum of all stages."""
         return sum(msgspec.structs.astuple(self))
 
 
@@ -1859,13 +1849,13 @@ class CompileReport(Record, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
-        """A report with what follows from its table and its runs.
+        """A report, with the attributes that follow from its table and its runs.
 
         Args:
-            pipelines: What became of each pipeline.
+            pipelines: The outcome of each pipeline.
             runs: The runs.
             stopped: Whether it was stopped.
-            fields: All other attributes; of what follows from the above, what is given here is passed over.
+            fields: All other attributes; those that follow from the above are ignored.
         """
 
         def counted(kind: PipelineKind | None) -> Counts:
@@ -1888,11 +1878,11 @@ class CompileReport(Record, frozen=True, kw_only=True):
         return self.pipelines.counts(kind)
 
     def of_status(self, status: OutcomeStatus) -> tuple[PipelineOutcome, ...]:
-        """The pipelines of one status, by kind and key."""
+        """The pipelines with a status, by kind and key."""
         return self.pipelines.of_status(status)
 
     def beside(self) -> OutcomeTable:
-        """What was created without being counted here: libraries that are asked of another part."""
+        """Libraries that were created here, but are counted in another part."""
         tables = [self.pipelines, *(each.pipelines for each in self.runs)]
         table, (counted, *_) = OutcomeTable.joined(tables, _WORST_OF_GROUPS)
         return table.rows(np.setdiff1d(np.arange(len(table)), counted))
@@ -1903,10 +1893,10 @@ class CompileReport(Record, frozen=True, kw_only=True):
 
     @staticmethod
     def total(parts: Sequence[CompileReport]) -> CompileReport:
-        """The report of several parts of a compile, one or more, such as those of the two halves of a set.
+        """The report of one or more parts of a compile, such as those of the two halves of a set.
 
-        A pipeline may be in several parts, as a library that both link is: it gets the worst of its outcomes,
-        and the driver time of all. One that a part did not come to has the outcome of the part that did.
+        A pipeline may be in several parts, as a library that both link: it gets the worst of its outcomes,
+        and the sum of the driver times. NOT_RUN in one part yields to the outcome of another.
 
         Raises:
             ValueError: They differ in device or mode.
@@ -1915,7 +1905,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         for what in ("device", "mode"):
             _same(what, [getattr(each, what) for each in parts])
         wanted, _ = OutcomeTable.joined([each.pipelines for each in parts])
-        # A library may be asked of one part, and have been created by another one first.
+        # A library that is counted in one part may have been created by another.
         table, (places, *_) = OutcomeTable.joined([wanted, *(each.beside() for each in parts)])
         table = table.rows(np.sort(places))
         runs: dict[RequestRecord, list[RunReport]] = {}
@@ -1968,7 +1958,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
 
 
 INTERVAL_S: Final = 0.1
-"""Least time between two reports of progress, seconds; the last one comes whenever the run ends."""
+"""Least time between two reports of progress, seconds, except the last one."""
 
 _ETA_AFTER_S: Final = 0.5
 
@@ -2031,12 +2021,12 @@ class Progress(Record, frozen=True, rename=None):
 
     @property
     def share(self) -> float:
-        """Part of the pipelines that is done, 0..1; 0 before anything was submitted: no bar begins full."""
+        """Share of pipelines that are done, 0..1; 0 before any was submitted."""
         return self.done / self.total if self.total else float(self.started_ns > 0)
 
     @property
     def cost_share(self) -> float:
-        """Part of the work that is done by estimated cost, 0..1; exactly 1 when all of it is."""
+        """Share of the estimated cost that is done, 0..1; exactly 1 at the end."""
         return self.done_ns / self.total_ns if self.total_ns else self.share
 
 
@@ -2046,11 +2036,11 @@ ProgressCallback = Callable[[Progress], None]
 
 @define(eq=False)
 class Tally:
-    """What became of the pipelines of a compile, group by group. One thread.
+    """The outcomes of a compile, group by group. One thread.
 
     Attributes:
-        total: Pipelines to create, those of each group counted.
-        tables: What became of them.
+        total: Number of pipelines to create, over all groups.
+        tables: Their outcomes.
         runs: The report of each group's run.
     """
 
@@ -2060,7 +2050,7 @@ class Tally:
     _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
 
     def leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
-        """Count pipelines that are not handed to the driver in this run: skipped or failed."""
+        """Count pipelines that this run does not give to the driver: skipped or failed ones."""
         self.tables.append(table)
         for status, count in table.counts().items():
             self._before[status] += count
@@ -2070,14 +2060,14 @@ class Tally:
                 self._before[outcome.status] -= 1
 
     def take_run(self, report: RunReport, beside: Collection[PipelineJob] = ()) -> None:
-        """Count what a group's run did, but for libraries that it made and nobody asked it for (`beside`)."""
+        """Count a group's run, without libraries that were not requested (`beside`)."""
         self.leave_out(report.pipelines, beside)
         self.runs.append(report)
 
     def outcomes(self, jobs: Sequence[PipelineJob]) -> OutcomeTable:
-        """What became of pipelines: the worst of their groups; one that no group came to was not run.
+        """Outcomes of pipelines: the worst of their groups, or NOT_RUN.
 
-        A library that another pipeline links may have been compiled without being one of them.
+        Libraries that are linked, but not among these pipelines, are left out.
         """
         table, _ = (
             OutcomeTable.joined(self.tables, _WORST_OF_GROUPS) if self.tables else (OutcomeTable.of(()), [])
@@ -2087,16 +2077,19 @@ class Tally:
         return table if len(table) == len(wanted) else table.rows(np.sort(places))
 
     def during(self, progress: Progress, beside: int = 0, cancelled: int = 0) -> Progress:
-        """Progress over all groups while one of them runs, of whose pipelines so many were not asked for.
+        """Progress over all groups while one of them runs.
 
-        The total is without those that were cancelled by now, in all groups.
+        Args:
+            progress: Progress of the running group.
+            beside: Number of its libraries that were not requested.
+            cancelled: Number of pipelines cancelled so far, in all groups; the total excludes them.
         """
         before, total = self._before, self.total - cancelled
         done = sum(before.values()) - before[OutcomeStatus.NOT_RUN]
         progress = _without(progress, beside)
         rest = total - done - progress.total
         eta = progress.eta_s
-        if eta is not None and rest > 0:  # groups to come: at the rate of this one
+        if eta is not None and rest > 0:  # later groups, at the rate of this one
             eta = eta + rest / progress.rate if progress.rate else None
         return msgspec.structs.replace(
             progress,
@@ -2111,7 +2104,7 @@ class Tally:
 
 
 def _without(progress: Progress, beside: int) -> Progress:
-    """Progress without libraries that nobody asked for. They come first, since others link them."""
+    """Progress without libraries that were not requested. They come first, because others link them."""
     left = min(beside, progress.done)
     changed = {"total": progress.total - beside, "done": progress.done - left}
     for name in ("compiled", "hits", "failed", "skipped"):
@@ -2121,7 +2114,7 @@ def _without(progress: Progress, beside: int) -> Progress:
 
 
 def problem_outcomes(built: BuiltImage) -> OutcomeTable:
-    """Outcomes of the pipelines that did not get into an image."""
+    """Outcomes of the pipelines that were left out of an image."""
     skipped = (OutcomeStatus.FAILED, OutcomeStatus.SKIPPED)
     return OutcomeTable.of(
         [each.job for each in built.problems],
@@ -2137,18 +2130,18 @@ _OVERDUE_NS = 200_000_000
 
 @define(eq=False)
 class TimeToGo:
-    """How long a run will still take, by what its jobs cost and not by how many they are.
+    """Estimates the remaining time of a run, by the costs of its jobs and not their number.
 
-    That is the longer of (what is queued + what is left of the batches in flight) / workers, and what is left
-    of the longest batch in flight. It is not known before anything was measured, unless costs were recorded,
-    nor where all that is left is in flight and takes much longer than was estimated. Asked some times a
-    second, beside the workers: it reads single numbers, of which one that is a moment old does no harm, and
-    takes a batch to have begun when it was first seen.
+    It is the longer of (queued cost + rest of the batches in flight) / workers, and the rest of the longest
+    batch in flight. It is unknown before anything was measured, unless costs were recorded, and where all
+    remaining batches are in flight and take much longer than estimated. It is called some times a second,
+    without the schedule's lock: it reads single numbers that may be slightly old, and takes the time when it
+    first saw a batch as its start.
 
     Attributes:
         scheduler: The scheduler.
         workers: Number of workers.
-        trusted: Whether costs were recorded, so that they can be trusted from the start.
+        trusted: Whether costs were recorded, so that they are trusted from the start.
     """
 
     scheduler: Scheduler
@@ -2158,16 +2151,12 @@ class TimeToGo:
     _seen: dict[int, tuple[Assignment, int]] = field(factory=dict, init=False)
 
     def eta_s(self, now_ns: int) -> float | None:
-        """Seconds to go, or None where that is not known.
-
-        Args:
-            now_ns: Now, on any one clock.
-        """
+        """Seconds to go at `now_ns`, or None where that is unknown; all calls use one clock."""
         scheduler = self.scheduler
         if self._first_ns is None:
             self._first_ns = now_ns
         flights = scheduler.flights
-        # The assignment is kept too, so that its id is not given to another one.
+        # The assignment is kept too, so that its id is not used again.
         seen = {id(each): self._seen.get(id(each), (each, now_ns)) for each, _ in flights}
         self._seen = seen
         if not self.trusted and (not scheduler.learned or now_ns - self._first_ns < _AFTER_NS):
@@ -2185,6 +2174,6 @@ class TimeToGo:
         return max(total, max(in_flight, default=0.0)) / 1e9
 
     def slowest(self, now_ns: int) -> tuple[Assignment, int] | None:
-        """What has been in flight the longest, and for how long, ns; of what `eta_s` saw last."""
+        """The longest assignment in flight that `eta_s` saw last, and its age, ns."""
         oldest = min(self._seen.values(), key=lambda each: each[1], default=None)
         return None if oldest is None else (oldest[0], now_ns - oldest[1])

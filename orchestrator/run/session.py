@@ -1,4 +1,4 @@
-"""A run that its caller steers while it goes on: what comes first, what a frame may take, what is dropped.
+"""A run that its caller steers: it may submit, promote and cancel pipelines, and limit the time of a frame.
 
     open_session ──> caches, workers ──┐        submit, promote, require ─┐
                                        ├──────  limit_time, run_for       ├──> exchange ──> workers
@@ -7,20 +7,19 @@
 It is the run of `run_pipelines` (execution.py) with a streamed schedule: pipelines are queued as they are
 submitted.
 
-Guarantees, beside those of a run:
-- What `cancel` names has come to rest when it returns: no driver call is about it, so no cache is in use for
-  it.
-- A time limit stops between batches. What is left stays queued for the next one, and its order may be changed
-  in between.
-- `submit` waits where the queue is full, and takes what it is given in order.
-- Leaving the block waits for what was submitted. Leaving it by an exception, or cancelled, does not: the
-  calls in flight are waited for, what was compiled is merged, and what was kept and not taken is destroyed.
-  What ends the block, the caller's exception or that of a worker, comes out as itself.
-- Progress is that of what was submitted: it ends at exactly all of it.
-- A lost device is told once, by DeviceLostError: from `finish` or `close`, or else from the block.
+Guarantees, in addition to those of a run:
+- When `cancel` returns, no driver call for the cancelled pipelines is in flight: none uses a cache for them.
+- A time limit stops between batches. The other pipelines stay queued for the next limit, and their order may
+  be changed in between.
+- `submit` waits while the queue is full, and queues pipelines in the given order.
+- Leaving the block waits for all submitted pipelines. Leaving it by an exception, or cancelled, waits only
+  for the calls in flight, merges the compiled pipelines, and destroys kept pipelines that were not taken. The
+  exception of the caller or of a worker is raised unchanged.
+- Progress counts submitted pipelines, and ends at exactly all of them.
+- A lost device is reported once, by DeviceLostError: from `finish` or `close`, else from the block.
 Assumptions: a session belongs to the trio thread; any number of tasks may use it there. `poll`, `take`,
-`progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. For programs
-that are not trio's there is session_thread.py.
+`progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. Programs
+without trio use session_thread.py.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -54,16 +53,17 @@ from orchestrator.run.records import (
     TimeToGo,
 )
 from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
+from orchestrator.schedule.jobs import Int32s
 
 
 @frozen
 class Remainder:
-    """What a time limit left over.
+    """Pipelines that are left after a time limit.
 
     Attributes:
-        queued: Pipelines that were submitted and have not begun.
+        queued: Submitted pipelines that have not begun.
         in_flight: Pipelines in a driver call.
-        estimated_ns: What the queued ones are estimated to take, one after another.
+        estimated_ns: Estimated time of the queued ones on one worker.
     """
 
     queued: int
@@ -76,16 +76,6 @@ class Remainder:
         return not self.queued and not self.in_flight
 
 
-class Waitable(Protocol):
-    """What a ticket needs of its session."""
-
-    async def wait(self, what: npt.NDArray[np.int32]) -> tuple[PipelineOutcome, ...]:
-        """Wait until pipelines are settled."""
-
-    def unsettled(self, what: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
-        """Those of some pipelines that are queued or in flight."""
-
-
 @frozen(eq=False)
 class PipelineTicket:
     """Pipelines that were submitted together. Belongs to the trio thread.
@@ -94,8 +84,8 @@ class PipelineTicket:
         indices: The pipelines, ascending, shape (n,), int32.
     """
 
-    _session: Waitable = field(repr=False)
-    indices: npt.NDArray[np.int32] = field(repr=False)
+    _session: PipelineSession = field(repr=False)
+    indices: Int32s = field(repr=False)
 
     def __len__(self) -> int:
         """Number of pipelines."""
@@ -103,11 +93,11 @@ class PipelineTicket:
 
     @property
     def done(self) -> bool:
-        """Whether all of them have an outcome, or were cancelled."""
+        """Whether all of them have an outcome or were cancelled."""
         return not len(self._session.unsettled(self.indices))
 
     async def wait(self) -> tuple[PipelineOutcome, ...]:
-        """What became of each, once all have an outcome, or were cancelled, or the session has ended."""
+        """Wait until all of them have an outcome or were cancelled, or the session has ended."""
         return await self._session.wait(self.indices)
 
 
@@ -115,15 +105,15 @@ Pipelines: TypeAlias = PipelineTicket | int | Iterable[int]
 """Pipelines of an image: a ticket, one index, or several."""
 
 NO_GROUP = -1
-"""Group of what is in none."""
+"""Group of pipelines without a group."""
 
 
-def checked_pipelines(count: int, pipelines: Pipelines) -> npt.NDArray[np.int32]:
-    """Indices of pipelines, ascending, none twice.
+def checked_pipelines(count: int, pipelines: Pipelines) -> Int32s:
+    """Indices of pipelines, ascending and distinct.
 
     Args:
-        count: Number of pipelines that there are.
-        pipelines: Which of them.
+        count: Number of all pipelines.
+        pipelines: The given ones.
 
     Raises:
         ValueError: There is no such pipeline.
@@ -145,7 +135,7 @@ def checked_group(group: int | None) -> int:
     """A group's number; `NO_GROUP` for None.
 
     Raises:
-        ValueError: It is no such number.
+        ValueError: It is out of range.
     """
     if group is None:
         return NO_GROUP
@@ -167,15 +157,12 @@ def checked_priority(priority: Priority) -> Priority:
         raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
-Int32s = npt.NDArray[np.int32]
-
-
 class DeviceLostError(DeviceError):
     """VK_ERROR_DEVICE_LOST ended a session: each further call would fail.
 
     Attributes:
-        report: What became of everything, with the primary's data as far as the driver gave it. What was kept
-            and not taken is the caller's, as with any report; the device should be closed.
+        report: The report, with the primary's data if the driver gave it. As with any report, kept pipelines
+            belong to the caller. The device should be closed.
     """
 
     def __init__(self, reason: str, report: RunReport) -> None:
@@ -184,7 +171,7 @@ class DeviceLostError(DeviceError):
 
 
 class _DeviceGoneError(trio.ClosedResourceError):
-    """Nothing can be submitted, because the device was lost; the session's end says it as DeviceLostError."""
+    """Nothing can be submitted, because the device was lost; the session's end raises DeviceLostError."""
 
 
 @frozen
@@ -192,9 +179,8 @@ class News:
     """What happened since the last `poll`.
 
     Attributes:
-        progress: How far the session is.
-        settled: Pipelines that got their outcome meanwhile, ascending; those that were cancelled are not
-            among them.
+        progress: The session's progress.
+        settled: Pipelines that got their outcome since, ascending, without cancelled ones.
     """
 
     progress: Progress
@@ -202,23 +188,22 @@ class News:
 
 
 MOST_LATER = 1 << 18
-"""Most pipelines that may come into a session after it was opened."""
+"""Most pipelines that may be added to an open session."""
 
 TICK_S = 0.008
-"""How long what got done may wait to be told, to tickets and to `poll`, while workers have more to do.
+"""Longest delay of news for tickets and `poll`, s, while workers are busy.
 
-Being told of each batch would take the interpreter from workers and from the host some hundred times a
-second.
+News of each batch would take the interpreter from workers and host some hundred times a second.
 """
 
 _NOTHING: Int32s = np.empty(0, np.int32)
 _AT_ONCE = 1024
-"""Most pipelines that enter at once: a worker that wants its next batch waits meanwhile."""
+"""Most pipelines that enter at once, because workers that request a batch wait meanwhile."""
 
 
 @define(eq=False)
 class _Waiter:
-    """Somebody who waits until some pipelines are settled."""
+    """A task that waits until some pipelines are settled."""
 
     pending: set[int]
     event: trio.Event = field(factory=trio.Event)
@@ -244,7 +229,7 @@ class PipelineSession:
         self._report: RunReport | None = None
         self._told_lost = False
         self._to_go = TimeToGo(scheduler, run.worker_count, trusted=costs_known)
-        # What follows is under the lock, because any thread may look.
+        # The following are under the lock, because any thread may read them.
         self._news_lock = threading.Lock()
         self._fresh: list[Int32s] = []
         self._unheard: set[int] = set()
@@ -253,7 +238,7 @@ class PipelineSession:
         self._total_ns = 0
         self._stale_total = False
         self._begun_ns = 0
-        # What `poll` gives while `tick` looks for it: made before, so that a frame has next to nothing to do.
+        # News that `tick` prepares for `poll`, so that a frame has next to nothing to do.
         self._wanted = trio.Event()
         self._ticking = False
         self._mail: deque[News] = deque()
@@ -264,17 +249,17 @@ class PipelineSession:
     async def submit(
         self, pipelines: Pipelines, *, priority: Priority = Priority.SOON, group: int | None = None
     ) -> PipelineTicket:
-        """Queue pipelines, with the libraries that they link; wait for room where the queue is full.
+        """Queue pipelines, with the libraries that they link; wait for room while the queue is full.
 
-        One that is queued becomes at least so urgent; one that was created or failed is left alone; one that
-        was cancelled is queued again. Producers of one priority are served in their order. Cancelled while it
-        waits, what was taken stays.
+        Queued pipelines are raised to the priority; created or failed ones stay as they are; cancelled ones
+        are queued again. Producers of one priority are served in order. If the call is cancelled while it
+        waits, pipelines that were already queued stay so.
 
         Args:
             pipelines: The pipelines.
             priority: How urgent they are.
-            group: A number of the caller's, at least 0, by which they can be cancelled; a pipeline is in the
-                group that it was last submitted with.
+            group: A number of the caller's, at least 0, by which they can be cancelled; the last one given
+                for a pipeline counts.
 
         Raises:
             ValueError: There is no such pipeline, group or priority.
@@ -324,11 +309,11 @@ class PipelineSession:
         skipped: Mapping[int, str] | None = None,
         costs_ns: npt.NDArray[np.int64] | None = None,
     ) -> range:
-        """Let the pipelines of another image be submitted, such as those of a level that was loaded just now.
+        """Allow to submit the pipelines of another image, such as those of a level that was just loaded.
 
-        They have the same workers and caches, and what is the same work in two images is compiled once. It
-        takes time for all pipelines that there are (5 ms for 60,000), in which no worker gets a batch. In
-        mode BINARIES the first worker that creates one of them looks all of them up.
+        They use the same workers and caches, and equal work in two images is compiled once. The call takes
+        time for all pipelines (5 ms for 60,000), in which no worker gets a batch. In mode BINARIES the first
+        worker that creates one of them looks all of them up.
 
         Args:
             prepared: The image, prepared on the session's device; the caller keeps it open until the session
@@ -341,7 +326,7 @@ class PipelineSession:
 
         Raises:
             TypeError: It is not a prepared image.
-            ValueError: More than `MOST_LATER` pipelines came later.
+            ValueError: More than `MOST_LATER` pipelines were added.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         self._check_open()
@@ -358,18 +343,17 @@ class PipelineSession:
         return numbers
 
     async def require(self, pipeline: int, *, timeout_s: float | None = None) -> PipelineOutcome:
-        """Wait until a pipeline is there, before everything else.
+        """Wait for a pipeline, which is created before all others.
 
-        It is submitted or promoted, or joined if it is in flight. It passes a full queue, and while somebody
-        waits here what is due NOW passes a time limit that is over too.
+        It is submitted or promoted; a call in flight is waited for. A full queue does not stop it. While a
+        task waits here, no time limit stops pipelines with priority NOW.
 
         Args:
             pipeline: The pipeline.
-            timeout_s: How long to wait at most; None for as long as it takes. Afterwards it stays queued, or
-                in flight, as urgent as it is.
+            timeout_s: Longest wait; None: no limit. After it, the pipeline keeps its state and priority.
 
         Raises:
-            TimeoutError: It is not there yet.
+            TimeoutError: It was not created in time.
             ValueError: There is no such pipeline.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
@@ -406,13 +390,12 @@ class PipelineSession:
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
-        """Make pipelines that are queued at least so urgent, with what they wait for.
+        """Raise queued pipelines to a priority, with the pipelines that they wait for.
 
-        One that is in flight or settled stays as it is, one that was not submitted is left alone. Nothing
-        becomes less urgent.
+        Pipelines that are not queued stay as they are. None becomes less urgent.
 
         Returns:
-            How many became more urgent, what they wait for included.
+            How many became more urgent, those that they wait for included.
 
         Raises:
             ValueError: There is no such pipeline or priority.
@@ -425,13 +408,13 @@ class PipelineSession:
     # --- time
 
     def limit_time(self, seconds: float | None) -> None:
-        """Let batches begin for so long from now, in the place of what was said before.
+        """Set how long batches may begin from now on; it replaces an earlier limit.
 
-        A batch begins where it is estimated to end in time; where nothing does, one pipeline all the same, if
-        nothing else is in flight, so that a pipeline that takes longer than a frame gets its turn.
+        A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
+        begins all the same, so that a pipeline that takes longer than a frame gets its turn.
 
         Args:
-            seconds: 0 stops after the batches in flight; None or infinity: without end, as a session begins.
+            seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
 
         Raises:
             ValueError: It is negative.
@@ -441,13 +424,12 @@ class PipelineSession:
         self._exchange.limit_time(None if seconds is None or seconds == math.inf else round(seconds * 1e9))
 
     async def run_for(self, seconds: float) -> Remainder:
-        """Set a time limit, and come back when it is over, or before if nothing is left to do.
+        """Set a time limit, and return when it is over, or earlier if nothing is left to do.
 
-        A batch that has begun goes on beside the caller; it is not waited for, or one long pipeline would
-        hold the frame.
+        Batches in flight are not waited for, because one long pipeline would hold up the frame.
 
         Returns:
-            What is left, for the next time limit.
+            What is left for the next time limit.
 
         Raises:
             ValueError: It is negative.
@@ -460,14 +442,15 @@ class PipelineSession:
     # --- cancelling
 
     async def cancel(self, pipelines: Pipelines | None = None, *, group: int | None = None) -> int:
-        """Cancel those of some pipelines that are queued, and wait for those that are in flight.
+        """Cancel queued pipelines, and wait for those that are in flight.
 
-        What others link is created all the same. When this returns nothing uses a cache for any other of
-        them; cancelled itself, it returns early, but nothing more of them begins. All may be submitted again.
+        Libraries that others link are still created. After the return no driver call is made for the other
+        pipelines. If this call is cancelled itself, it returns early, but no more of them begin. All may be
+        submitted again.
 
         Args:
-            pipelines: The pipelines; None for all that were submitted.
-            group: Of those the ones in this group only, such as those of a level that is left.
+            pipelines: The pipelines; None for all submitted ones.
+            group: Only those in this group, such as those of a level that was left.
 
         Returns:
             How many were cancelled, libraries that only they needed included.
@@ -490,7 +473,7 @@ class PipelineSession:
         return cancellation
 
     async def end_cancel(self, cancellation: Cancellation) -> int:
-        """Wait until nothing that `begin_cancel` named is in flight; how many were cancelled."""
+        """Wait until none of `begin_cancel`'s pipelines is in flight; returns how many were cancelled."""
         await self._until(lambda _: cancellation.quiet)
         return cancellation.cancelled
 
@@ -499,7 +482,7 @@ class PipelineSession:
     async def wait(self, what: Pipelines) -> tuple[PipelineOutcome, ...]:
         """Wait until pipelines are settled, or the session has ended.
 
-        Settled is what was created, failed, skipped or cancelled, or never submitted.
+        Pipelines are settled that were created, failed, skipped or cancelled, or never submitted.
 
         Raises:
             ValueError: There is no such pipeline.
@@ -523,17 +506,17 @@ class PipelineSession:
         return tuple(self.outcome_of(index) for index in asked.tolist())
 
     def unsettled(self, what: Pipelines) -> Int32s:
-        """Those of some pipelines that are queued or in flight."""
+        """The pipelines among some that are queued or in flight."""
         asked = checked_pipelines(len(self._run.table), what)
         with self._exchange.looking() as schedule:
             return schedule.unsettled(asked)
 
     def outcome_of(self, index: int) -> PipelineOutcome:
-        """What became of a pipeline so far."""
+        """The outcome of a pipeline so far."""
         return self._run.table.row(index)
 
     def remaining(self) -> Int32s:
-        """Pipelines that were submitted and have not begun, the most urgent first."""
+        """Submitted pipelines that have not begun, the most urgent first."""
         with self._exchange.looking() as schedule:
             return schedule.remaining()
 
@@ -545,12 +528,12 @@ class PipelineSession:
 
     @property
     def progress(self) -> Progress:
-        """How far the session is with what was submitted."""
+        """Progress over the submitted pipelines."""
         self._gather()
         return self._progress()
 
     def _progress(self) -> Progress:
-        """How far it is, by what was gathered."""
+        """Progress by the outcomes gathered so far."""
         now_ns = time.perf_counter_ns()
         with self._news_lock, self._exchange.looking() as schedule:
             total = schedule.entered
@@ -579,9 +562,9 @@ class PipelineSession:
         )
 
     def poll(self) -> News:
-        """What happened since the last call, for who looks once a frame.
+        """News since the last call, for a caller that polls once a frame.
 
-        While a ticket is waited for, as in a session thread, it is as old as `TICK_S`, and is there already.
+        While a task waits for a ticket, as in a session thread, the news is ready and up to `TICK_S` old.
         """
         if not self._ticking:
             self._gather()
@@ -592,7 +575,7 @@ class PipelineSession:
             return self._last
 
     def _publish(self) -> None:
-        """Make what `poll` gives next, with what it did not fetch before."""
+        """Prepare the next news for `poll`, with earlier news that was not fetched."""
         progress = self._progress()
         with self._news_lock:
             fresh, self._fresh = self._fresh, []
@@ -602,13 +585,13 @@ class PipelineSession:
             self._mail.append(News(progress, np.unique(np.concatenate(fresh))) if fresh else self._last)
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
-        """Take pipelines that were kept: they are the caller's from now on.
+        """Take kept pipelines, which belong to the caller from now on.
 
-        They are not in the report, and are not destroyed with a session that fails.
+        They are not in the report, and a session that fails does not destroy them.
 
         Returns:
-            Their handles, in ascending order of the indices, shape (n,), 0 where there is none (yet), or it
-            was taken before.
+            Their handles, in ascending order of the indices, shape (n,), uint64; 0 where there is none yet,
+            or it was taken before.
 
         Raises:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
@@ -631,14 +614,14 @@ class PipelineSession:
 
     @property
     def report(self) -> RunReport | None:
-        """The report, once the session has ended well."""
+        """The report, once the session has ended without failure."""
         return self._report
 
     async def finish(self) -> RunReport:
-        """Create all that was submitted, whatever the time limit; then merge, report and end the session.
+        """Create all submitted pipelines, without a time limit; then merge, report and end the session.
 
         Raises:
-            DeviceLostError: The device was lost; said once.
+            DeviceLostError: The device was lost; raised once.
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
@@ -648,10 +631,10 @@ class PipelineSession:
         return await self._end()
 
     async def close(self) -> RunReport:
-        """End the session after the batches in flight: merge, and report; what was queued is NOT_RUN.
+        """End the session after the batches in flight: merge and report; queued pipelines are NOT_RUN.
 
         Raises:
-            DeviceLostError: The device was lost; said once.
+            DeviceLostError: The device was lost; raised once.
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
@@ -666,7 +649,7 @@ class PipelineSession:
         on_progress: ProgressCallback | None,
         task_status: trio.TaskStatus[None],
     ) -> None:
-        """Run the workers to their end, and the report; only `open_session` does this, once."""
+        """Run the workers to their end and make the report; only `open_session` calls this, once."""
         try:
             self._report = await execute(
                 self._run,
@@ -685,7 +668,7 @@ class PipelineSession:
                     each.event.set()
 
     async def tick(self) -> None:
-        """Tell now and then what got done, while somebody waits for it; only `open_session` does this."""
+        """Publish news periodically while a task waits for it; only `open_session` calls this."""
         exchange, seen = self._exchange, -1
         while not self._ended.is_set():
             self._wanted = trio.Event()
@@ -693,7 +676,7 @@ class PipelineSession:
             if self._ticking:
                 exchange.on_next = self._wanted.set
             if not self._ticking or exchange.changes == seen:
-                # Time passes also while nothing gets done.
+                # Progress changes with time too.
                 with trio.move_on_after(INTERVAL_S if self._ticking else math.inf):
                     await self._wanted.wait()
             exchange.on_next, seen = None, exchange.changes
@@ -703,7 +686,7 @@ class PipelineSession:
 
     @contextmanager
     def _patience(self) -> Iterator[None]:
-        """For the block, be told by `tick`."""
+        """Let `tick` publish news during the block."""
         self._exchange.patient += 1
         self._wanted.set()
         try:
@@ -712,7 +695,7 @@ class PipelineSession:
             self._exchange.patient -= 1
 
     async def leave(self) -> None:
-        """Come to the end of the block: finish what was submitted, unless that was said otherwise before."""
+        """End the block: finish submitted pipelines, unless the session was closed before."""
         if not self.closed:
             await self.finish()
         elif self._exchange.device_lost and not self._told_lost:
@@ -728,7 +711,7 @@ class PipelineSession:
         return self._report
 
     def _gather(self) -> Int32s:
-        """Give outcomes that follow from others, and count what is new; what was settled. Any thread."""
+        """Set outcomes that follow from others, count new ones, and return settled jobs. Any thread."""
         with self._news_lock, self._exchange.looking() as schedule:
             news = schedule.take_settled()
             if len(news):
@@ -749,13 +732,13 @@ class PipelineSession:
             del self._waiting[index]
 
     def _take_news(self) -> None:
-        """Count what is new, and wake who waits. Runs in the trio thread."""
+        """Count new outcomes, and wake waiting tasks. Runs in the trio thread."""
         self._gather()
         if self._ticking:
             self._publish()
         with self._news_lock, self._exchange.looking() as schedule:
             settled, self._unheard = self._unheard, set()
-            # One that was cancelled, and counted by who polls, may have been submitted again since.
+            # A pipeline that was cancelled when `poll` counted it may have been submitted again since.
             again = schedule.unsettled(np.fromiter(settled, np.int32, len(settled)))
             settled.difference_update(again.tolist())
         if self._waiting:
@@ -767,7 +750,7 @@ class PipelineSession:
         self._lot.unpark_all()
 
     async def _until(self, condition: Callable[[Scheduler], bool]) -> None:
-        """Wait until something holds of the schedule, or the session has ended."""
+        """Wait until a condition on the schedule holds, or the session has ended."""
         await trio.lowlevel.checkpoint()
         with self._exchange.listening():
             while not self._ended.is_set():
@@ -788,7 +771,7 @@ class PipelineSession:
         return None if self._capacity is None else max(0, self._capacity - schedule.queued)
 
     def _fitting(self, schedule: Scheduler, pipelines: Int32s) -> int:
-        """How many of some pipelines, from the first on, can be submitted at once now."""
+        """How many of the first pipelines can be submitted now."""
         room = self._room(schedule)
         most = _AT_ONCE if room is None else min(room, _AT_ONCE)
         return int(np.searchsorted(np.cumsum(schedule.absent(pipelines)), most, "right"))
@@ -801,7 +784,7 @@ class PipelineSession:
 
 
 def _lacking(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
-    """Pipelines whose code is not there, and that are tried without it first."""
+    """Pipelines without their code, which are tried without it first."""
     return None if prepared.identified is None else prepared.identified.lacking
 
 
@@ -817,27 +800,27 @@ async def open_session(
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> AsyncIterator[PipelineSession]:
-    """Open the caches, start the workers, and give what steers them; nothing is created unless submitted.
+    """Open the caches and start the workers; only submitted pipelines are created.
 
     Args:
-        device: As in `run_pipelines`, like all that is not described here.
-        prepared: Everything that may be submitted; the caller keeps it open until the block is left.
-        options: How. Of `schedule`, the capacity makes `submit` wait beyond so many queued pipelines;
-            libraries that come along are let in. With a time limit of 0 it begins with nothing; see
+        device: As in `run_pipelines`.
+        prepared: The pipelines that may be submitted; the caller keeps it open until the block is left.
+        options: Options of the run. `ScheduleOptions.capacity` makes `submit` wait beyond so many queued
+            pipelines; libraries that they link are let in. With a time limit of 0 no batch begins; see
             `PipelineSession.limit_time`.
         primary: The primary cache, which stays the caller's, or initial data for one that the session makes.
         costs_ns: Recorded cost of each pipeline, shape (n,), nanoseconds, 0 where there is none.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
-        on_merged: Called in a thread after each merge on the way.
+        on_merged: Called in a thread after each merge during the session.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
 
     Yields:
         The session.
 
     Raises:
-        ValueError: As from `run_pipelines`; there are not as many costs as pipelines.
+        ValueError: As from `run_pipelines`, or the number of costs is not that of the pipelines.
         DriverError: A cache could not be created.
-        DeviceLostError: The device was lost, and neither `finish` nor `close` said it.
+        DeviceLostError: The device was lost, and neither `finish` nor `close` raised it.
         ExternalSynchronizationError: The caller used one of the caches during the session.
     """
     run = Run.of(device, prepared, options, primary, on_merged, later=MOST_LATER)
@@ -858,10 +841,10 @@ async def open_session(
             try:
                 yield session
             except* _DeviceGoneError:
-                pass  # the end says it, once, with the report
+                pass  # the end raises it, once, with the report
             await session.leave()
     except BaseExceptionGroup as group:
-        # The caller's own exception, or that of a worker, as itself.
+        # Raise the exception of the caller or of a worker unchanged.
         if len(group.exceptions) == 1:
             raise group.exceptions[0] from None
         raise

@@ -1,20 +1,19 @@
-"""A session for any host: trio in a thread of its own, and a face that every thread may use.
+"""A session for programs without trio: it runs in its own thread, and every thread may use it.
 
     host's threads: submit, require, promote, cancel, limit_time, add ──> commands, in order ─┐ the
                     futures <── outcomes, numbers, report                                     ├─ session's
                     poll, progress, remainder, take (at once, beside it)                      ┘ thread
 
-It is the session of session.py, with the same names, and gives the same guarantees. What waits there is a
-`concurrent.futures.Future` here: a loop asks `done()`, asyncio has `asyncio.wrap_future`, callbacks are
-`add_done_callback`.
+It has the names and guarantees of session.py. A call that waits there returns a `concurrent.futures.Future`
+here: poll `done()`, use `asyncio.wrap_future`, or `add_done_callback`.
 
-Guarantees: commands of one thread take effect in their order, also before the device is open. No call blocks
-but `result` of a future and leaving the block; a call takes microseconds, and what grows with the number of
-pipelines happens in the session's thread. Bad arguments are the future's exception. A future that is
-cancelled is not waited for any more; its pipelines stay. `opened` and `ended` cannot be cancelled: they are
-everybody's. Every future is resolved when the session has ended, whatever ended it. What a callback raises is
-told as what a thread raises, and ends nothing. In a child of `os.fork` the session has ended with
-BrokenResourceError, because its threads are the parent's.
+Guarantees: commands of one thread take effect in order, also before the device is open. Only `result` of a
+future and leaving the block may block; other calls take microseconds, and work that grows with the number of
+pipelines happens in the session's thread. Bad arguments become the future's exception. Cancelling a future
+ends the wait and leaves its pipelines queued; `opened` and `ended` cannot be cancelled, because all callers
+share them. Every future is resolved when the session has ended, for whatever reason. An exception of a
+callback is reported like that of a thread, and ends nothing. In a child of `os.fork` the session has ended
+with BrokenResourceError, because its threads belong to the parent.
 Assumptions: callbacks of futures run in the session's thread and do not block.
 """
 
@@ -67,7 +66,7 @@ class _Asked:
 
 
 class Ticket(Future[tuple[PipelineOutcome, ...]]):
-    """Pipelines that were submitted together, and what became of them, once all are settled.
+    """Pipelines that were submitted together; the result is their outcomes, once all are settled.
 
     Attributes:
         indices: The pipelines, ascending, shape (n,), int32; None until the session's thread has queued them.
@@ -77,28 +76,28 @@ class Ticket(Future[tuple[PipelineOutcome, ...]]):
 
 
 class SessionThread:
-    """A session in a thread of its own; made by `start_session`. Thread-safe.
+    """A session in its own thread; made by `start_session`. Thread-safe.
 
-    Leaving its block finishes what was submitted and waits for the end; by an exception, it closes the
+    Leaving its block finishes submitted pipelines and waits for the end; leaving by an exception closes the
     session.
 
     Attributes:
-        opened: The device and what is prepared on it, when the session is open, or could not be opened on
-            them; the exception of what was to open them where that raised. Both are the caller's, who closes
-            them after `ended`.
-        ended: The report, when the session has ended and uses the device no more; DeviceLostError where the
-            device was lost, or what made it fail.
+        opened: The device and the prepared pipelines, once they are open or could not be opened there, or the
+            exception of the function that should open them. The caller owns both, and closes them after
+            `ended`.
+        ended: The report, once the session has ended and does not use the device any more; DeviceLostError
+            where the device was lost, or the exception that made it fail.
     """
 
     def __init__(self, source: Opened | Callable[[], Opened], open_on: _OpenOn) -> None:
-        """Start the thread; only `start_session` does this."""
+        """Start the thread; only `start_session` calls this."""
         self._source = source
         self._open_on = open_on
         self.opened: Future[Opened] = _everybodys()
         self.ended: Future[RunReport] = _everybodys()
         self._session: PipelineSession | None = None
         self._lock = threading.Lock()
-        # Under the lock: commands before it is open, then the way to the thread, and what is to be resolved.
+        # Under the lock: commands from before it is open, how to send one, and unresolved futures.
         self._backlog: list[_Asked] = []
         self._send: Callable[[_Asked], None] = self._backlog.append
         self._pending: set[Future[Any]] = set()
@@ -107,7 +106,7 @@ class SessionThread:
         self._lost: DeviceLostError | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="orchestrator session", daemon=True)
-        # Its driver calls must not be left in the middle when the interpreter ends.
+        # The interpreter must not exit during a driver call.
         atexit.register(self._abandon)
         self._thread.start()
         _living.add(self)
@@ -124,7 +123,7 @@ class SessionThread:
         """Queue pipelines as `PipelineSession.submit` does.
 
         Returns:
-            What became of them, when all are settled.
+            Their outcomes, once all are settled.
         """
         ticket = Ticket()
 
@@ -142,12 +141,15 @@ class SessionThread:
         *,
         skipped: Mapping[int, str] | None = None,
     ) -> Future[range]:
-        """Let the pipelines of another image be submitted, as `PipelineSession.add` does; their numbers.
+        """Allow to submit the pipelines of another image, as `PipelineSession.add` does.
 
         Args:
-            source: The image, or what prepares it on the session's device, called in a thread of its own
-                while the session goes on. It is the caller's to close when `ended` is done.
+            source: The image, or a function that prepares it on the session's device, which is called in its
+                own thread while the session goes on. The caller closes it after `ended`.
             skipped: Pipelines to leave out, by their index in the image, with the reason.
+
+        Returns:
+            Their numbers.
         """
 
         async def enter(session: PipelineSession) -> _Rest:
@@ -162,9 +164,10 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def require(self, pipeline: int) -> Future[PipelineOutcome]:
-        """Get a pipeline before all else, as `PipelineSession.require`; `result(timeout)` has the bound.
+        """Create a pipeline before all others, as `PipelineSession.require`.
 
-        What is due NOW passes a time limit until the future is done; a wait that is given up ends nothing.
+        Until the future is done, no time limit stops pipelines with priority NOW, even if the caller stops
+        waiting.
         """
 
         async def enter(session: PipelineSession) -> _Rest:
@@ -174,7 +177,7 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def promote(self, pipelines: Pipelines | Ticket, priority: Priority) -> Future[int]:
-        """Make pipelines more urgent as `PipelineSession.promote` does; how many became so."""
+        """Make pipelines more urgent as `PipelineSession.promote` does; the result is how many."""
 
         async def enter(session: PipelineSession) -> _Rest:
             return _already(session.promote(_indices(pipelines), priority))
@@ -182,7 +185,7 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
-        """Cancel as `PipelineSession.cancel`: done when nothing is in flight; how many were cancelled."""
+        """Cancel as `PipelineSession.cancel`; the result is how many, once none is in flight."""
 
         async def enter(session: PipelineSession) -> _Rest:
             cancellation = session.begin_cancel(
@@ -193,7 +196,7 @@ class SessionThread:
         return self._ask(Future(), enter)
 
     def limit_time(self, seconds: float | None) -> Future[None]:
-        """Let batches begin for so long from now; see `PipelineSession.limit_time`."""
+        """Set a time limit as `PipelineSession.limit_time` does."""
 
         async def enter(session: PipelineSession) -> _Rest:
             session.limit_time(seconds)
@@ -201,27 +204,27 @@ class SessionThread:
 
         return self._ask(Future(), enter)
 
-    # --- looking; at once, beside the session's thread
+    # --- looking, at once, without the session's thread
 
     def poll(self) -> News:
-        """What happened since the last call; nothing before it is open."""
+        """News since the last call; empty before the session is open."""
         session = self._session
         return News(Progress(), np.empty(0, np.int32)) if session is None else session.poll()
 
     @property
     def progress(self) -> Progress:
-        """How far the session is with what was submitted."""
+        """Progress over the submitted pipelines."""
         session = self._session
         return Progress() if session is None else session.progress
 
     @property
     def remainder(self) -> Remainder:
-        """How much is left of what was queued; a command that was given just now may not have arrived."""
+        """What is left of the queued pipelines; a command that was just given may not count yet."""
         session = self._session
         return Remainder(0, 0, 0) if session is None else session.remainder
 
     def take(self, pipelines: Pipelines | Ticket) -> npt.NDArray[np.uint64]:
-        """Take pipelines that were kept, as `PipelineSession.take`; of a ticket that is not queued yet, none.
+        """Take kept pipelines, as `PipelineSession.take`; none of a ticket that is not queued yet.
 
         Raises:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
@@ -240,11 +243,11 @@ class SessionThread:
         return self._closing or self._over
 
     def finish(self) -> Future[RunReport]:
-        """Create all that was submitted, then end; `ended`."""
+        """Create all submitted pipelines, then end; returns `ended`."""
         return self._end(PipelineSession.finish)
 
     def close(self) -> Future[RunReport]:
-        """End after the batches in flight; `ended`."""
+        """End after the batches in flight; returns `ended`."""
         return self._end(PipelineSession.close)
 
     def __enter__(self) -> Self:
@@ -279,7 +282,7 @@ class SessionThread:
     # --- the session's thread
 
     def _ask(self, future: Future[_T], command: _Command, *, last: bool = False) -> Future[_T]:
-        """Send a command; the future gets what comes of it. After the last one none is sent."""
+        """Send a command, whose result the future gets. After the last command none is sent."""
         with self._lock:
             if not self.closed:
                 self._closing = last
@@ -296,7 +299,7 @@ class SessionThread:
         return future
 
     def _run(self) -> None:
-        """Be the thread."""
+        """The function of the thread."""
         report: RunReport | None = None
         opened: Opened | None = None
         failure: BaseException | None = None
@@ -304,7 +307,7 @@ class SessionThread:
             opened = _checked(self._source() if callable(self._source) else self._source)
             report = trio.run(self._serve, opened)
             failure = self._lost
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the caller gets it from a future
+        except BaseException as error:  # noqa: BLE001 - the caller gets any error from a future
             failure = error
         with self._lock:
             self._over, self._failure = True, failure
@@ -337,7 +340,7 @@ class SessionThread:
         token = trio.lowlevel.current_trio_token()
 
         def send(asked: _Asked) -> None:
-            with suppress(trio.RunFinishedError):  # the session failed a moment ago: all futures will say so
+            with suppress(trio.RunFinishedError):  # the session has just failed, as all futures will tell
                 token.run_sync_soon(into.send_nowait, asked)
 
         async with self._open_on(*opened) as session:
@@ -383,17 +386,17 @@ def start_session(
     on_merged: MergedHook | None = None,
     on_progress: ProgressCallback | None = None,
 ) -> SessionThread:
-    """Start a session in a thread of its own; returns at once, for the device is opened there too.
+    """Start a session in its own thread; returns at once, because the device is opened there too.
 
     Args:
-        source: The device and what is prepared on it, or what opens and prepares both, called in the
-            session's thread. They are the caller's, who closes them when `ended` is done; where an opener
-            raises, what it opened before is its own to close.
+        source: The device and the prepared pipelines, or a function that opens and prepares them, which is
+            called in the session's thread. The caller closes both after `ended`; a function that raises
+            closes what it opened.
         options: As in `open_session`, without a capacity.
-        primary: As in `open_session`, like all that is not described here.
-        costs_ns: See there.
-        pipeline_keys: See there.
-        on_merged: See there.
+        primary: As in `open_session`.
+        costs_ns: As in `open_session`.
+        pipeline_keys: As in `open_session`.
+        on_merged: As in `open_session`.
         on_progress: Called in the session's thread at the start, at most every 100 ms, and at the end.
 
     Raises:
@@ -418,9 +421,9 @@ def start_session(
 
 
 def _indices(pipelines: Pipelines | Ticket) -> Pipelines:
-    """Pipelines as a session takes them."""
+    """Pipelines in the form that a session takes."""
     if isinstance(pipelines, Ticket):
-        if pipelines.indices is None:  # commands take effect in order, so it had its turn
+        if pipelines.indices is None:  # commands take effect in order, so submitting it failed
             raise ValueError("the ticket's pipelines were not queued; it has the reason")
         return pipelines.indices
     return pipelines

@@ -1,15 +1,16 @@
-"""`compile_supervised`: compile a set in a child process, and survive whatever the driver does to that.
+"""`compile_supervised` compiles a set in a child process, and survives the driver's crashes and hangs.
 
     this process ── Open, Compile ──> server ── fork ──> worker process: compile_set, threads inside
         ^                               │
-        │ what it has in the driver     └── fork ──> trial process: one suspect after the other
+        │ pipelines in the driver       └── fork ──> trial process: one suspect after the other
         └── shared memory
 
-Guarantees: a worker process that dies (any signal, any exit) or stays in the driver too long costs what was
-in the driver and what was compiled since the last checkpoint of its cache. Each pipeline that was in the
-driver is tried alone in a process of its own; the one that dies there is blamed, its outcome is FAILED with
-the reason, and a new worker process goes on without it. No driver is loaded here, and no process is left.
-Assumptions: the set lies in files, which the child opens by their paths.
+Guarantees: if a worker process dies (by any signal or exit) or stays in the driver too long, only the
+pipelines in the driver, and those compiled since the last checkpoint of its cache, are lost. Each pipeline
+that was in the driver is tried alone in its own process. One that dies there is blamed: its outcome is FAILED
+with the reason, and a new worker process goes on without it. This process loads no driver and leaves no
+process behind.
+Assumptions: the set is in files, which the child opens by their paths.
 """
 
 from __future__ import annotations
@@ -98,9 +99,9 @@ _COMPILING: Final = "compiling"  # as compile_set calls that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 _NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
-"""What there is no compiling without."""
+"""Steps that no compile can do without."""
 _AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
-"""In what a driver may die of what came back from it before."""
+"""Steps in which a driver may crash because of a pipeline that it created before."""
 
 
 async def compile_supervised(
@@ -117,25 +118,26 @@ async def compile_supervised(
     """Compile a set as `compile_set` does, in a supervised child process.
 
     Args:
-        archives: Path of the set's archive, or of a manifest, or the paths of several archives.
-        options: How. Without a merge policy worker caches are merged on the way, so that there are
-            checkpoints. A device of one's own is opened by `TrialLimits.opener`.
-        cache_directory: Where the cache file is kept; None keeps none, and a crash then costs all.
-        stop: Ends the job early when set, or says more; see `compile_set`.
-        on_stage: Called in the trio thread with what begins.
-        on_progress: Called in the trio thread as pipelines get done; must not block. What is done never gets
-            less, whatever dies.
-        server: A child that was started before for the same; it is closed in the end. None starts one.
-        log: Where all that the driver prints is written.
+        archives: Path of the set's archive or of a manifest, or the paths of several archives.
+        options: Options of the compile. Without a merge policy, worker caches are merged during the run, so
+            that there are checkpoints. `TrialLimits.opener` opens a custom device.
+        cache_directory: Directory of the cache file; None: there is none, and a crash loses everything.
+        stop: Ends the job early when set, or steers it; see `compile_set`.
+        on_stage: Called in the trio thread with the name of each stage that begins.
+        on_progress: Called in the trio thread as pipelines get done; must not block. `done` never falls, even
+            if a process dies.
+        server: A child that was started before for the same set and options; it is closed in the end. None
+            starts one.
+        log: Receives everything that the driver prints.
 
     Returns:
-        The report. What a worker process compiled that died later counts as compiled.
+        The report. Pipelines that a worker process compiled before it died count as compiled.
 
     Raises:
-        ArchiveError: An archive cannot be read as a whole; so for all that `compile_set` raises.
-        DeviceError: The driver ends every process, whatever is compiled.
-        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, this comes when the calls
-            in flight are back; what was compiled has been saved, and the child is gone.
+        ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
+        DeviceError: The driver ends every process, for any pipeline.
+        trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
+            calls in flight have returned; the compiled pipelines are saved, and the child has ended.
     """
     words = DriverWords(log)
     steering = Steering.of(stop)
@@ -152,16 +154,15 @@ class _Death:
 
     Attributes:
         status: Exit code, or the negative signal.
-        suspects: What it had in the driver, and may have died of.
-        request: What its device was opened as, encoded.
-        recorded_ns: What compiling pipelines of its image took before, by key.
+        suspects: Pipelines in the driver, of which it may have died.
+        request: How its device was opened, encoded.
+        recorded_ns: Recorded compile times of the pipelines of its image, by key.
         others: The other pipelines of its image.
-        overdue: Whether it was killed, because the driver had the suspects for too long.
+        overdue: Whether it was killed because the suspects were in the driver for too long.
         where: What it was doing.
-        was_inside: Whether the suspects were in the driver, and had not just come back from it.
-        of_cache_file: Whether it crashed while the driver was given a cache file, or did not come back from
-            that; the file is given up.
-        steps: What it was in the driver for.
+        was_inside: Whether the suspects were in the driver, and had not just returned.
+        of_cache_file: Whether it crashed or hung while the driver loaded a cache file, which is given up.
+        steps: The kinds of driver calls in flight.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -179,12 +180,12 @@ class _Death:
 
     @property
     def killed(self) -> bool:
-        """Whether somebody else killed it: a person, or the system."""
+        """Whether a person or the system killed it."""
         return is_from_outside(self.status) and not self.overdue
 
     @property
     def how(self) -> str:
-        """It in words."""
+        """The end in words."""
         if self.overdue:
             return "killed: the driver did not come back"
         ended = Ended(self.status)
@@ -193,15 +194,15 @@ class _Death:
 
 @frozen
 class _Pace:
-    """What was done until processes had to begin anew, and what was left, by what it costs.
+    """The work that was done until the last death, and the work that was left, by estimated cost.
 
-    With the time that it took, deaths and trials included, it says how long the rest takes. A process that
-    has just begun does not know that yet.
+    With the elapsed time, deaths and trials included, it tells how long the rest takes, which a new process
+    does not know yet.
 
     Attributes:
-        done_ns: Estimated cost of what was compiled, or is to blame.
+        done_ns: Estimated cost of the pipelines that were compiled or blamed.
         left_ns: Estimated cost of all others.
-        left: How many those are.
+        left: Number of the others.
     """
 
     done_ns: int
@@ -210,12 +211,12 @@ class _Pace:
 
     @classmethod
     def of(cls, costs_ns: Mapping[int, int], done: Container[int]) -> Self:
-        """Of what each costs by key, and what is done of it."""
+        """The pace by the cost of each pipeline, by key, and the keys of those that are done."""
         left = [cost for key, cost in costs_ns.items() if key not in done]
         return cls(sum(costs_ns.values()) - sum(left), sum(left), len(left))
 
     def eta_s(self, elapsed_s: float, undone: int) -> float | None:
-        """Seconds to go after so long, where so many have no outcome; None where nothing was done."""
+        """Seconds to go after `elapsed_s` with `undone` pipelines left; None where none was done."""
         if elapsed_s < _LEAST_PACE_S or not (self.done_ns and self.left):
             return None
         return elapsed_s * self.left_ns / self.left * undone / self.done_ns
@@ -255,9 +256,9 @@ class _Supervisor:
     _pace: _Pace | None = None
 
     async def run(self, server: CompileServer) -> CompileReport:
-        """Compile, with this server and, should it die, others; see `compile_supervised`.
+        """Compile with this server, and with others if it dies; see `compile_supervised`.
 
-        To the worker process a cancellation is a stop: it would lose what it has not saved.
+        A cancellation stops the worker process, so that it can save its cache.
         """
         report: CompileReport | None = None
 
@@ -299,7 +300,7 @@ class _Supervisor:
             server = CompileServer.start(self.archives, self.options)
 
     async def _work(self, connection: Connection) -> CompileReport | None:
-        """Compile as long as the server lives; the report, or None where that died, or nobody wants one."""
+        """Compile while the server lives; the report, or None where the server died or all was cancelled."""
         while True:
             if self._pending is not None:
                 await self._explain(connection, self._pending)
@@ -316,7 +317,7 @@ class _Supervisor:
 
     @property
     def _careful(self) -> bool:
-        """Whether the driver gets one pipeline at a time: it died, and more than once nobody was to blame."""
+        """Whether the driver gets one pipeline at a time, because several deaths had no culprit."""
         return self._unexplained >= _MOST_UNEXPLAINED
 
     def _worker_options(self) -> CompileOptions:
@@ -332,7 +333,7 @@ class _Supervisor:
         return options
 
     async def _compile(self, connection: Connection) -> CompileReport | _Death:
-        """Let a worker process compile; its report, or how it died."""
+        """Let a worker process compile; returns its report, or how it died."""
         number, mail = connection.mailbox()
         request = Compile(
             number,
@@ -347,7 +348,7 @@ class _Supervisor:
         self._settled_before = frozenset(self._settled)
         orders = _Orders(connection, number)
         if not connection.server.take_over():
-            connection.table.clear()  # what the process before had in the driver is no news of this one
+            connection.table.clear()  # the entries are those of the previous process
             await connection.send(request)
         self._count(Supervision(processes=1))
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
@@ -384,7 +385,7 @@ class _Supervisor:
                     case Failed():
                         raise answer.error()
                     case Done():
-                        # The server takes it away before it ends itself: who measures sees what it used.
+                        # The server reaps the worker before it ends, so that its resource usage is counted.
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
                     case Exited() | Ended():
                         ended = answer
@@ -392,7 +393,7 @@ class _Supervisor:
                     case _:
                         pass  # about a trial
             nursery.cancel_scope.cancel()
-        self.words.in_driver = None  # what is said in trials was said before
+        self.words.in_driver = None  # trials repeat messages that were counted
         watch.remember()
         if report is not None:
             return report
@@ -417,10 +418,10 @@ class _Supervisor:
         return death
 
     def _require_target(self) -> None:
-        """Say so where a process ended for want of its target; a driver may just exit. Blocking.
+        """Raise if a process ended because its target does not exist: some drivers just exit. Blocking.
 
         Raises:
-            NoDeviceError: The driver has no such family, or is not there.
+            NoDeviceError: There is no such driver or family.
         """
         from orchestrator.devices.families import require_family
 
@@ -428,10 +429,7 @@ class _Supervisor:
             require_family(self.options.selector)
 
     def _settle(self, directory: Path, process_id: int, identity: DeviceIdentity, crashed: bool) -> bool:
-        """Say how a process died beside the cache file that it may have been loading; whether it was.
-
-        Blocking.
-        """
+        """Note a process's death with the cache file that it may have loaded; whether it did. Blocking."""
         try:
             return settle_death(cache_path(directory, identity), process_id, crashed=crashed)
         except FileNotFoundError:
@@ -443,9 +441,9 @@ class _Supervisor:
             return False
 
     async def _record_times(self, watch: _Watch) -> None:
-        """Record on the way what compiling took, once it is in a checkpoint: else nothing would be saved.
+        """Record compile times during the run, after a checkpoint.
 
-        The worker process itself records at its end, which may never come.
+        The worker process records them at its end, which it may not reach.
         """
         policy = self._worker_options().save_policy
         while self.directory is not None:
@@ -466,7 +464,7 @@ class _Supervisor:
         await connection.send(Stop(number))
 
     def _tell(self, progress: Progress) -> None:
-        """Tell how far it is: what one worker process did counts also while another one finds it again."""
+        """Report progress; work of an earlier worker process counts while a new one finds it again."""
         if progress.done < self._shown.done:
             kept = {name: getattr(self._shown, name) for name in _COUNTED}
             progress = msgspec.structs.replace(progress, eta_s=None, **kept)
@@ -476,13 +474,13 @@ class _Supervisor:
         self.on_progress(progress)
 
     def _eta_s(self, undone: int) -> float | None:
-        """Seconds to go, after a death, by the pace until then."""
+        """Seconds to go after a death, by the pace before it."""
         if self._pace is None:
             return None
         return self._pace.eta_s((time.perf_counter_ns() - self._since_ns) / 1e9, undone)
 
     async def _tell_trials(self, trials: SuspectTrials) -> None:
-        """Tell what is being tried, as long as it is."""
+        """Report progress of the trials until cancelled."""
         began = trio.current_time()
         while True:
             now, oldest = trio.current_time(), min(trials.trying.values(), key=itemgetter(1), default=None)
@@ -502,7 +500,7 @@ class _Supervisor:
             await trio.sleep(_LOOK_S)
 
     def _tell_settled(self, settlement: Settlement) -> None:
-        """Tell what came to its end; what another worker process told of is a hit now, and old news."""
+        """Report settled pipelines, without those that an earlier worker process settled."""
         news = settlement.without(self._settled_before)
         self._settled |= news.keys
         if self.steering.on_settled is not None and news.keys:
@@ -511,10 +509,10 @@ class _Supervisor:
     # --- after a death
 
     async def _explain(self, connection: Connection, death: _Death) -> None:
-        """Find out who is to blame for a death; pending where the server is lost meanwhile.
+        """Find the pipelines to blame for a death; the death stays pending if the server is lost.
 
         Raises:
-            DeviceError: Death after death leads nowhere.
+            DeviceError: There were too many deaths without a culprit.
         """
         self._pace = _Pace.of(self._costs_ns, self._compiled | self._culprits.keys())
         trials = SuspectTrials(
@@ -549,7 +547,7 @@ class _Supervisor:
         self._culprits |= {int(each.key, 16): each for each in blamed}
 
     async def _blame_at_once(self, job: PipelineJob, verdict: Verdict) -> None:
-        """Keep a culprit for the next run, together with those that come while others are being written."""
+        """Save a culprit for the next run, together with others that are found during a write."""
         if self._shown.done < self._shown.total:
             done, failed = self._shown.done + 1, self._shown.failed + 1
             self._shown = msgspec.structs.replace(self._shown, done=done, failed=failed)
@@ -563,7 +561,7 @@ class _Supervisor:
                 await trio.to_thread.run_sync(self._keep, unkept)
 
     def _look_ahead(self, death: _Death) -> Sequence[PipelineJob]:
-        """More pipelines to try, where deaths follow one another: a trial costs less than another death."""
+        """More pipelines to try after a streak of deaths, because a trial costs less than a death."""
         few = len(self._compiled) - self._compiled_before < _FEW
         self._compiled_before = len(self._compiled)
         self._streak = self._streak + 1 if few and not (death.killed or death.overdue) else 0
@@ -573,10 +571,10 @@ class _Supervisor:
         return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
 
     def _give_up(self, death: _Death) -> None:
-        """Do without a step that a driver does not come back from, or that ends processes again and again.
+        """Skip from now on a step in which the driver hangs, or crashes repeatedly.
 
         Raises:
-            DeviceError: There is no doing without.
+            DeviceError: The step is needed.
         """
         if death.killed or death.of_cache_file or (death.steps & OF_PIPELINES and not death.overdue):
             return
@@ -594,12 +592,12 @@ class _Supervisor:
         self._given_up |= news
 
     def _is_fruitless(self, death: _Death) -> bool:
-        """Count a death that nobody is to blame for; whether the only suspect has to be left out for it.
+        """Count a death without a culprit; returns whether its only suspect has to be left out.
 
         Raises:
             DeviceError: There were too many.
         """
-        # What is overdue took too long together, which is known now; and a cache file is not loaded again.
+        # Overdue suspects were only slow together, and a cache file is not loaded again.
         if not (death.killed or death.overdue or death.of_cache_file):
             self._unexplained += 1
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
@@ -619,7 +617,7 @@ class _Supervisor:
         return _culprit(job, cause, reason, Ended(death.status).signal, confirmed=False)
 
     def _keep(self, culprits: list[Culprit]) -> None:
-        """Keep culprits for the next run. Blocking."""
+        """Save culprits for the next run. Blocking."""
         if self.directory is None:
             return
         for identity in self._identities.values():
@@ -634,7 +632,7 @@ class _Supervisor:
     # --- the end
 
     def _joined(self, report: CompileReport) -> CompileReport:
-        """The report of all worker processes by that of the last, which had all pipelines. Blocking."""
+        """The report of all worker processes, from that of the last, which had all pipelines. Blocking."""
         table = report.pipelines
         hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
         again = hits & np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
@@ -660,7 +658,7 @@ class _Supervisor:
         )
 
     def _known(self, report: CompileReport) -> dict[int, Culprit]:
-        """Culprits of earlier runs; those that could be compiled now are taken out of the quarantine."""
+        """Culprits of earlier runs; takes those that compiled now out of the quarantine."""
         if self.directory is None:
             return {}
         known: dict[int, Culprit] = {}
@@ -701,7 +699,7 @@ def _culprit(
 
 @define(eq=False)
 class _Orders:
-    """What a worker process is told while it works, in order; what it had not done when it died is done."""
+    """Orders to a worker process while it works, in sequence; when it dies, all count as obeyed."""
 
     connection: Connection
     number: int
@@ -720,7 +718,7 @@ class _Orders:
         return lambda: self._pending.get(count)
 
     async def send_all(self, steering: Steering) -> None:
-        """Send what is heard, as it comes, and first what was said since the process was asked to compile."""
+        """Send orders as they come, first those since the request to compile."""
         if not steering.steered:
             return
         try:
@@ -736,17 +734,17 @@ class _Orders:
                 self.obeyed(count)
 
     def obeyed(self, count: int) -> None:
-        """It has done this one."""
+        """The process has obeyed an order."""
         self._pending.pop(count).set()
 
 
 @define(eq=False)
 class _Watch:
-    """Looks at what a worker process has in the driver, while it lives and when it died.
+    """Watches the driver calls of a worker process, while it lives and when it died.
 
     Attributes:
-        compiled: Gets the keys of what it compiled.
-        identity: Of the device that it has open.
+        compiled: Receives the keys of the pipelines that it compiled.
+        identity: Identity of its open device.
     """
 
     connection: Connection
@@ -763,7 +761,7 @@ class _Watch:
     _settled: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
 
     def prepare(self, prepared: Prepared) -> None:
-        """Another image is in the driver from now on."""
+        """The process compiles another image from now on."""
         self.remember()
         self._prepared, self._tables = prepared, None
         self._keys = np.frombuffer(self.tables.keys, np.uint64)
@@ -771,19 +769,19 @@ class _Watch:
         self._costs.append((self._keys, np.frombuffer(self.tables.estimated_ns, np.int64)))
 
     def remember(self) -> None:
-        """Keep in mind what was compiled of the image: of another worker process it may be hits."""
+        """Remember the compiled pipelines of the image: they may be hits in the next worker process."""
         marks = self.connection.table.marks()[: len(self._keys)]
         self.compiled.update(self._keys[: len(marks)][marks != 0].tolist())
 
     def costs_ns(self) -> dict[int, int]:
-        """What each pipeline of all images is taken to cost, ns by key."""
+        """Estimated cost of each pipeline of all images, ns by key."""
         pairs = (zip(keys.tolist(), costs.tolist(), strict=True) for keys, costs in self._costs)
         return dict(chain.from_iterable(pairs))
 
     def settled_times(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
-        """Keys of what had been compiled when this was called before, and how long it took, ns; each once."""
+        """Keys and times, ns, of pipelines that were compiled before the previous call; each once."""
         marks = self.connection.table.marks()
-        if len(marks) != len(self._keys):  # of another image, as it is being prepared
+        if len(marks) != len(self._keys):  # another image is being prepared
             return self._keys[:0], np.zeros(0, np.int64)
         due = self._seen & ~self._settled
         self._seen, self._settled = marks != 0, self._seen
@@ -793,12 +791,12 @@ class _Watch:
     def tables(self) -> ImageTables:
         """The tables of the image."""
         if self._tables is None:
-            assert self._prepared is not None  # noqa: S101 - there is one
+            assert self._prepared is not None  # noqa: S101 - callers check
             self._tables = self.connection.tables(self._prepared)
         return self._tables
 
     def keys_in_driver(self) -> list[int]:
-        """Keys of the pipelines that are in the driver now. For any thread."""
+        """Keys of the pipelines in the driver now. Thread-safe."""
         keys, tables = self._keys, self._tables
         if tables is None:
             return []
@@ -807,7 +805,7 @@ class _Watch:
         return [int(keys[each]) for each in numbers if each < len(keys)]
 
     async def run(self) -> None:
-        """Kill the process when the driver has something for too long."""
+        """Kill the process when a driver call takes too long."""
         shortest_s = min(self.limits.limit_s(), self.limits.call_limit_now_s())
         look_s = min(max(_LOOK_S, shortest_s / _LOOKS_A_LIMIT), _MOST_LOOK_S)
         while not self._overdue:
@@ -818,9 +816,9 @@ class _Watch:
         await self.connection.send(Kill(self.number))
 
     def _is_late(self, flight: Flight, now_ns: int) -> bool:
-        """Whether a call takes longer than one of its pipelines may, beside what the others took before.
+        """Whether a call takes longer than one pipeline may, plus the recorded times of its other pipelines.
 
-        What creates no pipeline has a limit of its own.
+        Calls that create no pipeline have a limit of their own.
         """
         age_s = (now_ns - flight.since_ns) / 1e9
         if flight.doing not in OF_PIPELINES:
@@ -835,12 +833,12 @@ class _Watch:
         return age_s > self.limits.limit_now_s(recorded[-1] if recorded else 0) + others_s
 
     def death(self, status: int) -> _Death:
-        """How it died."""
+        """The death of the process."""
         table = self.connection.table
         flights = self._overdue or table.flights()
         steps = frozenset(each.doing for each in flights)
         where = min(steps).words if steps else "outside of any call into the driver"
-        # A thread of the driver's own, or memory that it spoiled, may end the process some moments later.
+        # A thread of the driver, or corrupted memory, may end the process some time after the call.
         was_inside = not steps.isdisjoint(OF_PIPELINES)
         if not self._overdue and steps <= _AFTERWARDS:
             flights = table.flights(ended=True)
@@ -864,14 +862,14 @@ class _Watch:
 
 
 def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
-    """Numbers of the pipelines that a call was made for."""
+    """Numbers of the pipelines that a call concerns."""
     if flight.doing in (Doing.CREATE, Doing.KEYS):
         return flight.numbers
     if flight.doing is Doing.MODULE:
         return _holding(tables.module_start, np.frombuffer(tables.module_index, np.int32), flight.numbers)
     if flight.doing is Doing.OBJECT:
         wanted = set(flight.numbers)
-        for number, needs in enumerate(tables.dependencies):  # what an object needs comes before it
+        for number, needs in enumerate(tables.dependencies):  # dependencies come first
             if wanted.intersection(needs):
                 wanted.add(number)
         return _holding(tables.object_start, np.frombuffer(tables.object_index, np.int32), wanted)
@@ -879,14 +877,14 @@ def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
 
 
 def _holding(start: bytes, index: npt.NDArray[np.int32], wanted: Iterable[int]) -> Iterable[int]:
-    """Pipelines that hold one of these, in tables grouped by pipeline."""
+    """Pipelines with a wanted entry, in tables grouped by pipeline."""
     places = np.flatnonzero(np.isin(index, list(wanted)))
     found = np.searchsorted(np.frombuffer(start, np.int64), places, side="right") - 1
     return [int(each) for each in found]
 
 
 _NOISE: Final = (b"invalid pci bus info",)
-"""What drivers print of the machine, whatever they compile: RADV of null hardware."""
+"""Messages about the machine, which do not depend on the pipelines: RADV on null hardware."""
 
 _FIRST_BYTES: Final = 200
 _MOST_KEYS: Final = 8
@@ -902,15 +900,15 @@ class _Case:
 
 @define(eq=False)
 class DriverWords:
-    """What drivers print while they compile: counted, and traced to pipelines, instead of shown line by line.
+    """Counts the messages that drivers print while they compile, and attributes them to pipelines.
 
-    A driver prints to the process's stderr, for all its threads. Whose it is follows from when: what is in
-    the driver while something comes may have caused it, and what is there whenever something comes, most
-    likely did. `take` belongs to the thread that reads; the rest to one other thread.
+    All threads of a driver print to the process's stderr. Pipelines that are in the driver while it prints
+    may have caused a message, and one that is there every time most likely did. `take` belongs to the thread
+    that reads; the rest to one other thread.
 
     Attributes:
-        log: Where everything is written too, or None.
-        in_driver: Tells the keys of the pipelines that are in the driver now; None: nothing is counted.
+        log: Receives all messages too, or None.
+        in_driver: Gives the keys of the pipelines in the driver now; None: nothing is counted.
     """
 
     log: BinaryIO | None = None
@@ -920,7 +918,7 @@ class DriverWords:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def take(self, data: bytes) -> None:
-        """Take what was printed."""
+        """Take printed bytes."""
         if self.log is not None:
             self.log.write(data)
             self.log.flush()
@@ -937,12 +935,12 @@ class DriverWords:
             case = self._cases.setdefault(keys, _Case())
             case.lines += len(said)
             case.size += sum(map(len, said)) + len(said)
-            # A line that ends so is a heading: what is wrong stands in the next one.
+            # A line that ends with a colon is a heading, and the next line has the message.
             first = b" ".join(said[:2]) if said[0].rstrip().endswith(b":") else said[0]
             case.first = case.first or " ".join(first[:_FIRST_BYTES].decode("utf-8", "replace").split())
 
     def messages(self) -> tuple[DriverMessages, ...]:
-        """What was printed so far, by whom as far as that can be told; the most first."""
+        """All messages so far, with the pipelines that caused them as far as known; the most lines first."""
         with self._lock:
             cases = dict(self._cases)
         found: list[DriverMessages] = []
@@ -951,7 +949,7 @@ class DriverWords:
             for keys, case in cases.items():
                 for key in keys:
                     lines[key] += case.lines
-            # The one that was there for most of what is left; others as well where they always were, too.
+            # The pipeline that was there for most remaining lines, and others that were there as often.
             most = max(lines.values(), default=0)
             likely = sorted(key for key, count in lines.items() if count == most and most)
             mine = [keys for keys in cases if not likely or likely[0] in keys]

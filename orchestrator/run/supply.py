@@ -1,13 +1,13 @@
-"""`SpirvSupply`: asks a provider for the SPIR-V that pipelines turn out to need, and lets them go on with it.
+"""`SpirvSupply`: asks a provider for the SPIR-V of pipelines that were not found without it.
 
     workers ── not found without code ──> take ──> modules, those of the most urgent and longest first
                                                       │  several at a time, never in a worker's thread
     schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
 
-Guarantees: a shader is asked for once, however many pipelines want it, and in however many images. What the
-provider raises, gives that is no code, or does not give in time is the outcome of the pipelines that need it,
-and of nobody else. A provider that is stuck keeps its thread, and so its place among those that are asked at
-a time, until it returns; nobody waits for it.
+Guarantees: each shader is requested once for all pipelines and images that need it. If the provider raises,
+gives no valid code, or does not answer in time, only the pipelines that need the shader fail. A stuck call of
+a provider occupies its thread, and one of the provider's concurrent calls, until it returns; no task waits
+for it.
 Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
 """
 
@@ -41,7 +41,7 @@ _CREATED: Final = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatu
 
 @frozen(eq=False)
 class _Module:
-    """A module that is asked for: where it is used first."""
+    """A requested module, at its first use."""
 
     part: PreparedPipelines
     identified: IdentifiedModules
@@ -51,7 +51,7 @@ class _Module:
 
 @frozen
 class _Given:
-    """Code that was given: bytes of it, and whether it has another identifier than was known."""
+    """Supplied code: its size in bytes, and whether its identifier differs from the known one."""
 
     size: int
     changed: bool = False
@@ -65,8 +65,8 @@ class SpirvSupply:
         device: The device.
         parts: The images.
         exchange: The schedule.
-        settle: Gives pipelines an outcome that are not assigned.
-        notes: What a reader of the report must know.
+        settle: Gives an outcome to pipelines that are not assigned.
+        notes: Caveats for the report.
     """
 
     device: Device
@@ -78,8 +78,8 @@ class SpirvSupply:
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _queue: list[tuple[tuple[int, int], int]] = field(factory=list)  # urgency, key
     _asked: dict[int, _Module] = field(factory=dict)
-    _wanted: dict[int, list[int]] = field(factory=dict)  # of each key: the jobs that wait for it
-    _waits: dict[int, set[int]] = field(factory=dict)  # of each job: the keys that it waits for
+    _wanted: dict[int, list[int]] = field(factory=dict)  # jobs that wait for each key
+    _waits: dict[int, set[int]] = field(factory=dict)  # keys that each job waits for
     _refused: dict[int, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
@@ -87,13 +87,13 @@ class SpirvSupply:
     _busy: int = 0
 
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
-        """Jobs were not found without their code."""
+        """Supply the code of jobs that were not found without it."""
         ready: list[int] = []
         unknown = 0
         for job in jobs.tolist():
             part, own = self.parts.part_of(job)
             identified = part.identified
-            assert identified is not None  # noqa: S101 - only such are missed
+            assert identified is not None  # noqa: S101 - other jobs are never missed
             unknown += not identified.known(np.array([own], np.int32))[0]
             lacking: set[int] = set()
             for number in identified.needed(own):
@@ -118,10 +118,10 @@ class SpirvSupply:
         self._lot.unpark_all()
 
     async def serve(self) -> None:
-        """Ask for what is wanted, until cancelled."""
+        """Request wanted modules until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                # From this look to the parking there is no checkpoint, and news comes in the trio thread.
+                # No checkpoint lies between this check and `park`, and `take` runs in the trio thread too.
                 while not self._queue or self._busy >= self._next.identified.provider.concurrency:
                     await self._lot.park()
                 _, key = heapq.heappop(self._queue)
@@ -163,7 +163,7 @@ class SpirvSupply:
         for job in waiting:
             lacking = self._waits.get(job)
             if lacking is None:
-                continue  # other code of it was refused
+                continue  # other code that it needs was refused
             lacking.discard(module.key)
             if not lacking:
                 ready.append(job)
@@ -195,14 +195,14 @@ class SpirvSupply:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
         except OrchestratorError as error:
             return Refusal(str(error))
-        except Exception as error:  # noqa: BLE001 - whatever it is belongs to this shader
+        except Exception as error:  # noqa: BLE001 - any error concerns only this shader
             return Refusal(f"the provider failed: {type(error).__name__}: {error}")
         if checked is None:
             checked = await trio.to_thread.run_sync(self._checked, module, code)
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
 
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
-        """Code as bytes, or why it cannot be used. Any thread, also one that nobody waits for any more."""
+        """Code as bytes, or why it cannot be used. Any thread, also after the time limit."""
         identified = module.identified
         if not identified.provider.trusted:
             with self._judging:
@@ -216,7 +216,7 @@ class SpirvSupply:
         return bytes(code)
 
     def _keep(self, module: _Module, code: bytes) -> Refusal | _Given:
-        """Keep code for the device, and learn its identifier: a hash, so that no thread is worth it."""
+        """Keep code for the device, and learn its identifier, a hash that is too cheap for a thread."""
         identified = module.identified
         identified.code.put(module.key, b"" if identified.provider.trusted else code)
         if not (has_identification(self.device) and self.device.features.shader_module_identifiers):
@@ -233,7 +233,7 @@ class SpirvSupply:
         return _Given(len(code), changed=bool(known))
 
     def _settle(self, jobs: Iterable[int]) -> None:
-        """All code of some jobs is there."""
+        """All code of some jobs has arrived."""
         ready = list(jobs)
         if not ready:
             return
@@ -246,7 +246,7 @@ class SpirvSupply:
             schedule.supplied(ready)
 
     def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
-        """Some code of some jobs will never be there."""
+        """Some code of some jobs will never arrive."""
         reasons = {job: refusal.reason for job in jobs if self._waits.pop(job, None) is not None}
         if not reasons:
             return
@@ -256,7 +256,7 @@ class SpirvSupply:
             schedule.exclude(reasons)
 
     def record(self, table: OutcomeTable) -> IdentifiersRecord:
-        """What came of it, once all workers have ended."""
+        """The record, once all workers have ended."""
         created = np.isin(table.status, _CREATED)
         found = modules = known = size = 0
         for first, part in self.parts.items():
@@ -274,6 +274,6 @@ class SpirvSupply:
 
 
 def _is_async(translate: object) -> bool:
-    """Whether calling it gives an awaitable: a function, or an object with such a method."""
+    """Whether it is an async function, or an object whose `__call__` is one."""
     call = getattr(translate, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(call)

@@ -1,7 +1,8 @@
-"""Vetting: keep pipelines of doubtful shader modules out of this process's driver.
+"""Vetting keeps pipelines of doubtful shader modules out of this process's driver.
 
-Guarantees: what is left out has one outcome, whose reason names the module or the signal; what links a
-library that is left out is left out, too. With `ISOLATE`, the driver here gets nothing that was not tried.
+Guarantees: each pipeline that is left out has one outcome, whose reason names the module or the signal;
+pipelines that link it are left out too. With `ISOLATE`, this process's driver gets only pipelines that were
+tried before.
 Assumptions: spirv-val finds invalid modules, not a driver's bugs with valid ones. `ISOLATE` finds those, and
 compiles twice.
 """
@@ -37,14 +38,14 @@ _T = TypeVar("_T")
 
 @define(eq=False)
 class Vetter:
-    """Vets the pipelines of an image, in so many processes at a time.
+    """Vets the pipelines of an image, in `processes` processes at a time.
 
     Attributes:
-        request: What the image's device was opened as.
+        request: How the image's device was opened.
         stop: Ends trials early when set.
-        left_out: Outcomes of pipelines that the driver must not be given here, in the order of the image.
-        untried: Pipelines that were not come to before the run was stopped.
-        notes: What a reader of the report should know.
+        left_out: Outcomes of pipelines that this process's driver must not get, in the order of the image.
+        untried: Pipelines that were not tried before the run was stopped.
+        notes: Caveats for the report.
     """
 
     source: PipelineSet
@@ -93,7 +94,7 @@ class Vetter:
                 try:
                     modules.append((index, each.load()))
                 except RecordError:
-                    continue  # it was read once, and is damage of the set if it cannot be again
+                    continue  # it was read before, so this is damage of the set
             return dict(
                 validation.validate_modules(modules, program, processes=self.processes, children=children)
             )
@@ -119,7 +120,7 @@ class Vetter:
         image = self.image
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
-        # Without a name, so that a process that is killed leaves nothing behind.
+        # An unnamed file, so that a killed process leaves nothing behind.
         descriptor = os.memfd_create("orchestrator-trial", os.MFD_CLOEXEC)
         try:
             await trio.to_thread.run_sync(self._write, descriptor)
@@ -150,7 +151,7 @@ class Vetter:
             self.source.copy_to(writer)
 
     def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:
-        """Leave out pipelines with a reason, and what links them: libraries come first in an image."""
+        """Leave out pipelines with a reason, and those that link them; libraries come first in an image."""
         image = self.image
         for index in range(len(image)):
             blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
@@ -166,7 +167,7 @@ def _job(image: CreateInfoImage, index: int) -> PipelineJob:
 
 
 async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
-    """Run a blocking function in a thread; cancelled, end its children, which are of the group, and wait."""
+    """Run a blocking function in a thread; if cancelled, end its children in the group, and wait for it."""
     group = ChildGroup()
 
     async def end_when_cancelled() -> None:
@@ -179,7 +180,7 @@ async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:
     with first_error():
         async with trio.open_nursery() as nursery:
             nursery.start_soon(end_when_cancelled)
-            with suppress(ChildrenEndedError):  # it was cancelled, which the nursery says
+            with suppress(ChildrenEndedError):  # it was cancelled, which the nursery raises
                 results.append(await trio.to_thread.run_sync(function, group))
             nursery.cancel_scope.cancel()
     return results[0]

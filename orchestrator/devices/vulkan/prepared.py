@@ -223,7 +223,7 @@ class VulkanPreparedPipelines:
         before: BeforeObject = no_news,
         modules_on_demand: bool = False,
     ) -> None:
-        """Bind an image; only `VulkanDevice.prepare` does this. `close` of this object calls `close`."""
+        """Bind an image; only `VulkanDevice.prepare` does this. `close()` calls the argument of that name."""
         self._context = context
         self._close = close
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
