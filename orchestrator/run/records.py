@@ -19,7 +19,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Self, TypeAlias, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -203,12 +203,19 @@ class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
 
 
 class Sums(Record, frozen=True):
-    """A record all of whose fields add."""
+    """A record whose fields add; the largest or the last value of some counts instead."""
+
+    _LARGEST: ClassVar[frozenset[str]] = frozenset()
+    _LAST: ClassVar[frozenset[str]] = frozenset()
 
     def __add__(self, other: Self) -> Self:
         """Both together."""
-        names = self.__struct_fields__
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in names))
+
+        def total(name: str) -> Any:
+            one, two = getattr(self, name), getattr(other, name)
+            return two if name in self._LAST else max(one, two) if name in self._LARGEST else one + two
+
+        return type(self)(*map(total, self.__struct_fields__))
 
 
 class Columns(Record, frozen=True, eq=False):
@@ -230,13 +237,13 @@ class Columns(Record, frozen=True, eq=False):
 
 
 class OutcomeStatus(enum.StrEnum):
-    """What became of a pipeline. Every pipeline has exactly one of these.
+    """The outcome of a pipeline. Every pipeline has exactly one.
 
-    COMPILED: created, and the application's cache did not hold it (or the driver does not say).
-    CACHE_HIT: created from the application's cache, by creation feedback, never by how quick it was. A
-        pipeline that has no stages of its own and links libraries gets no feedback from some drivers; it is a
-        hit where all its libraries were.
-    SKIPPED: never handed to the driver, because the device lacks something that it needs.
+    COMPILED: created, and the application's cache did not hold it (or the driver does not tell).
+    CACHE_HIT: created from the application's cache, as creation feedback tells; time is no evidence. Some
+        drivers give no feedback for a pipeline that only links libraries; it is a hit if all its libraries
+        were.
+    SKIPPED: never given to the driver, because the device lacks something that it needs.
     FAILED: the driver refused it, or it could not be prepared, or a library of it failed.
     NOT_RUN: the run was stopped before its turn.
     """
@@ -265,18 +272,17 @@ def status_code(status: OutcomeStatus) -> int:
 
 
 class PipelineOutcome(Record, frozen=True, omit_defaults=True):
-    """What became of one pipeline: a row of an `OutcomeTable`, made when it is asked for.
+    """The outcome of one pipeline: a row of an `OutcomeTable`, made on demand.
 
     Attributes:
         key: Its hash in the set.
-        kind: What it is.
-        status: What became of it; of a session's pipeline NOT_RUN also where it was cancelled, or has not had
-            its turn yet.
-        reason: Why it was skipped or failed; for a refusal of the driver, the name of the VkResult.
+        kind: Its kind.
+        status: Its outcome; in a session NOT_RUN also if it was cancelled, or has not had its turn yet.
+        reason: Why it was skipped or failed; if the driver refused it, the name of the VkResult.
         driver_ns: Driver time, over all groups.
         index: Its row in the table; in a run, its number in the image.
-        handle: The pipeline, where the run keeps them and it was not taken; 0 otherwise, and for a library,
-            which the device keeps. See `PipelineSession.take` for who owns it.
+        handle: The pipeline, if the run keeps pipelines and it was not taken; else 0. It is 0 for a library,
+            which the device keeps. See `PipelineSession.take` for the owner.
     """
 
     key: Hash
@@ -299,14 +305,14 @@ class PipelineOutcome(Record, frozen=True, omit_defaults=True):
 
 
 class Counts(Record, frozen=True):
-    """Pipelines of each status; disjoint.
+    """Number of pipelines with each status; disjoint.
 
     Attributes:
         compiled: Created by compiling.
-        cache_hits: Created from the cache, by creation feedback.
-        skipped: Not handed to the driver, because the device lacks something.
+        cache_hits: Created from the cache, as creation feedback tells.
+        skipped: Not given to the driver, because the device lacks something.
         failed: Not created.
-        not_run: Not come to; there only where the job was stopped, or pipelines were cancelled.
+        not_run: Not tried; present only if the job was stopped or pipelines were cancelled.
     """
 
     compiled: int
@@ -317,7 +323,7 @@ class Counts(Record, frozen=True):
 
 
 class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
-    """What became of pipelines, one row each.
+    """The outcomes of pipelines, one row each.
 
     Attributes:
         keys: Hash of each in the set, shape (n,), uint64.
@@ -326,11 +332,11 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         status: `status_code` of each: 0 compiled, 1 cache hit, 2 skipped, 3 failed, 4 not run; shape (n,),
             uint8.
         driver_ns: Driver time of each, shape (n,), uint64.
-        worker: Who created it, shape (n,), int32; -1 where nobody tried. Where it was created in several
-            groups or parts, who created it in the one whose outcome counts.
+        worker: The worker that created it, shape (n,), int32; -1 if none tried. If it was created in several
+            groups or parts, the worker of the one whose outcome counts.
         reasons: Why a pipeline was skipped or failed, by row.
-        handles: Pipelines that the caller asked to keep and now owns, shape (n,), uint64. None where none are
-            kept, and in a sum: they stay with the parts.
+        handles: Kept pipelines, which the caller owns, shape (n,), uint64. None if none are kept, and in a
+            sum: they stay with the parts.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -658,17 +664,17 @@ def _refusal(result: int) -> str:
 
 
 class CreationCall(msgspec.Struct, frozen=True, eq=False):
-    """What one call of `Device.create_pipelines` cost: a row of `Calls`, made when it is asked for.
+    """The cost of one call of `Device.create_pipelines`: a row of `Calls`, made on demand.
 
     It may be several calls into the driver, see `Calls`.
 
     Attributes:
-        worker: Who made it.
+        worker: The worker that made it.
         start_ns: When it began, on the clock of time.perf_counter_ns.
-        wall_ns: How long it took.
-        cpu_ns: CPU time of the thread meanwhile.
-        driver_ns: Sum of the pipelines' creation feedback durations; `wall_ns` where the driver gives none.
-        run_delay_ns: How long the thread was runnable but not scheduled meanwhile; 0 where unknown.
+        wall_ns: Its duration.
+        cpu_ns: CPU time of the thread during the call.
+        driver_ns: Sum of the pipelines' creation feedback durations; `wall_ns` if the driver gives none.
+        run_delay_ns: Time in which the thread was runnable but not scheduled; 0 if unknown.
         indices: The pipelines, shape (k,), int32.
     """
 
@@ -690,20 +696,20 @@ _CALL_COLUMNS: Final = ("worker", "start_ns", "wall_ns", "cpu_ns", "driver_ns", 
 
 
 class Calls(Columns, frozen=True, eq=False, rename=None):
-    """Every call of a run, worker by worker, in the order made.
+    """Every call of a run, worker by worker, in order.
 
-    A batch of expected hits that was handed out for several calls is one: nothing is between those calls, and
-    clocks are read before the first and after the last.
+    Several driver calls for one batch of expected hits count as one: the worker does nothing between them,
+    and reads the clocks before the first and after the last.
 
     Attributes:
-        worker: Who made each call, shape (c,), int32.
+        worker: The worker that made each call, shape (c,), int32.
         start_ns: When it began, on the clock of time.perf_counter_ns, shape (c,), int64.
-        wall_ns: How long it took, shape (c,), int64.
-        cpu_ns: CPU time of the thread meanwhile, shape (c,), int64.
+        wall_ns: Its duration, shape (c,), int64.
+        cpu_ns: CPU time of the thread during the call, shape (c,), int64.
         driver_ns: Driver time of its pipelines, shape (c,), int64.
-        run_delay_ns: How long the thread was runnable but not scheduled, shape (c,), int64.
+        run_delay_ns: Time in which the thread was runnable but not scheduled, shape (c,), int64.
         sizes: Number of its pipelines, shape (c,), int32.
-        indices: The pipelines of all calls one after the other, as rows of the run's table, int32.
+        indices: The pipelines of all calls in sequence, as rows of the run's table, int32.
     """
 
     worker: npt.NDArray[np.int32]
@@ -767,11 +773,11 @@ class Calls(Columns, frozen=True, eq=False, rename=None):
 
 
 class Barrier(Record, frozen=True, rename=None):
-    """The point where all workers have ended. In a sum that of the last part.
+    """The point where all workers have ended; in a sum that of the last part.
 
     Attributes:
         arrivals_ns: When each worker arrived, on the clock of time.perf_counter_ns.
-        end_ns: When the last had arrived and the run went on.
+        end_ns: When the last worker had arrived and the run went on.
     """
 
     arrivals_ns: tuple[int, ...]
@@ -787,8 +793,8 @@ class Duplicates(Sums, frozen=True):
     """Pipelines that more than one worker compiled.
 
     Attributes:
-        keys: Distinct keys that were compiled on more than one worker.
-        driver_ns: Driver time of all compilations of those keys but the first of each in the order of the
+        keys: Number of keys that more than one worker compiled.
+        driver_ns: Driver time of all compiles of these keys except the first of each, in the order of the
             set.
     """
 
@@ -796,24 +802,27 @@ class Duplicates(Sums, frozen=True):
     driver_ns: Nanoseconds
 
 
-class RollingReport(Record, frozen=True):
-    """What a rolling merge did, without the merge at the barrier.
+class RollingReport(Sums, frozen=True):
+    """The merges during a run, without the merge at the barrier.
 
     Attributes:
-        folds: Merges into the primary.
-        caches: Worker caches that were merged.
-        pipelines: Pipelines that were compiled in them.
-        source_bytes: Their size in sum.
+        folds: Number of merges into the primary.
+        caches: Number of merged worker caches.
+        pipelines: Number of pipelines that were compiled into them.
+        source_bytes: Sum of their sizes.
         merge_ns: Time of all these merges; other threads compile meanwhile.
         hook_ns: Time in `on_merged`; likewise.
-        longest_pause_ns: Longest time that a worker spent between two batches for the sake of merging:
-            looking at the thresholds, taking a fresh cache, and in mode TWO_LEVEL waiting for a merge before
-            a look-up. In a sum the longest.
-        deferred: Rotations that were due when no fresh cache was ready, and took place later or not at all.
-        synchronized_by: Who keeps look-ups and merges apart: "driver" (internally synchronized merge), "lock"
-            (one of ours), or "nothing", where nobody but the merger uses the primary. In a sum the last
-            part's.
+        longest_pause_ns: Longest time that merging cost a worker between two batches: checking the
+            thresholds, taking a new cache, and in mode TWO_LEVEL waiting for a merge before a look-up. In a
+            sum the longest.
+        deferred: Rotations that were due when no new cache was ready, and took place later or not at all.
+        synchronized_by: What keeps look-ups and merges apart: "driver" (internally synchronized merge),
+            "lock" (one of ours), or "nothing", where only the merging thread uses the primary. In a sum the
+            last part's.
     """
+
+    _LARGEST = frozenset({"longest_pause_ns"})
+    _LAST = frozenset({"synchronized_by"})
 
     folds: int
     caches: int
@@ -825,43 +834,31 @@ class RollingReport(Record, frozen=True):
     deferred: int
     synchronized_by: str
 
-    def __add__(self, other: Self) -> Self:
-        """Both together."""
-        return type(self)(
-            **{
-                name: getattr(self, name) + getattr(other, name)
-                for name in self.__struct_fields__
-                if name not in ("longest_pause_ns", "synchronized_by")
-            },
-            longest_pause_ns=max(self.longest_pause_ns, other.longest_pause_ns),
-            synchronized_by=other.synchronized_by,
-        )
-
 
 class MergeReport(Record, frozen=True):
-    """What the merge did. In mode SHARED there are no sources, and the figures are those of the primary.
+    """The merge. In mode SHARED there are no sources, and the figures are those of the primary.
 
-    A sum begins with what its first part began with, and gains what each part gained: of parts that begin
-    with the same data, or where the one before ended, those are the sizes of one run over all of it, as far
-    as the parts share nothing.
+    A sum begins with the sizes at the start of its first part, and adds the growth of each part. If the parts
+    begin with the same data, or each where the one before ended, and share no pipelines, these are the sizes
+    of one run over all of them.
 
     Attributes:
         source_bytes: Size of each worker cache, worker by worker.
-        header_bytes: What each size counts beside pipelines.
-        seed_bytes: Size of the data that each worker cache was created with, 0 for none.
+        header_bytes: Bytes of each size that do not hold pipelines.
+        seed_bytes: Size of the initial data of each worker cache, or 0.
         primary_bytes_before: Size of the primary before the merge (in mode SHARED and with a rolling merge:
             before the run).
-        primary_bytes_after: Its size after.
-        pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources beyond
+        primary_bytes_after: Its size after the merge.
+        pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources without
             their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that
-            a rolling merge took on the way are sources here.
+            were merged during the run are sources here.
         duplicate_job_keys: Keys of the set that more than one worker compiled.
-        duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which sees two jobs that are the same
-            pipeline to the driver; None where it was not asked for or the device has no pipeline keys.
-        barrier_wait_ns: How long each worker waited at the barrier.
+        duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which recognizes two jobs that are the same
+            pipeline to the driver; None if keys were not requested or the device has none.
+        barrier_wait_ns: Time that each worker waited at the barrier.
         merge_ns: Time of the merge alone.
-        warnings: What a user should know, such as a merge that kept nothing; empty where all is well.
-        rolling: What was merged on the way, or None where all was merged at the barrier.
+        warnings: What a user should know, such as a merge that kept nothing; empty if all is well.
+        rolling: The merges during the run, or None if all were at the barrier.
         started_ns: When the merge began, on the clock of time.perf_counter_ns.
     """
 
@@ -913,34 +910,34 @@ class MergeReport(Record, frozen=True):
 
 
 class BinariesRecord(Sums, frozen=True, omit_defaults=True):
-    """What was done with pipeline binaries, in mode `binaries`.
+    """The use of pipeline binaries, in mode `binaries`.
 
     Attributes:
         looked_up: Pipelines that were looked up before the first was created.
-        pulled_in: Those that were found, and whose binaries were made ahead of time.
-        pulled_late: Those that were found and did not fit the bound on memory, so that their binaries were
-            made when they were needed.
-        pulled_binaries: Different binaries of those.
-        pulled_bytes: Size of those.
+        pulled_in: Pipelines that were found, and whose binaries were created in advance.
+        pulled_late: Pipelines that were found and exceeded the bound on memory, so that their binaries were
+            created when they were needed.
+        pulled_binaries: Number of different binaries of the pipelines found.
+        pulled_bytes: Size of these binaries.
         from_internal_cache: Pipelines whose binaries the driver's own cache had.
         created: Pipelines that were created from binaries.
         refused: Pipelines that the driver did not create from their binaries; they were compiled.
-        damaged: Pipelines whose entry or binaries were not as they had been stored; they were compiled.
-        ambiguous: Pipelines whose modules are known by identifiers alone, which with the driver's key name
-            several stored ones with different binaries; they were compiled.
+        damaged: Pipelines whose stored entry or binaries were damaged; they were compiled.
+        ambiguous: Pipelines with only module identifiers, for which several stored pipelines with different
+            binaries match; they were compiled.
         captured: Pipelines that were compiled and captured.
-        stored: Those that are stored.
-        lost: Those that could not be stored.
-        too_large: Those that would take too much of the store alone.
-        collisions: Stored pipelines whose driver's key is that of another state with other binaries. Each is
-            found by its state too, so nobody gets a wrong one.
-        shared_keys: Stored pipelines whose driver's key is that of another state with the same binaries.
-        captured_bytes: Size of all binaries that were captured.
-        stored_bytes: Size of those that the store did not have yet.
-        evicted: Pipelines that had to leave the store.
-        commits: Batches that were stored.
-        look_up_ns: Time to look all up and to make their binaries, before the first pipeline.
-        store_ns: Time in which the store was written, beside the workers.
+        stored: Captured pipelines that were stored.
+        lost: Captured pipelines that could not be stored.
+        too_large: Captured pipelines that would take too much of the store.
+        collisions: Stored pipelines whose driver's key another state with other binaries has. Each is found
+            by its state too, so no wrong one is used.
+        shared_keys: Stored pipelines whose driver's key another state with the same binaries has.
+        captured_bytes: Size of all captured binaries.
+        stored_bytes: Size of the binaries that were new to the store.
+        evicted: Pipelines that were removed from the store to make room.
+        commits: Number of batches that were stored.
+        look_up_ns: Time of the look-ups and of creating binaries, before the first pipeline.
+        store_ns: Time of writing to the store, in parallel to the workers.
     """
 
     looked_up: int = 0
@@ -967,24 +964,26 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
     store_ns: Nanoseconds = 0
 
 
-class IdentifiersRecord(Record, frozen=True, omit_defaults=True):
-    """What was done with shader-module identifiers, where pipelines may be created without their SPIR-V.
+class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
+    """The use of shader-module identifiers, with which pipelines may be created without their SPIR-V.
 
     Attributes:
-        modules: Shader modules; one that two groups of a set use counts twice.
-        known: Those whose identifier was known at the start.
+        modules: Number of shader modules; one that two groups of a set use counts twice.
+        known: Modules whose identifier was known at the start.
         created: Pipelines that were created without their SPIR-V.
-        missed: Pipelines that could not be, and went on to be created with it.
-        unknown: Those of them that the driver was not asked for, because an identifier was not known.
-        asked: Shaders whose SPIR-V was asked for.
-        refused: Those that were not given, or whose code cannot be used.
-        changed: Those whose code has another identifier than was known.
-        supplied_bytes: SPIR-V that was given.
-        provider_ns: Time from asking for a shader to its answer, summed up over all that were asked for.
-        slowest_ns: The longest of those.
+        missed: Pipelines that were not, and needed their SPIR-V.
+        unknown: Missed pipelines that the driver was not asked for, because an identifier was not known.
+        asked: Shaders whose SPIR-V was requested.
+        refused: Requested shaders that were not supplied, or whose code cannot be used.
+        changed: Requested shaders whose identifier differs from the known one.
+        supplied_bytes: Size of the supplied SPIR-V.
+        provider_ns: Sum of the provider's response times.
+        slowest_ns: The longest response time.
         code_bytes: SPIR-V of all modules, as far as its size is known.
-        store_bytes: What identifiers take on disk.
+        store_bytes: Size of the identifiers on disk.
     """
+
+    _LARGEST = frozenset({"slowest_ns", "store_bytes"})  # several parts share one store
 
     modules: int = 0
     known: int = 0
@@ -999,19 +998,6 @@ class IdentifiersRecord(Record, frozen=True, omit_defaults=True):
     slowest_ns: Nanoseconds = 0
     code_bytes: int = 0
     store_bytes: int = 0
-
-    def __add__(self, other: IdentifiersRecord) -> IdentifiersRecord:
-        """Both together; they share one store."""
-        added = {
-            name: getattr(self, name) + getattr(other, name)
-            for name in self.__struct_fields__
-            if name not in _MOST_OF_IDENTIFIERS
-        }
-        most = {name: max(getattr(self, name), getattr(other, name)) for name in _MOST_OF_IDENTIFIERS}
-        return IdentifiersRecord(**added, **most)
-
-
-_MOST_OF_IDENTIFIERS: Final = ("slowest_ns", "store_bytes")
 
 
 def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
@@ -1038,7 +1024,7 @@ def _each_once(*lists: Iterable[_T]) -> tuple[_T, ...]:
 
 
 class Timing(Sums, frozen=True):
-    """Where the time went. Every figure adds, over the groups of a compile and over parts.
+    """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
         open_ns: Opening the device.
@@ -1051,21 +1037,20 @@ class Timing(Sums, frozen=True):
         merge_ns: Merging the worker caches.
         cache_load_ns: Reading the cache file and creating the primary.
         cache_save_ns: Reading the primary back and writing the file.
-        overhead_ns: wall x workers - driver: everything that is not the driver, idle workers included.
-            Negative only where the driver's clock is not the machine's (a simulated device on a virtual
-            clock).
-        make_caches_ns: Making the primary (where the run makes it) and the worker caches, before the first
+        overhead_ns: wall x workers - driver: all time outside the driver, idle workers included. Negative
+            only if the driver's clock differs from the machine's (a simulated device on a virtual clock).
+        make_caches_ns: Creating the primary (if the run creates it) and the worker caches, before the first
             job.
-        read_back_ns: Reading the primary's data, where the run does.
-        waiting_ns: Sum over all workers of the time in which what was left waited for others: for a library
-            or for a pipeline of the same key. In a session also for the caller.
-        ending_ns: Sum over all workers of the time in which nothing was left, and others ended.
-        blocked_without_faults_ns: Of `blocked_ns`: in calls in which the thread met no page fault, so hardly
-            at the kernel's lock of the process's memory. What is one call here is told at `Calls`.
-        minor_faults: Page faults of the workers' threads that needed no disk.
-        major_faults: Page faults that did.
-        sleeps: How often a worker's thread left the processor to wait (voluntary context switches).
-        preemptions: How often it was made to leave (involuntary context switches).
+        read_back_ns: Reading the primary's data, if the run does.
+        waiting_ns: Sum over all workers of the time in which all remaining pipelines waited for a library or
+            for a pipeline of the same key. In a session also for the caller.
+        ending_ns: Sum over all workers of the time in which none was left, and other workers ended.
+        blocked_without_faults_ns: Part of `blocked_ns` in calls without a page fault of the thread, so hardly
+            at the kernel's lock on the process's memory. `Calls` defines a call.
+        minor_faults: Page faults of the workers' threads without disk access.
+        major_faults: Page faults with disk access.
+        sleeps: Voluntary context switches of the workers' threads.
+        preemptions: Involuntary context switches of the workers' threads.
     """
 
     open_ns: Nanoseconds = 0
@@ -1121,23 +1106,23 @@ def timing_of(calls: Calls, *, workers: int, wall_ns: int, **spent_ns: int) -> T
 
 
 class RunReport(Record, frozen=True, omit_defaults=True):
-    """What a run did and what it cost. A value: it refers to no cache and no device.
+    """The outcomes and costs of a run. A value: it refers to no cache and no device.
 
     Attributes:
         mode: The cache topology; parts of a sum have the same.
         workers: Number of workers; in a sum the largest.
-        pipelines: What became of each pipeline. In the order of the image; in a sum by kind and key.
-        calls: Every call, worker by worker, in the order made.
+        pipelines: The outcome of each pipeline, in the order of the image; in a sum by kind and key.
+        calls: Every call, worker by worker, in order.
         barrier: The barrier.
         merge: The merge; None in mode NONE.
-        timing: Where the time went.
+        timing: The times.
         stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum:
             whether some are.
-        notes: What a reader of the figures must know, such as a fallback; each once.
-        cache_data: The primary's data where the run made the primary itself; None where it did not, or where
-            the driver would not give it (see `notes`), and in a sum: merging the parts' data is the driver's.
-        binaries: What was done with binaries; null in other modes.
-        identifiers: What was done with shader-module identifiers; null where they are not used.
+        notes: Caveats for readers, such as a fallback; each once.
+        cache_data: The primary's data if the run created the primary; None if it did not, if the driver gave
+            none (see `notes`), and in a sum, because only a driver can merge the data.
+        binaries: The use of binaries; null in other modes.
+        identifiers: The use of shader-module identifiers; null if they are not used.
     """
 
     mode: CacheMode
@@ -1229,7 +1214,7 @@ class IdentityRecord(Record, frozen=True, kw_only=True):
         vendor_id: VkPhysicalDeviceProperties::vendorID.
         device_id: VkPhysicalDeviceProperties::deviceID.
         driver_version: VkPhysicalDeviceProperties::driverVersion, in the vendor's own encoding.
-        driver_id: VkDriverId, 0 where the driver does not say.
+        driver_id: VkDriverId, or 0 if the driver does not tell.
         driver_abi: Bits of a pointer in the process that uses the driver.
         pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, 32 hex digits.
         api_version: VkPhysicalDeviceProperties::apiVersion.
@@ -1263,7 +1248,7 @@ class DeviceRecord(IdentityRecord, frozen=True, kw_only=True):
     """A device.
 
     Attributes:
-        features: What it offers to an orchestrator.
+        features: Its features that matter to this program.
     """
 
     features: DeviceFeatures
@@ -1278,20 +1263,20 @@ class DeviceRecord(IdentityRecord, frozen=True, kw_only=True):
 
 
 class RequestRecord(Record, frozen=True):
-    """What a device was opened as.
+    """How a device was opened.
 
     Attributes:
         application: VkApplicationInfo::pApplicationName, null for a null pointer.
         application_version: VkApplicationInfo::applicationVersion.
         engine: VkApplicationInfo::pEngineName, null for a null pointer.
         engine_version: VkApplicationInfo::engineVersion.
-        api_version: VkApplicationInfo::apiVersion; null where it is not known, which opens the newest.
-        features: Features to enable, as structure::member, where the device has them.
-        extensions: Device extensions to enable beside those that the features belong to.
-        others: What became of all other features: off ("none"), on where captures cannot record them
-            ("unrecorded"), or on ("all").
-        orchestrator_features: Whether the features that an orchestrator uses itself were added; null: where
-            the driver is known to leave its keys alone then.
+        api_version: VkApplicationInfo::apiVersion; null if unknown, which opens the newest.
+        features: Features to enable, as structure::member, if the device has them.
+        extensions: Device extensions to enable in addition to those of the features.
+        others: All other features: off ("none"), on if captures cannot record them ("unrecorded"), or on
+            ("all").
+        orchestrator_features: Whether the features that this program itself uses were added; null: if they
+            are known not to change the driver's keys.
     """
 
     application: str | None
@@ -1343,12 +1328,12 @@ class GroupRecord(Record, frozen=True):
     """A group of pipelines and the device that it was compiled on.
 
     Attributes:
-        opened_as: What the device was opened as. Groups of parts with the same one add up.
-        added: Features and extensions that no application is recorded to have enabled, and that the pipelines
-            need.
+        opened_as: How the device was opened. Groups of parts with the same value add up.
+        added: Features and extensions that the pipelines need and no recorded application enabled.
         applications: Hashes of the applications.
-        pipelines: How many of its pipelines went to the driver; a library of several parts counts once.
-        cache_file: Where they are kept, or null; in a sum the first part's.
+        pipelines: Number of its pipelines that were given to the driver; a library of several parts counts
+            once.
+        cache_file: Its cache file, or null; in a sum the first part's.
     """
 
     opened_as: RequestRecord
@@ -1374,12 +1359,11 @@ class GroupRecord(Record, frozen=True):
 
 
 class DamageRecord(Record, frozen=True):
-    """Something in a set that could not be read and was left out.
+    """Damage in a set, which was left out.
 
     Attributes:
         offset: Byte offset in the file, or null.
-        tag: What the record is, such as ``shader_module``; its number where that is not known; null without a
-            record.
+        tag: Kind of the record, such as ``shader_module``, or its number if unknown; null without a record.
         key: Hash of the record, or null.
         reason: What is wrong and the likely cause.
     """
@@ -1421,17 +1405,17 @@ class SubsetRecord(Record, frozen=True):
 
 
 class SetRecord(Record, frozen=True):
-    """What was compiled. In a sum what any part has.
+    """The set that was compiled; in a sum the union of the parts.
 
     Attributes:
-        path: Where it came from; in a sum of different sets all of them.
+        path: Its path; in a sum of different sets all paths.
         content_hash: Hash over the names of all records; null in a sum of different sets.
-        pipelines: Pipelines of each kind that were to be compiled.
-        unique: Number of pipelines that were to be compiled.
-        applications: Names of the applications it was recorded from, "" where one has none.
+        pipelines: Number of requested pipelines of each kind.
+        unique: Number of all requested pipelines.
+        applications: Names of the recorded applications, "" for one without a name.
         groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
-        subset: Which part of the set was to be compiled; null for all of it, and in a sum.
+        subset: The requested part of the set; null for all of it, and in a sum.
     """
 
     path: str
@@ -1467,15 +1451,15 @@ class CacheSave(Record, frozen=True):
     """One save of the cache file.
 
     Attributes:
-        reason: Why then.
-        saved_bytes: Bytes of the file that was written, 0 where none was.
-        bytes_before: Driver's data that was there before and was merged with ours, 0 for none.
-        bytes_after: Driver's data that is there now, where it is known.
-        merged_with_others: Whether what was there came from another process, and not from this run.
+        reason: What caused the save.
+        saved_bytes: Bytes of the file that was written, or 0.
+        bytes_before: Size of the old driver data that was merged with ours, or 0.
+        bytes_after: Size of the driver data in the file now, if known.
+        merged_with_others: Whether the old data came from another process, and not from this run.
         skipped: Why nothing was written, or null.
         error: Why it failed, or null.
         locked_out: Whether it was skipped because another process did not finish saving in time.
-        note: What a reader should know, such as a driver that does not merge, or null.
+        note: A caveat, such as a driver that does not merge, or null.
     """
 
     reason: SaveReason
@@ -1493,8 +1477,8 @@ class Refused(Record, frozen=True):
     """A cache file that was not loaded.
 
     Attributes:
-        status: The word for it.
-        field: The first field that differs or is wrong, as Vulkan names it, or null.
+        status: The result of loading it.
+        field: Vulkan name of the first field that differs or is wrong, or null.
         detail: A sentence: expected and found for every field that differs, or the cause.
     """
 
@@ -1504,25 +1488,24 @@ class Refused(Record, frozen=True):
 
 
 class CacheFileRecord(Record, frozen=True):
-    """What became of the cache file.
+    """How the cache file was loaded and saved.
 
-    A sum begins with what its first part loaded and ends with what its last part saved. Parts with caches of
-    their own have a file each; the verb `merge` joins them, and says how large the whole is.
+    A sum has the load of its first part and the last save. Parts with their own caches have a file each; the
+    verb `merge` joins them, and tells the total size.
 
     Attributes:
-        path: Where it is, or null where the mode keeps none.
-        load_status: What became of it at the start; null where none was looked for.
-        load_field: The first field that differs or is wrong, as Vulkan names it, or null.
+        path: Its path, or null if the mode has no cache file.
+        load_status: The result of loading it; null if that was not tried.
+        load_field: Vulkan name of the first field that differs or is wrong, or null.
         load_detail: A sentence: expected and found for every field that differs, or the cause.
-        loaded_from: The file that was loaded: the previous generation, where the current one is damaged.
-        instead_of: What is wrong with the current one, where the previous generation took its place; else
-            null.
+        loaded_from: The loaded file: the previous generation, if the current one is damaged.
+        instead_of: What is wrong with the current generation, if the previous one was loaded; else null.
         quarantined: Where a damaged file was moved to, or null.
         loaded_bytes: Bytes of driver data that were loaded.
-        saved_bytes: Bytes of the file as it was written last, 0 where this job wrote none.
+        saved_bytes: Bytes of the file in the last save, or 0.
         not_saved: Why the last save wrote nothing, or null.
         error: Why the last save failed, or null.
-        saves: Each save, those on the way included.
+        saves: All saves, also those during the run.
     """
 
     path: Path | None = None
@@ -1566,14 +1549,14 @@ class CacheFileRecord(Record, frozen=True):
 
 
 class Savings(Sums, frozen=True):
-    """Compiles that were not made, because the same one was made before in the same run.
+    """Compiles that were saved, because the run had compiled the same code before.
 
     Attributes:
         by_state_key: Pipelines with the state key of another one.
         by_pipeline_key: Pipelines with the driver's key of another one, each state key once.
-        driver_ns: What their leaders took, less what finding them took: about what they would have cost.
-        keys_asked: Pipelines whose key the driver was asked for.
-        keys_ns: What asking took.
+        driver_ns: Compile time of the other pipelines, minus the time of the hits: about what was saved.
+        keys_asked: Number of pipelines whose key the driver was asked for.
+        keys_ns: Time of asking.
     """
 
     by_state_key: int = 0
@@ -1591,10 +1574,10 @@ class MergeTotals(Record, frozen=True):
         primary_bytes_before: Size of the primary before the first.
         primary_bytes_after: Its size after the last.
         pruned_bytes: Payload that was there more than once.
-        duplicate_keys: Keys of the set that more than one worker compiled.
-        duplicate_driver_ns: Driver time of all their compilations but the first of each.
+        duplicate_keys: Number of keys of the set that more than one worker compiled.
+        duplicate_driver_ns: Driver time of all compiles of these keys except the first of each.
         merge_ns: Time of the merges.
-        barrier_wait_ns: How long all workers waited at the barriers.
+        barrier_wait_ns: Time that all workers waited at the barriers.
         groups: The merge of each group, with each worker's figures.
     """
 
@@ -1627,13 +1610,13 @@ class MergeTotals(Record, frozen=True):
 
 
 class Stage(Record, frozen=True):
-    """A part of the job that is not pipeline creation, for timelines.
+    """A part of the job other than creating pipelines, for timelines.
 
     Attributes:
-        name: What: "plan" (looking for one), "open", "read", "prepare", "vet", "pipeline_keys", "cache_load",
+        name: "plan" (looking for one), "open", "read", "prepare", "vet", "pipeline_keys", "cache_load" or
             "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
-        duration_ns: How long it took.
+        duration_ns: Its duration.
     """
 
     name: str
@@ -1642,29 +1625,28 @@ class Stage(Record, frozen=True):
 
 
 class Clock(Sums, frozen=True):
-    """The time of the process up to the end of the report: every moment is in one stage.
+    """The time of the process up to the end of the report, in stages; every moment belongs to one stage.
 
-    Where a program embeds `compile_set`, the time from its call on.
+    If a program embeds `compile_set`, it begins with the call.
 
     Attributes:
-        start_ns: The interpreter's own start.
-        imports_ns: Loading the program, and understanding its command line; for the process that compiles
-            also what is loaded there.
-        read_ns: Opening the set, and finding out what it holds.
+        start_ns: Start of the interpreter.
+        imports_ns: Loading the program and parsing its command line, with imports in the process that
+            compiles.
+        read_ns: Opening the set and reading its index.
         open_ns: Opening devices.
-        prepare_ns: Making create infos, layouts, render passes and modules.
-        vet_ns: Validating or trying what may be invalid.
+        prepare_ns: Creating create infos, layouts, render passes and modules.
+        vet_ns: Validating or trying modules that may be invalid.
         cache_load_ns: Reading cache files and creating primaries.
         keys_ns: Reading recorded times, and asking the driver for pipeline keys.
-        run_ns: Making worker caches, and creating pipelines.
-        supervise_ns: Waiting for the process that compiles, beside what it says that it did: its start, and
-            what died; 0 without one.
+        run_ns: Creating worker caches and pipelines.
+        supervise_ns: Waiting for the process that compiles, apart from the stages that it reports: its start,
+            and processes that died; 0 without one.
         merge_ns: Merging after the barrier, and reading back.
         save_ns: Writing cache files, recorded times and notes.
         inspect_ns: Asking the driver about the code of pipelines.
         close_ns: Closing devices.
-        report_ns: Making the report and writing it. What the reader takes to read the last line is not in it,
-            nor is the end of the process.
+        report_ns: Making and writing the report, without the time of its reader and the exit of the process.
     """
 
     start_ns: Nanoseconds = 0
@@ -1695,12 +1677,12 @@ class Clock(Sums, frozen=True):
 
 
 class InspectedPipeline(Record, frozen=True):
-    """What the driver said about a pipeline's code.
+    """The driver's statistics of a pipeline's code.
 
     Attributes:
         key: Its hash in the set.
-        kind: What it is.
-        found: What it said.
+        kind: Its kind.
+        found: The statistics.
     """
 
     key: Hash
@@ -1709,12 +1691,12 @@ class InspectedPipeline(Record, frozen=True):
 
 
 class Versions(Record, frozen=True):
-    """What made a report. In a sum the first part's.
+    """The programs that made a report; in a sum the first part's.
 
     Attributes:
         python: Version of Python.
         orchestrator: Version of this package.
-        registry: Version of the Vulkan registry that it knows.
+        registry: Version of its Vulkan registry.
     """
 
     python: str
@@ -1726,10 +1708,10 @@ class Death(Record, frozen=True):
     """The end of a process that compiled.
 
     Attributes:
-        how: The signal or the exit code; or that it was killed, because the driver did not come back.
+        how: The signal or the exit code; or that it was killed, because a driver call did not return.
         where: What it was doing.
-        suspects: Pipelines that it may have died of, for they were in the driver.
-        blamed: Pipelines that were then found to blame; others may have been tried with the suspects.
+        suspects: Number of pipelines that were in the driver.
+        blamed: Number of pipelines that trials blamed; others may have been tried with the suspects.
     """
 
     how: str
@@ -1739,13 +1721,13 @@ class Death(Record, frozen=True):
 
 
 class DriverMessages(Record, frozen=True):
-    """What the driver printed, and for which pipelines as far as that is known.
+    """Messages of the driver, with the pipelines that caused them as far as known.
 
     Attributes:
-        lines: How many lines.
-        size: How many bytes.
-        first: The first of them, with the next where it is a heading; cut off where it is long.
-        keys: Pipelines that were in the driver while it printed; one where it is known which.
+        lines: Number of lines.
+        size: Number of bytes.
+        first: The first line, with the next if it is a heading; a long one is cut off.
+        keys: Pipelines that were in the driver while it printed; one if the cause is known.
     """
 
     lines: int
@@ -1755,16 +1737,16 @@ class DriverMessages(Record, frozen=True):
 
 
 class Supervision(Record, frozen=True):
-    """What supervising a compile took, and what it found. Adds up.
+    """The supervision of a compile. Adds up.
 
     Attributes:
-        processes: Processes that compiled, one after the other.
-        deaths: How all but the last of them ended.
-        trials: Processes that tried suspects alone.
-        explaining_ns: Time from each death to when it was explained.
-        culprits: Pipelines of the set that are not compiled because they ended a process, in this run or in
+        processes: Number of processes that compiled, one after another.
+        deaths: The ends of all of them except the last.
+        trials: Number of processes that tried suspects alone.
+        explaining_ns: Time between the deaths and their explanations.
+        culprits: Pipelines of the set that were not compiled because they ended a process, in this run or in
             an earlier one.
-        messages: What the driver printed.
+        messages: Messages of the driver.
     """
 
     processes: int = 0
@@ -1787,38 +1769,37 @@ class Supervision(Record, frozen=True):
 
 
 class CompileReport(Record, frozen=True, kw_only=True):
-    """What compiling a set did. Its encoding is the JSON of `compile`.
+    """The report of compiling a set. Its encoding is the JSON of `compile`.
 
-    A pipeline that several applications with different features used is compiled for each; it counts once, as
-    the worst that happened to it: failed before not run, compiled, hit, skipped.
+    A pipeline that several applications used with different features is compiled for each; it counts once,
+    with its worst outcome: failed before not run, compiled, hit, skipped.
 
     Attributes:
         version: Version of the format.
         device: The device; parts of a sum have the same.
-        set: What was compiled.
+        set: The set.
         mode: The cache topology; parts of a sum have the same.
         workers: Number of workers; in a sum the largest.
-        outcomes: Pipelines of each status; disjoint, summing to `set.unique`.
+        outcomes: Pipelines of each status; disjoint, with the sum `set.unique`.
         outcomes_by_kind: The same for each kind.
-        skipped: The skipped pipelines, all of them, by kind and key.
-        failed: The failed pipelines, all of them, by kind and key.
-        saved: Compiles that were not made, because the same one was.
-        merge: What merging did; null in mode `none`.
-        cache_file: What became of the cache file.
-        timing: Where the time went.
-        stopped: Whether it was stopped before its end. In a sum: whether something was not run.
+        skipped: All skipped pipelines, by kind and key.
+        failed: All failed pipelines, by kind and key.
+        saved: Compiles that were saved, because the run had compiled the same code before.
+        merge: The merges; null in mode `none`.
+        cache_file: How the cache file was loaded and saved.
+        timing: The times of the runs.
+        stopped: Whether it was stopped before its end. In a sum: whether a pipeline was not run.
         out_of_time: Whether it was stopped because its time limit was reached.
-        notes: What a reader of the figures must know; each once.
-        versions: What made the report.
-        pipelines: What became of each pipeline of the set, by kind and key.
+        notes: Caveats for readers; each once.
+        versions: The programs that made the report.
+        pipelines: The outcome of each pipeline of the set, by kind and key.
         runs: The report of each group's run, in the order of `set.groups`.
-        stages: What took time beside the runs, in the order in which it ended.
-        inspected: What the driver said about each created pipeline's code, where it was asked, by group.
-        supervision: What became of the processes that compiled; null where it was this one.
-        binaries: What was done with binaries, over all groups; null in other modes.
-        identifiers: What was done with shader-module identifiers, over all groups; null where they are not
-            used.
-        clock: Where the time of the process went.
+        stages: Other parts of the job, in the order of their ends.
+        inspected: The driver's statistics of each created pipeline's code, if requested, by group.
+        supervision: The processes that compiled; null if it was this one.
+        binaries: The use of binaries, over all groups; null in other modes.
+        identifiers: The use of shader-module identifiers, over all groups; null if they are not used.
+        clock: The time of the process, in stages.
     """
 
     version: int = FORMAT
@@ -1964,12 +1945,12 @@ _ETA_AFTER_S: Final = 0.5
 
 
 class SlowInFlight(Record, frozen=True, rename=None):
-    """What has been in the driver the longest.
+    """The longest driver call in flight.
 
     Attributes:
-        key: Hash of the pipeline in the set; of several in one call the one that is thought to cost most.
-        kind: What it is.
-        pipelines: How many are in that call.
+        key: Hash of its pipeline in the set; of several, the one with the highest estimated cost.
+        kind: Its kind.
+        pipelines: Number of pipelines in that call.
         age_s: Seconds since the call began, to a tenth.
     """
 
@@ -1980,28 +1961,28 @@ class SlowInFlight(Record, frozen=True, rename=None):
 
 
 class Progress(Record, frozen=True, rename=None):
-    """How far a run is, or a compile over all its groups: the total is fixed, and `done` never falls.
+    """Progress of a run, or of a compile over all its groups. The total is fixed, and `done` never falls.
 
-    Of a session the total is what was submitted and not cancelled, with the libraries that came along: when
-    nothing is left, `done` is exactly that.
+    In a session the total is the number of submitted pipelines that were not cancelled, with the libraries
+    that they need; at the end `done` equals it.
 
     Attributes:
-        total: Pipelines to create; in a compile those of each group counted, known once the set's index is
-            read. Libraries that are created on the way for another part of the set are not counted.
-        done: Those with an outcome: compiled + hits + failed + skipped.
+        total: Pipelines to create; in a compile over all groups, known once the set's index is read.
+            Libraries that are created for another part of the set are not counted.
+        done: Pipelines with an outcome: compiled + hits + failed + skipped.
         compiled: Created by compiling.
-        hits: Created from the application's cache, by creation feedback.
-        failed: Not created, the unusable ones from the start included.
-        skipped: Not handed to the driver because the device lacks something; known when a group was prepared.
+        hits: Created from the application's cache, as creation feedback tells.
+        failed: Not created, also if they were unusable from the start.
+        skipped: Not given to the driver because the device lacks something; known when a group is prepared.
         in_flight: In a driver call now.
-        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns; of the current
-            group.
+        started_ns: When the first job of the current group was submitted, on the clock of
+            time.perf_counter_ns.
         elapsed_s: Seconds since then.
-        rate: Pipelines a second that were handed to the driver and came back, over that time.
+        rate: Pipelines that returned from the driver per second of that time.
         eta_s: Seconds to go, or None until that is known.
-        total_ns: Estimated cost of all of `total`, nanoseconds; of a session only, as is the next.
-        done_ns: Estimated cost of those that are done.
-        slowest: What has been in the driver the longest; None where nothing is, or that is not known.
+        total_ns: Estimated cost of all pipelines, nanoseconds; only in a session.
+        done_ns: Estimated cost of those that are done, nanoseconds; only in a session.
+        slowest: The longest driver call in flight; None if there is none, or it is not known.
     """
 
     total: int = 0
