@@ -11,7 +11,6 @@ integers, and non-dispatchable handles as uint64_t, as on every 64-bit ABI.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import re
 import sys
@@ -24,7 +23,7 @@ from cffi import FFI
 from vulkan_object import get_vulkan_object
 
 from orchestrator.registry.codegen.build import array_size, canonical_names
-from orchestrator.registry.codegen.output import write_or_check
+from orchestrator.registry.codegen.output import generator_main
 from orchestrator.registry.expressions import all_of, any_of
 from orchestrator.registry.tables import Registry, registry
 
@@ -234,17 +233,8 @@ def generate() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Write _generated.py, or with --check compare it with what would be written.
-
-    Returns:
-        0, or 1 where the check finds a difference, which is printed.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m orchestrator.devices.vulkan.codegen", description="Write the Vulkan bindings."
-    )
-    parser.add_argument("--check", action="store_true", help="exit 1 with a diff instead of writing")
-    options = parser.parse_args(arguments)
-    return write_or_check(TARGET, generate(), check=options.check)
+    """Write _generated.py; see `generator_main`."""
+    return generator_main("orchestrator.devices.vulkan.codegen", TARGET, generate, arguments)
 
 
 if __name__ == "__main__":

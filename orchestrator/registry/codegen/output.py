@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import itertools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 DIFF_LINES = 200
+
+
+def generator_main(
+    module: str, target: Path, generate: Callable[[], str], arguments: list[str] | None
+) -> int:
+    """Write a generated file, or with --check compare it; the command line of a generator.
+
+    Returns:
+        0, or 1 where the check finds a difference, which is printed.
+    """
+    parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"Write {target.name}.")
+    parser.add_argument("--check", action="store_true", help="exit 1 with a diff instead of writing")
+    return write_or_check(target, generate(), check=parser.parse_args(arguments).check)
 
 
 def write_or_check(target: Path, text: str, *, check: bool) -> int:
