@@ -82,9 +82,9 @@ class SessionThread:
     session.
 
     Attributes:
-        opened: The device and the prepared pipelines, once they are open or could not be opened there, or the
-            exception of the function that should open them. The caller owns both, and closes them after
-            `ended`.
+        opened: The device and the prepared pipelines, once the session is open or has failed to open on them;
+            or the exception of the function that should return them. The caller owns both, and closes them
+            after `ended`.
         ended: The report, once the session has ended and does not use the device any more; DeviceLostError
             where the device was lost, or the exception that made it fail.
     """
