@@ -1,4 +1,4 @@
-"""A device that needs no Vulkan: deterministic, with known costs, known waits and bugs on request."""
+"""A device without Vulkan: deterministic, with known costs, known lock waits, and bugs on request."""
 
 from __future__ import annotations
 

@@ -1,17 +1,16 @@
-"""The pipeline cache inside the simulated driver: its entries, how threads reach them, and its data as bytes.
+"""The pipeline cache of the simulated driver: its entries, its locking, and its data as bytes.
 
 Layout of the data, little-endian:
 
     header   u32 length = 32 · u32 version = 1 · u32 vendorID · u32 deviceID · 16 bytes pipelineCacheUUID
     entry    32 bytes binary key · u64 build · u32 size · u32 CRC-32 of the payload · payload     (repeated)
 
-The header is VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"); what follows is the
-driver's own business. `build` names the compiler that made an entry, so that the driver can tell when it used
-code of another one.
+The header is VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"); the rest is private to
+the driver. `build` names the compiler of an entry, so the driver can detect code of another one.
 
-Data that is cut at an entry's end is valid data, so a partial read can be used. Entries stand in the order of
-their insertion, so equal histories give equal bytes (a real driver promises less). A cache is thread-safe as
-far as its strategy says; one without a lock is used by one thread at a time.
+Guarantees: data that ends after any entry is valid, so a partial read can be used. Entries have the order of
+their insertion, so equal histories give equal bytes (real drivers do not guarantee that). The locking
+strategy determines thread safety; only one thread at a time may use a cache without a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ class CacheEntry:
     """Compiled code of one pipeline.
 
     Attributes:
-        key: Binary key, 32 bytes: what the entry is found by.
+        key: Binary key for look-ups, 32 bytes.
         build: The compiler that made it.
         payload: The code.
     """
@@ -49,21 +48,21 @@ class CacheEntry:
 
     @property
     def size(self) -> int:
-        """Bytes it takes in the data of a cache."""
+        """Its size in the data of a cache, bytes."""
         return _ENTRY.size + len(self.payload)
 
     def encode(self) -> bytes:
-        """The entry as it stands in the data of a cache."""
+        """The entry in the format of the data of a cache."""
         return _ENTRY.pack(self.key, self.build, len(self.payload), zlib.crc32(self.payload)) + self.payload
 
 
 @frozen(eq=False)
 class ParsedData:
-    """What initial data held.
+    """Parsed initial data.
 
     Attributes:
-        entries: The entries that are whole and undamaged, none where the header does not fit the device.
-        bad: Whether something had to be ignored: the header, an entry, or the end.
+        entries: The undamaged entries; none if the header is another device's.
+        bad: Whether something was ignored: the header, an entry, or the end.
     """
 
     entries: tuple[CacheEntry, ...]
@@ -71,19 +70,19 @@ class ParsedData:
 
 
 def encode_header(identity: DeviceIdentity) -> bytes:
-    """The header of the data of this device's caches, 32 bytes."""
+    """The header of a device's cache data, 32 bytes."""
     return _HEADER.pack(
         HEADER_SIZE, HEADER_VERSION_ONE, identity.vendor_id, identity.device_id, identity.pipeline_cache_uuid
     )
 
 
 def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False) -> ParsedData:
-    """Read initial data as a driver must: whatever does not fit is ignored, never an error.
+    """Parse initial data as a driver must: invalid parts are ignored, never an error.
 
     Args:
         data: The initial data.
-        identity: The device that it is offered to.
-        any_uuid: Accept the data of another pipelineCacheUUID, as a broken driver does.
+        identity: The device that parses it.
+        any_uuid: Accept data of another pipelineCacheUUID, as a broken driver does.
     """
     if len(data) < HEADER_SIZE:
         return ParsedData((), bad=True)
@@ -111,8 +110,8 @@ def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False)
 class SimulatedCache:
     """A pipeline cache of the simulated driver.
 
-    Two levels of entries: one that look-ups share, and one that only the two-level strategy uses, for entries
-    that have not migrated yet.
+    It has two levels of entries: one for look-ups, and one for the entries that have not migrated yet in the
+    two-level strategy.
     """
 
     def __init__(
@@ -125,7 +124,7 @@ class SimulatedCache:
         migrate_every: int,
         stub: bool,
     ) -> None:
-        """Make a cache with entries; NONE is for externally synchronized ones, and a stub keeps nothing."""
+        """Create a cache; NONE is the strategy of externally synchronized ones, and a stub keeps nothing."""
         self.strategy = strategy
         self.lock = ReadWriteLock(clock)
         self.migrations = 0
@@ -134,9 +133,8 @@ class SimulatedCache:
         self._stub = stub
         self._shared: dict[bytes, CacheEntry] = {}
         self._recent: dict[bytes, CacheEntry] = {}
-        # Guards the levels where no lock of the strategy does, for the length of a dictionary operation:
-        # without it a caller that breaks the rules would break the interpreter's iteration instead of being
-        # reported.
+        # Protects the dictionaries where the strategy has no lock. Otherwise a caller that breaks the rules
+        # would break the interpreter's iteration instead of being reported.
         self._mutex = threading.Lock()
         for entry in entries:
             self._insert(self._shared, entry)
@@ -144,10 +142,10 @@ class SimulatedCache:
     def obtain(
         self, key: bytes, make: Callable[[], CacheEntry | None], wait: LockWait
     ) -> tuple[CacheEntry | None, bool]:
-        """Look an entry up by its binary key, or make and insert it, locked as the strategy says.
+        """Look up an entry by its binary key, or make and insert it, with the locking of the strategy.
 
         Returns:
-            The entry, or None where `make` gave none; and whether it was found.
+            The entry, or None if `make` returned None; and whether it was found.
         """
         if self.strategy is LockingStrategy.WHOLE_COMPILE:
             with self.lock.write(wait):
@@ -174,7 +172,7 @@ class SimulatedCache:
     def _find_or_make(
         self, key: bytes, make: Callable[[], CacheEntry | None], level: dict[bytes, CacheEntry]
     ) -> tuple[CacheEntry | None, bool]:
-        # An entry may have migrated since the shared level was looked up, so both levels are.
+        # Looks in both levels, because the entry may have migrated since the first look-up.
         if (found := self._recent.get(key) or self._shared.get(key)) is not None:
             return found, True
         if (made := make()) is not None:
@@ -182,23 +180,23 @@ class SimulatedCache:
         return made, False
 
     def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
-        """Take in the entries of another cache; those that are here already are pruned."""
+        """Merge the entries of another cache, without those that are here already."""
         with nullcontext() if self.strategy is LockingStrategy.NONE else self.lock.write(wait):
             for key, entry in entries.items():
                 if key not in self._recent:
                     self._insert(self._shared, entry)
 
     def snapshot(self, wait: LockWait) -> dict[bytes, CacheEntry]:
-        """All entries by binary key, in the order of insertion, as of now."""
+        """The current entries by binary key, in the order of insertion."""
         with self._mutex if self.strategy is LockingStrategy.NONE else self.lock.read(wait):
             return self._shared | self._recent
 
     def size(self, wait: LockWait) -> int:
-        """Bytes that a read of everything gives."""
+        """Size of the complete data, bytes."""
         return HEADER_SIZE + sum(entry.size for entry in self.snapshot(wait).values())
 
     def read(self, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
-        """The data as far as whole entries fit, empty where not even the header does; whether it is all."""
+        """The data up to the last entry that fits, b"" if not even the header does; if it is complete."""
         entries = self.snapshot(wait)
         if capacity < HEADER_SIZE:
             return b"", False

@@ -1,12 +1,11 @@
-"""`SimulatedDevice`: the Device that needs no Vulkan.
+"""`SimulatedDevice`: a `Device` without Vulkan.
 
-For users' tests, for machines without a driver, and as the device whose truth is known when a measurement is
-to be checked. It implements the Device Protocol fully, with the same errors as a real device, and is
-deterministic: the same calls in the same order give the same bytes, results and (on a VirtualClock)
-durations. Misuse that the specification calls invalid and that can be seen from here raises before the driver
-is entered. What was not given back can be counted until it is closed.
+It serves users' tests, machines without a driver, and checks of measurements, since its true times are known.
 
-Of an image it uses keys, kinds, modules and library links only.
+Guarantees: it implements the whole Device Protocol with the errors of a real device. Equal calls in equal
+order give equal bytes, results and (on a VirtualClock) durations. Detectable misuse that the specification
+forbids raises an error before the driver is called. Leaked objects can be counted until the device is closed.
+Assumptions: of an image it uses only keys, kinds, modules and library links.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class SimulatedPipelines:
     """Implements `PreparedPipelines`. Made by `SimulatedDevice.prepare`. Thread-safe.
 
     Attributes:
-        image: See `PreparedPipelines`; so for `identified` and `unusable`.
+        image, identified, unusable: See `PreparedPipelines`.
         keys: Key of each pipeline in its set.
     """
 
@@ -80,12 +79,12 @@ class SimulatedPipelines:
         unusable: dict[int, str],
         forget: Callable[[SimulatedPipelines, Sequence[int]], None],
     ) -> None:
-        """Bind an image; `forget` hears of its end, with the handles of the libraries to destroy."""
+        """Bind an image; `close` calls `forget` with the handles of the libraries to destroy."""
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
         self.image: Final = given.image
         image = self.image
         self.unusable: Final = unusable
-        # Plain lists: one element of a numpy array costs more to read than the rest of a cache hit.
+        # Lists, because reading an element of a numpy array costs more than the rest of a cache hit.
         self.keys: Final[list[int]] = image.keys.tolist()
         self._is_library: list[bool] = image.is_library.tolist()
         self._links = len(image.library_slot_pipeline) > 0
@@ -97,7 +96,7 @@ class SimulatedPipelines:
         self._libraries: dict[int, int] = {}
 
     def is_usable(self, index: int) -> bool:
-        """Whether a pipeline can be handed to the driver: nothing is wrong and what it links exists."""
+        """Whether a pipeline can be passed to the driver: it is usable and its libraries exist."""
         if index in self.unusable:
             return False
         if not self._links:
@@ -106,23 +105,23 @@ class SimulatedPipelines:
             return all(library in self._libraries for library in self.image.libraries_of(index))
 
     def check(self, indices: npt.NDArray[np.int32], what: str) -> list[int]:
-        """The indices as numbers, which name pipelines, each once.
+        """The indices as Python numbers.
 
         Raises:
-            DeviceError: They do not.
+            DeviceError: An index is out of range or occurs twice.
         """
         given: list[int] = indices.tolist()
         if given and (len(set(given)) != len(given) or min(given) < 0 or max(given) >= len(self.keys)):
-            raise DeviceError(f"{what}: an index is out of range or stands twice among {len(given)}")
+            raise DeviceError(f"{what}: an index is out of range or occurs twice among {len(given)}")
         return given
 
     @contextmanager
     def using(self, indices: npt.NDArray[np.int32], what: str) -> Iterator[list[int]]:
-        """Hold pipelines for one call; gives their indices as numbers.
+        """Reserve pipelines for the block; gives their indices as Python numbers.
 
         Raises:
-            DeviceError: An index is out of range or stands twice, or this is closed.
-            ExternalSynchronizationError: Another call creates one of them now.
+            DeviceError: An index is out of range or occurs twice, or this is closed.
+            ExternalSynchronizationError: Another call is creating one of them.
         """
         numbers = self.check(indices, what)
         given = set(numbers)
@@ -141,12 +140,12 @@ class SimulatedPipelines:
                 self._in_use -= given
 
     def take_library(self, index: int, handle: int) -> bool:
-        """Own a pipeline if it is the first of its library: what links it needs it until this is closed."""
+        """Take ownership of the first pipeline of a library, which other pipelines link; True if taken."""
         with self._mutex:
             return self._is_library[index] and self._libraries.setdefault(index, handle) == handle
 
     def close(self) -> None:
-        """Destroy the libraries behind it. Idempotent.
+        """Destroy its libraries. Idempotent.
 
         Raises:
             ExternalSynchronizationError: Some of its pipelines are being created.
@@ -164,23 +163,22 @@ class SimulatedPipelines:
         self._forget(self, owned)
 
 
-# Across all devices of the process, so that a handle is never taken for another device's.
+# Shared by all devices of the process, so that no two devices have equal handles.
 _next_handle = itertools.count(0x51D0_0001)
-# A pipeline that is unusable, or that links a library that does not exist, has nothing valid to hand to the
-# driver.
+# The result for a pipeline that is unusable, or that lacks a library.
 _NOT_HANDED_OVER = Creation(ERROR_UNKNOWN, 0, 0, 0)
 _NOT_FOUND = Creation(PIPELINE_COMPILE_REQUIRED, 0, 0, 0)
 
 
 class SimulatedDevice:
-    """A `Device` that simulates its driver. Thread-safe as the Protocol says.
+    """A `Device` with a simulated driver. Thread-safe as the Protocol demands.
 
-    Beside the Protocol it tells the truth about what happened: `true_lock_wait_ns`, `calls`,
-    `compile_counts`, `live_caches`, `live_pipelines`.
+    In addition to the Protocol it reports the truth: `true_lock_wait_ns`, `calls`, `compile_counts`,
+    `live_caches`, `live_pipelines`.
 
     Attributes:
-        identity: See `Device.identity`; `features`, `capabilities`, `supported` and `handles` likewise.
-        driver: The driver under the device, for calls that a device would not make.
+        identity, features, capabilities, supported, handles: See `Device`.
+        driver: The simulated driver, for calls that the device does not make.
     """
 
     def __init__(self, options: SimulatedOptions | None = None) -> None:
@@ -271,7 +269,7 @@ class SimulatedDevice:
                 buffer = bytearray(capacity)
                 result, written = self.driver.cache_data(used, buffer, capacity, wait)
                 check("vkGetPipelineCacheData", result)
-                # Incomplete although there was room for all: it grew between the two calls.
+                # Incomplete although the buffer had the full size: the cache grew between the two calls.
                 if result != INCOMPLETE or capacity < size or capacity == limit:
                     return PipelineCacheData(bytes(buffer[:written]), complete=result != INCOMPLETE)
 
@@ -293,7 +291,7 @@ class SimulatedDevice:
         *,
         modules_on_demand: bool = False,
     ) -> SimulatedPipelines:
-        """See `Device.prepare`; there is nothing to create."""
+        """See `Device.prepare`. Creates no objects."""
         del before, modules_on_demand
         with self._calls.inside("prepare"):
             causes = self._options.unusable
@@ -316,13 +314,12 @@ class SimulatedDevice:
     ) -> CreationBatch:
         """See `Device.create_pipelines`.
 
-        The first pipeline of a library is the prepared image's until that is closed, and its handle is 0
-        here.
+        `prepared` owns the first pipeline of a library until it is closed; its handle here is 0.
 
         Raises:
-            ExternalSynchronizationError: The cache, or one of the pipelines, is in use by another thread.
-            DeviceError: `prepared` is closed or another device's, an index is out of range or stands twice,
-                or the device cannot fail instead of compiling.
+            ExternalSynchronizationError: Another thread uses the cache or one of the pipelines.
+            DeviceError: `prepared` is closed or another device's, an index is out of range or occurs twice,
+                or the device does not support FAIL_ON_PIPELINE_COMPILE_REQUIRED.
         """
         if isinstance(source, BinarySource):
             return create_with_binaries(
@@ -369,7 +366,7 @@ class SimulatedDevice:
         fail_on_compile_required: bool,
         misses: Collection[int] = (),
     ) -> CreationBatch:
-        """Create pipelines; of `misses` none is found."""
+        """Create pipelines; those in `misses` are not found in the cache."""
         if fail_on_compile_required and not self.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
         batch = CreationBatch.of_zeros(len(indices))
@@ -380,7 +377,7 @@ class SimulatedDevice:
             ours = self._ours(prepared, what)
             numbers = held.enter_context(ours.using(indices, what))
             used = held.enter_context(self._using(cache, what)) if cache is not None else None
-            # Ascending: libraries come before what links them.
+            # In ascending order, because libraries precede the pipelines that link them.
             for position in sorted(range(len(indices)), key=numbers.__getitem__):
                 index = numbers[position]
                 made = _NOT_HANDED_OVER
@@ -419,7 +416,7 @@ class SimulatedDevice:
         return self._options.identifier_algorithm if self.features.shader_module_identifiers else b""
 
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
-        """See `ModuleIdentification.module_identifiers`: they follow from the keys of modules."""
+        """See `ModuleIdentification.module_identifiers`; derived from the keys of the modules."""
         what = "module_identifiers"
         with self._calls.inside(what):
             self._require_identifiers(what)
@@ -427,7 +424,7 @@ class SimulatedDevice:
             return [self.driver.module_identifier(image.modules[each].key) for each in modules]
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
-        """See `ModuleIdentification.code_identifier`; the code is loaded and not looked at."""
+        """See `ModuleIdentification.code_identifier`; loads the code and ignores it."""
         (found,) = self.module_identifiers(prepared, [module])
         prepared.image.modules[module].load()
         return found
@@ -440,7 +437,7 @@ class SimulatedDevice:
         *,
         keep: bool = False,
     ) -> CreationBatch:
-        """See `ModuleIdentification.create_identified`; an identifier that no module has is not found."""
+        """See `ModuleIdentification.create_identified`; a pipeline with a wrong identifier is not found."""
         what = "create_identified"
         ours = self._ours(prepared, what)
         known = identified_places(prepared, indices)
@@ -458,7 +455,7 @@ class SimulatedDevice:
         )
 
     def _misidentified(self, ours: SimulatedPipelines, index: int) -> bool:
-        """Whether a pipeline whose code is lacking has a stage without its module's identifier."""
+        """Whether a pipeline without code has a stage with a wrong identifier."""
         identified, modules = ours.identified, ours.image.modules
         if identified is None or not identified.lacking[index]:
             return False
@@ -487,7 +484,7 @@ class SimulatedDevice:
     def pipeline_keys(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
-        """See `Device.pipeline_keys`: 32 bytes that follow from the key in the set; None where unusable."""
+        """See `Device.pipeline_keys`; 32 bytes derived from the key in the set, None if unusable."""
         what = "pipeline_keys"
         with self._calls.inside(what):
             self._require_binaries(what)
@@ -602,7 +599,7 @@ class SimulatedDevice:
         ]
 
     def close(self) -> None:
-        """See `Device.close`. Calls that hang are let go with VK_ERROR_DEVICE_LOST first."""
+        """See `Device.close`. First releases calls that hang, with VK_ERROR_DEVICE_LOST."""
         self._calls.refuse_new()
         self.driver.hangs.release(ERROR_DEVICE_LOST)
         self._calls.wait_until_none()
@@ -618,62 +615,62 @@ class SimulatedDevice:
 
     @property
     def live_caches(self) -> int:
-        """Caches that were created and not destroyed."""
+        """Number of caches that were not destroyed."""
         return len(self._caches)
 
     @property
     def live_pipelines(self) -> int:
-        """Pipelines that exist: those kept for callers, and libraries of prepared images."""
+        """Number of existing pipelines: those kept for callers, and libraries of prepared images."""
         return len(self._pipelines)
 
     @property
     def live_binaries(self) -> int:
-        """Binaries that were made and not destroyed."""
+        """Number of binaries that were not destroyed."""
         return len(self._binaries)
 
     @property
     def wrong_binaries(self) -> int:
-        """Pipelines that were created from binaries of another one: what an application must never do."""
+        """Number of pipelines created from another pipeline's binaries, which must not happen."""
         return self.driver.wrong_binaries
 
     @property
     def live_prepared(self) -> int:
-        """Prepared images that were not closed."""
+        """Number of prepared images that were not closed."""
         return len(self._prepared)
 
     @property
     def compile_counts(self) -> dict[int, int]:
-        """How often each pipeline was compiled to the end, by its key in the set; hits do not count."""
+        """Number of complete compiles of each pipeline, by its key in the set, without hits."""
         return self.driver.compile_counts
 
     @property
     def foreign_hits(self) -> int:
-        """Hits that gave code of another device or driver version: what a good application prevents."""
+        """Number of hits with code of another device or driver version, which must not happen."""
         return self.driver.foreign_hits
 
     def true_lock_wait_ns(self, thread_id: int | None = None) -> int:
-        """Time that calls spent waiting for locks of caches, ns on the device's clock.
+        """Time that calls waited for locks of caches, ns on the device's clock.
 
         Args:
-            thread_id: `threading.get_ident()` of the thread whose waits are asked for; None for all threads.
+            thread_id: `threading.get_ident()` of one thread; None for all threads.
         """
         waits = self._calls.waits()
         return sum(waits.values()) if thread_id is None else waits.get(thread_id, 0)
 
     def calls(self) -> tuple[CallRecord, ...]:
-        """The last calls that used a cache or created pipelines, oldest first; `calls_kept` says how many."""
+        """The last `calls_kept` calls that used a cache or created pipelines, oldest first."""
         return self._calls.records()
 
     def last_call(self) -> CallRecord | None:
-        """The calling thread's last such call."""
+        """The last of these calls in the calling thread."""
         return self._calls.last()
 
     def wait_until_hung(self, count: int = 1, timeout_s: float = 30.0) -> bool:
-        """Wait until so many compiles hang (`DriverBugs.hang`); False where they did not in time."""
+        """Wait until `count` compiles hang (`DriverBugs.hang`); False after the timeout."""
         return self.driver.hangs.wait_until_hung(count, timeout_s)
 
     def release_hangs(self) -> None:
-        """Let all compiles that hang go on, and hang no more."""
+        """Let all compiles that hang continue; later ones do not hang."""
         self.driver.hangs.release(SUCCESS)
 
     # Parts of the above.
@@ -705,7 +702,7 @@ class SimulatedDevice:
         return prepared
 
     def _settle(self, prepared: SimulatedPipelines, index: int, *, keep: bool) -> int:
-        """Give a new pipeline to its prepared image, the caller, or nobody; the caller's handle, or 0."""
+        """Decide who owns a new pipeline: its prepared image, the caller (returns the handle), or nobody."""
         handle = next(_next_handle)
         mine = prepared.take_library(index, handle)
         if mine or keep:
@@ -726,7 +723,7 @@ def _modules(prepared: SimulatedPipelines, index: int) -> list[int]:
 
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:
-    """What is left to an orchestrator where its own features are enabled only if they were asked for."""
+    """The features without those of the orchestrator that are not enabled."""
 
     def has(struct: str, member: str) -> bool:
         return enabled.has_feature(struct, member)

@@ -1,12 +1,12 @@
-"""The simulated driver: commands that take what a driver takes and return a VkResult, bugs included.
+"""The simulated driver: commands with the arguments and VkResults of a driver, and its bugs.
 
-The device above it does what every device here does: ownership, checks, errors. Deterministic for one thread,
-and for several as far as the locking strategy fixes the order. Thread-safe as a driver is. What it compiled,
-for whom and how often is on record, so that tests can compare with the truth.
+The device above it implements ownership, checks and errors. The driver is deterministic for one thread, and
+for several as far as the locking strategy determines their order. It has the thread safety of a driver, and
+records what it compiled and how often, so tests can compare with the truth.
 
-`CacheUse` makes an error, before the driver is entered, of what the specification's host synchronization
-forbids: merging into a cache (without the internally synchronized merge flag) or destroying one while another
-call uses it. `Calls` knows the calls in flight; closing waits for them.
+`CacheUse` raises an error before the driver is called if a call violates the specification's host
+synchronization: merging into a cache without the internally synchronized merge flag, or destroying it, while
+another call uses it. `Calls` tracks the calls in flight; closing waits for them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError
 
 @frozen
 class Creation:
-    """What the creation of one pipeline gave: VkResult, VkPipelineCreationFeedback, `LockWait`."""
+    """The results of creating one pipeline: VkResult, VkPipelineCreationFeedback, `LockWait`."""
 
     result: int
     feedback_flags: int
@@ -53,7 +53,7 @@ class Creation:
 
 
 class Hangs:
-    """Where compiles that hang stay until somebody lets them go."""
+    """Blocks compiles that hang until they are released."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -61,7 +61,7 @@ class Hangs:
         self._result: int | None = None
 
     def hang(self) -> int:
-        """Stay until `release`; the result that it gave."""
+        """Block until `release`; returns its result."""
         with self._changed:
             self._hung += 1
             self._changed.notify_all()
@@ -72,13 +72,13 @@ class Hangs:
             return SUCCESS if self._result is None else self._result
 
     def release(self, result: int) -> None:
-        """Let those that hang, and all that would hang later, go with a result."""
+        """Release all compiles that hang, now and later, with a result."""
         with self._changed:
             self._result = result
             self._changed.notify_all()
 
     def wait_until_hung(self, count: int, timeout_s: float) -> bool:
-        """Wait until so many calls hang; False where they did not in time."""
+        """Wait until `count` calls hang; False after the timeout."""
         with self._changed:
             return self._changed.wait_for(lambda: self._hung >= count, timeout_s)
 
@@ -87,7 +87,7 @@ class SimulatedDriver:
     """Driver commands on simulated caches and pipelines, and the compiles that hang (`hangs`)."""
 
     def __init__(self, identity: DeviceIdentity, options: SimulatedOptions, key_salt: bytes = b"") -> None:
-        """Make a driver; the identity is not the options'. Its keys depend on the salt, at most 64 bytes."""
+        """Create a driver. `identity` overrides the options'; keys depend on the salt, at most 64 bytes."""
         self.hangs = Hangs()
         self._identity = identity
         self._header = encode_header(identity)
@@ -108,37 +108,37 @@ class SimulatedDriver:
             return dict(self._compiled)
 
     def binary_key(self, key: int) -> bytes:
-        """Key of a pipeline's binary, 32 bytes; pipelines may share one."""
+        """Key of a pipeline's binary, 32 bytes; several pipelines may share one."""
         shared = self._options.same_binary.get(key, key)
         return hashlib.blake2b(
             shared.to_bytes(8, "little"), digest_size=32, person=b"pipeline binary", key=self._key_salt
         ).digest()
 
     def pipeline_key(self, key: int, kind: PipelineKind) -> bytes:
-        """What vkGetPipelineKeyKHR gives, 32 bytes."""
+        """The result of vkGetPipelineKeyKHR, 32 bytes."""
         if kind in self._bugs.one_pipeline_key:
             return hashlib.blake2b(kind.value.encode(), digest_size=32, person=b"one for all").digest()
         return self.binary_key(key)
 
     def global_key(self) -> bytes:
-        """What vkGetPipelineKeyKHR gives without a create info, 32 bytes."""
+        """The result of vkGetPipelineKeyKHR without a create info, 32 bytes."""
         told = self._build.to_bytes(8, "little") + self._identity.pipeline_cache_uuid
         return hashlib.blake2b(told, digest_size=32, person=b"global key", key=self._key_salt).digest()
 
     def module_identifier(self, module: int) -> bytes:
-        """What vkGetShaderModuleIdentifierEXT gives of a module, by its key in the set, 32 bytes."""
+        """The result of vkGetShaderModuleIdentifierEXT for a module, by its key in the set, 32 bytes."""
         told = module.to_bytes(8, "little") + self._options.identifier_algorithm
         return hashlib.blake2b(told, digest_size=32, person=b"identifier").digest()
 
     def binaries_of(self, key: int, modules: Sequence[int]) -> tuple[PipelineBinary, ...]:
-        """The binaries of a pipeline: one a module, shared by pipelines; one of its own where it has none."""
+        """The binaries of a pipeline: one per module, shared by pipelines; its own one without modules."""
         entries = [self._entry(each) for each in (modules or (key,))]
         return tuple(PipelineBinary(each.key, each.payload) for each in entries)
 
     def create_from_binaries(
         self, key: int, modules: Sequence[int], given: Sequence[PipelineBinary]
     ) -> Creation:
-        """Create one pipeline from binaries; no driver asks whose they are, but `wrong_binaries` counts."""
+        """Create one pipeline from binaries. Counts binaries of another pipeline, which no driver checks."""
         work = self._clock.begin_work()
         self._clock.spend(self._cost.hit_ns)
         if key in self._bugs.binaries_refused:
@@ -154,7 +154,7 @@ class SimulatedDriver:
         """Create a cache, as vkCreatePipelineCache; None for a null pointer.
 
         Returns:
-            The VkResult, and the cache where it is 0.
+            The VkResult, and the cache if it is 0.
         """
         if CacheOperation.CREATE in self._bugs.out_of_memory_operations:
             return ERROR_OUT_OF_HOST_MEMORY, None
@@ -187,7 +187,7 @@ class SimulatedDriver:
         if self._bugs.merge_does_nothing:
             return SUCCESS
         for source in sources:
-            # One lock at a time: two merges in opposite directions must not wait for each other.
+            # Takes one lock at a time, so that two merges in opposite directions do not deadlock.
             entries = source.snapshot(wait)
             self._clock.spend(self._cost.merge_entry_ns * len(entries))
             destination.absorb(entries, wait)
@@ -196,10 +196,10 @@ class SimulatedDriver:
     def cache_data(
         self, cache: SimulatedCache, buffer: bytearray | None, size: int, wait: LockWait
     ) -> tuple[int, int]:
-        """Read a cache, as vkGetPipelineCacheData; with None for a null pointer the size is asked for.
+        """Read a cache, as vkGetPipelineCacheData; None for a null pointer queries the size.
 
         Returns:
-            The VkResult, and the size that a read gives or the bytes written.
+            The VkResult, and the size of the data or the number of bytes written.
         """
         if CacheOperation.READ in self._bugs.out_of_memory_operations:
             return ERROR_OUT_OF_HOST_MEMORY, 0
@@ -254,7 +254,7 @@ class SimulatedDriver:
     def _entry(self, key: int) -> CacheEntry:
         binary_key = self.binary_key(key)
         size = self._cost.entry_bytes(key)
-        # Cheap to make and of the right size; nobody executes it.
+        # Cheap to make and of the right size; it is never executed.
         payload = (binary_key * (size // len(binary_key) + 1))[:size]
         return CacheEntry(binary_key, self._build, payload)
 
@@ -270,7 +270,7 @@ class SimulatedDriver:
 
 @define(eq=False)
 class CacheUse:
-    """A cache, the driver's cache behind it, and the calls that use it now."""
+    """A cache, the driver's cache of it, and the number of calls that use it now."""
 
     cache: PipelineCache
     of_driver: SimulatedCache
@@ -280,10 +280,10 @@ class CacheUse:
 
     @contextmanager
     def hold(self, what: str, *, alone: bool) -> Iterator[None]:
-        """Use the cache beside other calls, or alone.
+        """Use the cache for the block, shared with other calls or exclusively.
 
         Raises:
-            ExternalSynchronizationError: Another call uses it alone, or this one has to be alone.
+            ExternalSynchronizationError: Another call has exclusive use, or this one needs it.
         """
         with self._mutex:
             if self._alone and not alone:
@@ -294,7 +294,7 @@ class CacheUse:
             if self._alone or (alone and self._users):
                 raise ExternalSynchronizationError(
                     f"{what}: pipeline cache {self.cache.name!r} is in use by another thread; the "
-                    "specification asks for external synchronization here whatever the cache's flags are"
+                    "specification requires external synchronization here, whatever the cache's flags are"
                 )
             self._alone = alone
             self._users += 1
@@ -308,17 +308,17 @@ class CacheUse:
 
 @frozen(eq=False)
 class CallRecord:
-    """The truth about one call.
+    """The true times of one call.
 
     Attributes:
         operation: Name of the device's method.
         cache: Name of the cache that it used or merged into, "" for none.
         thread_id: `threading.get_ident()` of the caller.
         duration_ns: Time inside the driver on the device's clock.
-        lock_wait_ns: Time of it that was spent waiting for the lock of a cache.
-        lock_asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same
-            time: what can be seen from outside.
-        pipeline_lock_wait_ns: The waits by pipeline, in the order asked for, shape (n,); empty where the call
+        lock_wait_ns: Part of it spent waiting for the lock of a cache.
+        lock_asleep_ns: Part of that in which the thread slept and did not also wait for a processor; this can
+            be measured from outside.
+        pipeline_lock_wait_ns: The waits by pipeline, in the order of the call, shape (n,); empty if it
             creates none.
     """
 
@@ -335,10 +335,10 @@ _NO_PIPELINES = np.zeros(0, np.int64)
 
 
 class Calls:
-    """Calls in flight and calls that were. Thread-safe."""
+    """Tracks the calls in flight, and records past calls. Thread-safe."""
 
     def __init__(self, kept: int, clock: Clock) -> None:
-        """Keep the records of the last `kept` calls; the clock tells their lengths."""
+        """Keep the records of the last `kept` calls, measured by the clock."""
         self._clock = clock
         self._changed = threading.Condition()
         self._in_flight = 0
@@ -349,10 +349,10 @@ class Calls:
 
     @contextmanager
     def inside(self, what: str) -> Iterator[None]:
-        """Be in flight.
+        """Count as a call in flight for the block.
 
         Raises:
-            DeviceError: The device was closed before.
+            DeviceError: The device is closed.
         """
         with self._changed:
             if self._closed:
@@ -369,10 +369,10 @@ class Calls:
     def recorded(
         self, what: str, cache: str, waits: npt.NDArray[np.int64] = _NO_PIPELINES
     ) -> Iterator[LockWait]:
-        """Be in flight, and put the call on record when it ends; `waits` are filled in meanwhile.
+        """Count as a call in flight for the block, and record the call; the block fills in `waits`.
 
         Raises:
-            DeviceError: The device was closed before.
+            DeviceError: The device is closed.
         """
         wait, thread = LockWait(), threading.get_ident()
         with self.inside(what):
@@ -388,12 +388,12 @@ class Calls:
                     self._waits[thread] = self._waits.get(thread, 0) + wait.ns
 
     def refuse_new(self) -> None:
-        """Let no new call begin."""
+        """Refuse new calls."""
         with self._changed:
             self._closed = True
 
     def wait_until_none(self) -> None:
-        """Wait for the calls in flight."""
+        """Wait until no call is in flight."""
         with self._changed:
             self._changed.wait_for(lambda: not self._in_flight)
 
@@ -403,11 +403,11 @@ class Calls:
         return last
 
     def records(self) -> tuple[CallRecord, ...]:
-        """The calls on record, oldest first, in the order in which they ended."""
+        """The recorded calls in the order of their ends."""
         with self._changed:
             return tuple(self._records)
 
     def waits(self) -> dict[int, int]:
-        """Sum of the waits of each thread, ns, by `threading.get_ident()`."""
+        """Sum of the lock waits of each thread, ns, by `threading.get_ident()`."""
         with self._changed:
             return dict(self._waits)

@@ -1,7 +1,7 @@
-"""Images for the simulated device, made without a captured set.
+"""Images for the simulated device, made without a captured set. Thread-safe.
 
-The tables are consistent (every offset lies in the buffer), but the buffer holds no create infos: a real
-driver must never be given such an image. Thread-safe.
+The tables are consistent (every offset lies in the buffer), but the buffer holds no create infos, so a real
+driver must never get such an image.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def simulated_image(
     """Make an image for the simulated device.
 
     Args:
-        keys: Hashes of the pipelines, in the order of their indices, each once.
-        kinds: Kind of each, or of all; in the order of `PipelineKind`.
+        keys: Different hashes of the pipelines, in the order of their indices.
+        kinds: Kind of each pipeline, in the order of `PipelineKind`, or one kind for all.
         modules: Hashes of the shader modules of a pipeline's stages, by pipeline key.
-        libraries: Keys of the library pipelines that a pipeline links, by pipeline key; they come before it.
+        libraries: Keys of the libraries that a pipeline links, by pipeline key; a library precedes it.
 
     Raises:
-        ValueError: The arguments do not describe an image, such as kinds that are out of order.
+        ValueError: The arguments do not describe an image; for example, kinds are out of order.
     """
     modules, libraries = modules or {}, libraries or {}
     all_kinds = [kinds] * len(keys) if isinstance(kinds, PipelineKind) else list(kinds)

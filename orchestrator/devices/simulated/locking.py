@@ -1,30 +1,29 @@
-"""Time in the simulated driver: what its threads wait for, their clocks, and the locks of its caches.
+"""Clocks of the simulated driver, the locks of its caches, and the true waits of threads for them.
 
-A wait for a lock ends when the lock is handed over; what follows is the machine's:
+A wait for a lock ends when the lock is handed over. The rest of the delay belongs to the machine:
 
     lock is taken          handed over             runs         goes on
     │ runnable │ asleep      │ runnable │ asleep     │
     │          │             │    processor and lock │ processor │ the GIL
     └──────── wait_ns ───────┘
 
-A thread whose processor is taken between finding the lock taken and going to sleep waits for both at a time,
-runnable. Nobody outside can tell that from a busy machine, so `asleep_ns` leaves it out: the thread that
-hands the lock over reads the waiter's run delay, and whether it sleeps.
+A thread that loses its processor after it found the lock taken and before it sleeps waits for both while
+runnable. From outside this looks like a busy machine, so `asleep_ns` excludes it: the thread that hands over
+the lock reads the waiter's run delay and state.
 
-A driver in C does not wait for the GIL; this one does. Its work sleeps at locks only, so what a call slept
-beside that was for the GIL, and the duration that the driver tells is without it (wall = CPU + run delay +
-asleep; tested with a driver in C in tests/bench/test_attribution_native.py). Reading the statistics never
-releases the GIL, so it does not cause what it measures. Where the system keeps none, waits count as asleep
-and nothing as the GIL's.
+Unlike a driver in C, this one waits for the GIL. Its work sleeps only at locks, so any other sleep in a call
+is for the GIL, and the reported duration excludes it (wall = CPU + run delay + asleep; a driver in C checks
+this in tests/bench/test_attribution_native.py). Reading the statistics does not release the GIL, so it does
+not disturb the measurement. On systems without these statistics, all waits count as asleep, and none as GIL.
 
-`CpuClock` burns processor time without the GIL, so that threads overlap; `VirtualClock` lets no time pass, so
-that tests are quick and exact. The lock is handed over on release, to the writer that waited longest or to
-all readers where none waits: nobody is woken in vain, and the sum of waits is the true cost of contention.
-Writers go before readers that come later, so look-ups cannot starve an insertion.
+`CpuClock` burns processor time without the GIL, so threads overlap. On `VirtualClock` no time passes, so
+tests are quick and exact. A released lock goes to the writer that has waited longest, or to all readers if no
+writer waits. So no thread is woken in vain, and the sum of waits is the true cost of contention. Waiting
+writers precede later readers, so look-ups cannot starve an insertion.
 
-Assumes Linux, where /proc/thread-self names the thread that opened it for whoever reads the descriptor; that
-hashlib.pbkdf2_hmac releases the GIL for its whole run and works in proportion to its iterations; and that
-zlib.crc32 releases it for what is longer than 5 KiB.
+Assumptions: Linux, where a descriptor of /proc/thread-self belongs to the thread that opened it, whoever
+reads it. hashlib.pbkdf2_hmac releases the GIL while it runs, and its time is proportional to its iterations.
+zlib.crc32 releases the GIL for more than 5 KiB.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from typing import Final, Protocol
 from attrs import frozen
 
 _READ_BYTES: Final = 256
-# Through PyDLL a call keeps the GIL, which os.pread releases; these reads never wait for anything.
+# PyDLL calls keep the GIL, unlike os.pread; these reads never block.
 _pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
 if _pread is not None:
     _pread.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int64)
@@ -56,31 +55,31 @@ class Wait(Protocol):
     """One wait for a lock. Made by the thread that waits."""
 
     def handed(self) -> None:
-        """The lock is handed over; called once, by the thread that had it, before it wakes the other."""
+        """Record the handover; called once by the thread that had the lock, before it wakes the waiter."""
 
     def over(self) -> tuple[int, int]:
-        """The waiter goes on: how long the lock was waited for, and how much of that asleep, ns."""
+        """End the wait in the waiting thread; returns the time of the wait, and the part asleep, ns."""
 
 
 class ThreadStatistics:
-    """What the system says about the thread that made this. Any thread may read it."""
+    """The system's statistics of the thread that created this. Any thread may read them."""
 
     __slots__ = ("_schedule", "_status")
 
     def __init__(self) -> None:
-        """Open the calling thread's statistics, where there are any."""
+        """Open the calling thread's statistics, if the system has any."""
         self._schedule, self._status = _opened("schedstat"), _opened("stat")
 
     def delay_ns(self) -> int | None:
-        """How long it was runnable and not scheduled so far, or None where that is not known."""
+        """Total time in which it was runnable but not scheduled, ns; None if unknown."""
         try:
             return int(_read(self._schedule).split()[1])
         except (IndexError, ValueError):
             return None
 
     def is_runnable(self) -> bool:
-        """Whether it runs or would, were there a processor; False where that is not known."""
-        # The name before the state may hold anything, also what closes it.
+        """Whether it runs or waits for a processor; False if unknown."""
+        # The thread's name precedes the state and may itself contain ")".
         return _read(self._status).rpartition(b")")[2][:2] == b" R"
 
     def __del__(self) -> None:
@@ -105,14 +104,14 @@ def _read(descriptor: int) -> bytes:
 
 
 class Work(Protocol):
-    """A stretch of the driver's work. Used by one thread."""
+    """A section of the driver's work. Used by one thread."""
 
     def duration_ns(self, asleep_ns: int) -> int:
-        """How long it has taken by now, ns, of which the driver slept so long at its locks."""
+        """Its duration so far, ns; `asleep_ns` is the time that the driver slept at its locks."""
 
 
 class ThreadWork:
-    """Work of the thread that made this, by the clocks of the system."""
+    """Work of the thread that created this, by the system's clocks."""
 
     __slots__ = ("_cpu", "_delay", "_statistics", "_wall")
 
@@ -123,7 +122,7 @@ class ThreadWork:
         self._wall = time.perf_counter_ns()
 
     def duration_ns(self, asleep_ns: int) -> int:
-        """See `Work`; what was slept and not at a lock was for the GIL, and is left out."""
+        """See `Work`; excludes sleep for the GIL, which is any sleep not at a lock."""
         wall, cpu = time.perf_counter_ns() - self._wall, time.thread_time_ns() - self._cpu
         delay = self._statistics.delay_ns()
         if delay is None or self._delay is None:
@@ -132,7 +131,7 @@ class ThreadWork:
 
 
 class ThreadWait:
-    """A wait of the thread that made this, by the clocks of the system."""
+    """A wait of the thread that created this, by the system's clocks."""
 
     __slots__ = ("_delay", "_delay_handed", "_handed", "_runnable", "_since", "_statistics")
 
@@ -155,36 +154,36 @@ class ThreadWait:
         waited = self._handed - self._since
         if self._delay is None or self._delay_handed is None:
             return waited, waited
-        if self._runnable:  # it never got as far as going to sleep
+        if self._runnable:  # the thread lost its processor before it could sleep
             return waited, 0
         return waited, max(0, waited - (self._delay_handed - self._delay))
 
 
 class Clock(Protocol):
-    """Tells and spends the time of the simulated driver. Thread-safe."""
+    """The time of the simulated driver. Thread-safe."""
 
     def now_ns(self) -> int:
-        """Time of the calling thread, ns; only differences within one thread mean anything."""
+        """Time of the calling thread, ns; comparable only within one thread."""
 
     def common_ns(self) -> int:
-        """Time that all threads share, ns: differences between threads mean something."""
+        """Time that all threads share, ns; comparable between threads."""
 
     def spend(self, duration_ns: int) -> None:
-        """Use up time in the calling thread, as the driver's own work would."""
+        """Spend time in the calling thread, like the driver's own work."""
 
     def begin_wait(self) -> Wait:
-        """The calling thread found a lock taken and is about to sleep."""
+        """Begin a wait of the calling thread for a lock, before it sleeps."""
 
     def begin_work(self) -> Work:
-        """The driver's work on a pipeline begins in the calling thread; `Work.duration_ns` ends it."""
+        """Begin the driver's work on a pipeline in the calling thread; `Work.duration_ns` ends it."""
 
 
-# Too little burnt can be topped up, too much cannot be undone. The first share is small, because a busy
-# neighbour may have slowed the core since the calibration; what it took tells the speed for the others.
+# Too little work can be continued, too much cannot be undone. The first share is small, because the core may
+# be slower than during the calibration; its time then shows the speed for the next shares.
 _FIRST_SHARE = 0.5
 _NEXT_SHARE = 0.92
-# Fits into the second cache level. A checksum of it takes some 10 us and costs little to start, so it serves
-# for what is shorter than starting a key derivation.
+# Fits into the second cache level. A checksum takes about 10 us and is quick to start, so it serves for times
+# below the start of a key derivation.
 _BUFFER = bytes(64 * 1024)
 
 
@@ -204,7 +203,7 @@ class _Rates:
 
 
 def _fastest(burn: Callable[[int], None], size: int) -> int:
-    # The fastest of a few runs: the others held an interrupt or a slow start.
+    # The fastest run is the one without an interrupt or a slow start.
     times = []
     for _ in range(7):
         start = time.thread_time_ns()
@@ -239,13 +238,13 @@ class CpuClock:
     common_ns = now_ns
 
     def spend(self, duration_ns: int) -> None:
-        """Burn until the thread's CPU clock has moved by `duration_ns`."""
+        """Burn CPU time until the thread's CPU clock has advanced by `duration_ns`."""
         rates = self._rates
         rest = duration_ns
         now = time.thread_time_ns()
         end = now + duration_ns
         share, slowness = _FIRST_SHARE, 1.0
-        # Few long calls instead of many short ones: each return waits for the GIL.
+        # A few long calls, because each return waits for the GIL.
         while rest > 2 * rates.start_ns:
             expected = max(rest * share / slowness - rates.start_ns, 0.0)
             _derive(max(1, int(expected * rates.iterations_per_ns)))
@@ -275,8 +274,8 @@ class CpuClock:
 class VirtualClock:
     """A clock on which only modelled time passes.
 
-    Each thread has a time of its own that `spend` moves, and all share one that `advance` moves. A wait for a
-    lock is therefore zero, unless a test advances the clock while a thread waits: then it is exactly that.
+    `spend` advances the time of the calling thread, `advance` that of all threads. So a wait for a lock takes
+    no time, unless a test advances the clock meanwhile; then it takes exactly that time.
     """
 
     def __init__(self) -> None:
@@ -286,7 +285,7 @@ class VirtualClock:
         self._mutex = threading.Lock()
 
     def now_ns(self) -> int:
-        """Shared time and the calling thread's own, ns."""
+        """Sum of the shared time and the calling thread's own, ns."""
         own: int = getattr(self._own, "ns", 0)
         return self._shared_ns + own
 
@@ -295,13 +294,13 @@ class VirtualClock:
         return self._shared_ns
 
     def spend(self, duration_ns: int) -> None:
-        """Move the calling thread's time."""
+        """Advance the calling thread's time."""
         self._own.ns = getattr(self._own, "ns", 0) + duration_ns
         with self._mutex:
             self._spent_ns += duration_ns
 
     def advance(self, duration_ns: int) -> None:
-        """Move the time of all threads."""
+        """Advance the time of all threads."""
         with self._mutex:
             self._shared_ns += duration_ns
 
@@ -337,19 +336,19 @@ class _VirtualWork:
         self._start = clock.now_ns()
 
     def duration_ns(self, asleep_ns: int) -> int:
-        del asleep_ns  # nothing has to be told from the GIL here
+        del asleep_ns  # no time passes while waiting for the GIL
         return self._clock.now_ns() - self._start
 
 
 class LockingStrategy(enum.StrEnum):
-    """How an internally synchronized cache is locked. Externally synchronized ones take no lock.
+    """The locking of an internally synchronized cache. Externally synchronized caches have no lock.
 
     SINGLE_LEVEL: read lock to look up, write lock to insert. Two threads may compile the same pipeline.
-    TWO_LEVEL: a read-only level is looked up under the read lock; then, under the write lock, a read-write
-        level is looked up, the pipeline compiled and inserted. Nothing is compiled twice, and compiles never
-        overlap. Entries migrate to the read-only level now and then, under the write lock.
+    TWO_LEVEL: a look-up in a read-only level under the read lock; if it misses, look-up in a read-write
+        level, compile and insertion under the write lock. Nothing is compiled twice, and compiles never
+        overlap. Entries migrate to the read-only level from time to time, under the write lock.
     WHOLE_COMPILE: one lock from the look-up to the insertion.
-    NONE: no lock at all.
+    NONE: no lock.
     """
 
     SINGLE_LEVEL = "single-level"
@@ -359,11 +358,11 @@ class LockingStrategy(enum.StrEnum):
 
 
 class LockWait:
-    """Adds up the waits of one driver call. Used by one thread.
+    """Sums the waits of one driver call. Used by one thread.
 
     Attributes:
-        ns: How long locks were waited for.
-        asleep_ns: How much of that the thread was asleep, and not waiting for a processor at the same time.
+        ns: Time of waiting for locks.
+        asleep_ns: Part of it in which the thread slept and did not also wait for a processor.
     """
 
     __slots__ = ("asleep_ns", "ns")
@@ -395,7 +394,7 @@ class ReadWriteLock:
     """Many readers or one writer. Not reentrant."""
 
     def __init__(self, clock: Clock) -> None:
-        """Make a free lock whose waits are told by `clock`."""
+        """Create a free lock; `clock` measures the waits."""
         self._clock = clock
         self._mutex = threading.Lock()
         self._readers = 0
@@ -405,12 +404,12 @@ class ReadWriteLock:
 
     @property
     def waiting(self) -> int:
-        """Threads that found the lock taken and wait for it now."""
+        """Number of threads that wait for the lock now."""
         return len(self._waiting_readers) + len(self._waiting_writers)
 
     @contextmanager
     def read(self, wait: LockWait) -> Iterator[None]:
-        """Hold the lock beside other readers; the time until it was had is added to `wait`."""
+        """Hold the lock for reading; adds the time until it was acquired to `wait`."""
         with self._mutex:
             waiter = self._queue(self._waiting_readers, self._writing or bool(self._waiting_writers))
             if waiter is None:
@@ -427,7 +426,7 @@ class ReadWriteLock:
 
     @contextmanager
     def write(self, wait: LockWait) -> Iterator[None]:
-        """Hold the lock alone; the time until it was had is added to `wait`."""
+        """Hold the lock exclusively; adds the time until it was acquired to `wait`."""
         with self._mutex:
             waiter = self._queue(self._waiting_writers, self._writing or bool(self._readers))
             if waiter is None:
@@ -448,7 +447,7 @@ class ReadWriteLock:
         return queue[-1]
 
     def _let_go(self) -> None:
-        """Hand the lock on; called with the mutex held and nobody in the lock."""
+        """Hand the lock to waiting threads; called with the mutex held and the lock free."""
         if self._waiting_writers:
             self._writing = True
             self._waiting_writers.popleft().hand()

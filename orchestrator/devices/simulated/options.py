@@ -1,9 +1,8 @@
-"""Everything about the simulated device that its user can choose: identity, features, costs, bugs.
+"""The options of the simulated device: identity, features, costs, bugs. Thread-safe.
 
-The defaults give a device with every feature, no bug, and a clock on which no time passes. A bug acts on the
-keys and operations that it names, and on nothing else. Costs follow from a pipeline's key (and a seed) alone,
-and identities from their arguments, in every process alike, so caches can be kept between runs. For any
-thread.
+The default is a device with every feature, no bug, and a clock on which no time passes. A bug affects only
+the keys and operations that it names. Costs depend only on a pipeline's key and a seed, and identities only
+on their arguments, in every process. So caches remain valid between runs.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from orchestrator.registry.tables import NEWEST_VERSION, AnyDevice
 
 
 class CacheOperation(enum.StrEnum):
-    """A command on caches that can be made to fail."""
+    """A command on caches that a bug can make fail."""
 
     CREATE = "create"
     MERGE = "merge"
@@ -69,24 +68,24 @@ class DriverBugs:
     """Bugs to simulate; all off by default. Keys are those of pipelines in their set.
 
     Attributes:
-        stale_uuid_accepted: Initial data whose pipelineCacheUUID is another's is used all the same.
+        stale_uuid_accepted: Initial data with another pipelineCacheUUID is used.
         uuid_not_bumped: The pipelineCacheUUID does not change with driverVersion.
-        error_on_empty_non_null: Creating a cache with initialDataSize 0 and a pointer that is not null fails.
-        initial_data_dropped: Good initial data is accepted and not used; nothing says so.
-        create_fails_on_bad_data: Creating a cache with data that should be ignored fails instead.
-        data_grows_between_calls: How many times the cache grows right after its size was asked for.
+        error_on_empty_non_null: Creating a cache with initialDataSize 0 and a non-null pointer fails.
+        initial_data_dropped: Good initial data is silently ignored.
+        create_fails_on_bad_data: Creating a cache with bad data fails instead of ignoring the data.
+        data_grows_between_calls: How many times the cache grows right after a query of its size.
         merge_does_nothing: Merging succeeds and changes nothing.
-        cache_is_stub: A cache holds its header only, always: never a hit, merging does nothing.
+        cache_is_stub: A cache only ever holds its header: no hits, and merging does nothing.
         crash: Compiling these aborts the process.
-        hang: Compiling these never returns, until the device is closed or lets go.
-        out_of_memory: Compiling these gives VK_ERROR_OUT_OF_HOST_MEMORY.
-        out_of_memory_operations: These commands on caches give VK_ERROR_OUT_OF_HOST_MEMORY.
-        one_pipeline_key: vkGetPipelineKeyKHR gives all pipelines of these kinds one and the same key, as
-            NVIDIA 580.159 does for ray tracing. What is found in a cache does not depend on it.
-        binaries_refused: Creating these from their binaries gives VK_ERROR_OUT_OF_HOST_MEMORY.
-        spurious_misses: Creating these from identifiers of their modules gives VK_PIPELINE_COMPILE_REQUIRED,
-            whatever a cache holds, as VK_EXT_shader_module_identifier allows.
-        results: VkResult of compiling the pipeline of a key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY.
+        hang: Compiling these blocks until the device is closed or releases them.
+        out_of_memory: Compiling these returns VK_ERROR_OUT_OF_HOST_MEMORY.
+        out_of_memory_operations: These commands on caches return VK_ERROR_OUT_OF_HOST_MEMORY.
+        one_pipeline_key: vkGetPipelineKeyKHR returns the same key for all pipelines of these kinds, like
+            NVIDIA 580.159 for ray tracing. Cache hits do not depend on it.
+        binaries_refused: Creating these from their binaries returns VK_ERROR_OUT_OF_HOST_MEMORY.
+        spurious_misses: Creating these from identifiers of their modules returns
+            VK_PIPELINE_COMPILE_REQUIRED regardless of the cache, as VK_EXT_shader_module_identifier allows.
+        results: VkResult of compiling, by key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY.
     """
 
     stale_uuid_accepted: bool = False
@@ -107,7 +106,7 @@ class DriverBugs:
     results: Mapping[int, int] = field(factory=dict, converter=_by_key)
 
 
-# What RADV's compiler takes for a small compute pipeline, as the order of magnitude of the defaults.
+# Orders of magnitude of RADV's compiler for a small compute pipeline.
 DEFAULT_COMPILE_NS = 2_000_000
 DEFAULT_HIT_NS = 5_000
 DEFAULT_ENTRY_BYTES = 1_500
@@ -116,30 +115,30 @@ _NORMAL = NormalDist()
 
 
 def constant_cost(value: int) -> Callable[[int], int]:
-    """The same for every pipeline."""
+    """The same value for every pipeline."""
     return lambda _key: value
 
 
 def mapped_cost(values: Mapping[int, int], default: int = DEFAULT_COMPILE_NS) -> Callable[[int], int]:
-    """A value by pipeline key, and one for all others."""
+    """Values by pipeline key, with a default."""
     own = dict(values)
     return lambda key: own.get(key, default)
 
 
 def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], int]:
-    """A lognormal draw for each pipeline key: a few pipelines cost far more than most, as in real sets.
+    """Lognormal values by pipeline key: a few pipelines cost far more than most, as in real sets.
 
     Args:
-        median: Median of the draws.
+        median: Median of the values.
         sigma: Standard deviation of the logarithm.
-        seed: Another seed gives other draws.
+        seed: Different seeds give different values.
     """
 
     def cost(key: int) -> int:
         digest = hashlib.blake2b(
             key.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
         ).digest()
-        # The middle of one of 2**53 equal slices: never 0 or 1, where the normal quantile is infinite.
+        # The middle of one of 2**53 equal intervals, because the normal quantile of 0 or 1 is infinite.
         uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / 2**53
         return max(1, round(median * math.exp(sigma * _NORMAL.inv_cdf(uniform))))
 
@@ -148,13 +147,13 @@ def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], 
 
 @frozen
 class CostModel:
-    """What pipelines cost.
+    """The costs of pipelines.
 
     Attributes:
-        compile_ns: Time to compile the pipeline of a key, ns.
-        hit_ns: Time to take a pipeline from a cache, ns.
-        entry_bytes: Bytes that a pipeline's code takes in a cache, without the entry's own header.
-        merge_entry_ns: Time to merge one source entry, ns, pruned ones included.
+        compile_ns: Time to compile a pipeline, by key, ns.
+        hit_ns: Time of a cache hit, ns.
+        entry_bytes: Size of a pipeline's code in a cache, by key, without the header of the entry.
+        merge_entry_ns: Time to merge one source entry, duplicates included, ns.
     """
 
     compile_ns: Callable[[int], int] = field(factory=lambda: constant_cost(DEFAULT_COMPILE_NS))
@@ -164,7 +163,7 @@ class CostModel:
 
     @classmethod
     def constant(cls, compile_ns: int, hit_ns: int = DEFAULT_HIT_NS) -> CostModel:
-        """Every pipeline takes `compile_ns`."""
+        """The same compile time for every pipeline."""
         return cls(constant_cost(compile_ns), hit_ns)
 
     @classmethod
@@ -186,7 +185,7 @@ class CostModel:
         return cls(lognormal_cost(median_ns, sigma, seed), hit_ns)
 
 
-# No vendor's: the specification leaves ids above 0xFFFF to Khronos, and this one is not taken.
+# Not a vendor's: Khronos assigns IDs above 0xFFFF, and this one is free.
 VENDOR_ID = 0x1FFFF
 DEVICE_ID = 1
 
@@ -203,7 +202,7 @@ def simulated_identity(
     driver_version: int = 1,
     device_name: str = "simulated device",
 ) -> DeviceIdentity:
-    """An identity whose pipelineCacheUUID follows from vendor, device and driver version, as it should.
+    """An identity with a pipelineCacheUUID derived from vendor, device and driver version.
 
     The parameters are those of `DeviceIdentity`.
     """
@@ -222,12 +221,12 @@ def simulated_identity(
 
 
 def without_bumped_uuid(identity: DeviceIdentity) -> DeviceIdentity:
-    """The same device on a driver that forgets to change pipelineCacheUUID between its versions."""
+    """The same device with a driver whose versions share one pipelineCacheUUID."""
     return evolve(identity, pipeline_cache_uuid=_cache_uuid(identity.vendor_id, identity.device_id, 0))
 
 
 def build_of(identity: DeviceIdentity) -> int:
-    """Number of the compiler behind an identity: another device or driver version is another compiler."""
+    """Number of an identity's compiler, different for each device and driver version."""
     text = f"{identity.vendor_id}:{identity.device_id}:{identity.driver_version}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
@@ -241,7 +240,7 @@ def simulated_features(
     internally_synchronized_merge: bool = True,
     compile_required: bool = True,
 ) -> DeviceFeatures:
-    """Features with everything, except what is said to be absent."""
+    """All features, except those that are given as absent."""
     return DeviceFeatures(
         externally_synchronized_caches=externally_synchronized_caches,
         creation_feedback=creation_feedback,
@@ -255,29 +254,29 @@ def simulated_features(
 
 @frozen
 class SimulatedOptions:
-    """How a `SimulatedDevice` behaves.
+    """The behaviour of a `SimulatedDevice`.
 
     Attributes:
-        identity: What it says it is.
-        features: What it offers to an orchestrator.
-        capabilities: What it could offer to captured pipelines.
-        request: What it is opened as, which says what of `capabilities` is enabled; None: all of it.
-        keys_depend_on: What its keys depend on beside the pipeline: features as "structure::member", and
+        identity: Its identity.
+        features: Its features for the orchestrator.
+        capabilities: Its capabilities for pipelines.
+        request: The request that opens it, which determines the enabled capabilities; None enables all.
+        keys_depend_on: What its keys depend on besides the pipeline: features as "structure::member", and
             members of `ApplicationInfo` such as "api_version".
-        locking: How its internally synchronized caches are locked.
-        migrate_every: Insertions after which the two-level strategy migrates entries.
-        cost: What pipelines cost.
-        clock: How that is spent: `CpuClock` burns processor time, `VirtualClock` lets none pass.
-        bugs: What it gets wrong.
-        binary_properties: What it says of its pipeline binaries.
+        locking: The locking of its internally synchronized caches.
+        migrate_every: Number of insertions after which the two-level strategy migrates entries.
+        cost: The costs of pipelines.
+        clock: `CpuClock` burns processor time for the costs; on `VirtualClock` no time passes.
+        bugs: Its bugs.
+        binary_properties: Its properties of pipeline binaries.
         identifier_algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-        internal_cache: Keys of the pipelines that the driver's own cache holds, where it has one.
-        same_binary: Pipeline keys whose binary is that of another, by key: duplicates that only the driver
-            sees.
-        unusable: Pipelines that cannot be handed to the driver, by key, with the cause.
-        on_compile: Called in the compiling thread with the pipeline's key before it compiles, under the locks
-            that the strategy holds there; lets a test line threads up.
-        calls_kept: Number of calls of which `SimulatedDevice.calls` keeps the record.
+        internal_cache: Keys of the pipelines in the driver's own cache, if it has one.
+        same_binary: Pipelines that share the binary of another one, by key: duplicates that only the driver
+            can detect.
+        unusable: Pipelines that cannot be passed to the driver, by key, with the reason.
+        on_compile: Called with a pipeline's key in the compiling thread before it compiles, under the locks
+            of the strategy; a test can synchronize threads with it.
+        calls_kept: Number of calls that `SimulatedDevice.calls` keeps.
     """
 
     identity: DeviceIdentity = field(factory=simulated_identity)
@@ -302,7 +301,7 @@ class SimulatedOptions:
 def key_salt(
     depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
 ) -> bytes:
-    """What goes into every key of a driver beside the pipeline; empty where its keys depend on nothing."""
+    """The part of every key besides the pipeline; empty if keys depend on nothing else."""
     if not depends_on:
         return b""
     told = (request or DeviceRequest()).application
