@@ -109,7 +109,8 @@ def binaries_verb(
                 f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked"
             )
         elif action in ("export", "import") and pack is not None:
-            told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
+            told, line = _exchange(store, action, pack, secret, unsigned=unsigned)
+            lines.append(line)
         stat = store.statistics()
         code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
 
@@ -172,7 +173,7 @@ def _check_usage(
 
 def _exchange(
     store: BinaryStore, action: Action, pack: Path, secret: MacKey | None, *, unsigned: bool
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[dict[str, Any], str]:
     from orchestrator.stores.binary_pack import export_binaries, import_binaries
 
     if action == "export":
@@ -194,7 +195,7 @@ def _exchange(
         f"{path_text(pack)}: {plural(report.pipelines, 'pipeline')}, "
         f"{plural(report.binaries, 'binary', 'binaries')}, {byte_text(report.bytes)}; {done}"
     )
-    return told, [line]
+    return told, line
 
 
 def _prune(

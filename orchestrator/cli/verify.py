@@ -6,6 +6,7 @@ step.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,11 +157,12 @@ def _check_plan(path: Path) -> _Checked:
     from orchestrator.run.planning import proven_plan
 
     plan, state = proven_plan(path)
+    size = path.stat().st_size
     return _Checked(
         path,
         "plan",
-        facts={"bytes": path.stat().st_size},
-        summary=f"plan, {byte_text(path.stat().st_size)}",
+        facts={"bytes": size},
+        summary=f"plan, {byte_text(size)}",
         problems=() if plan is not None else (state,),
         next_step="nothing: the next compile of its set makes a new one",
     )
@@ -187,21 +189,14 @@ def _check_store(path: Path) -> _Checked:
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     size = path.stat().st_size
+    made = partial(_Checked, path, "store of binaries", facts={"bytes": size})
     try:
         with BinaryStore.open(path.parent, create=False) as store:
             found = store.verify()
     except StoreError as error:
-        return _Checked(
-            path,
-            "store of binaries",
-            facts={"bytes": size},
-            problems=(error.reason,),
-            next_step="nothing: `orchestrator compile --mode binaries` makes another one",
-        )
-    return _Checked(
-        path,
-        "store of binaries",
-        facts={"bytes": size},
+        step = "nothing: `orchestrator compile --mode binaries` makes another one"
+        return made(problems=(error.reason,), next_step=step)
+    return made(
         summary=f"a store of {plural(found.payloads, 'binary', 'binaries')} of "
         f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}",
         problems=found.problems,

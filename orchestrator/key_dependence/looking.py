@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -213,7 +213,7 @@ class _Looker:
         def untried(reason: str) -> Untried:
             return Untried(number=number, group=group.name, reason=reason)
 
-        with closing(open_for_child(self.job.opener, self.job.device, request)) as device:
+        with self._opened(request) as device:
             has = device.capabilities
             if lacking := [each for each in variation.features if not has.has_feature(*each)]:
                 return untried(f"{in_words(lacking)} cannot be enabled beside the rest")
@@ -235,11 +235,8 @@ class _Looker:
                 return untried(baseline)
             if prerequisites and not prerequisites <= baseline.enabled:
                 return untried(f"{in_words(prerequisites - baseline.enabled)} cannot be enabled alone")
-            bound = self._bind(group, device)
-            try:
+            with self._bound(group, device) as bound:
                 forbidden, feedback = self._looked(group, bound, baseline.data)
-            finally:
-                bound.prepared.close()
             return Looked(
                 number=number,
                 group=group.name,
@@ -260,7 +257,7 @@ class _Looker:
         return found
 
     def _read(self, group: ProbeGroup) -> _Baseline:
-        with closing(open_for_child(self.job.opener, self.job.device, self._request(group))) as device:
+        with self._opened(self._request(group)) as device:
             return _Baseline(self._path(group).read_bytes(), features_of(device.capabilities), ())
 
     def _make_and_check(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
@@ -337,14 +334,14 @@ class _Looker:
         return batch
 
     def _on(self, group: ProbeGroup, request: DeviceRequest, use: Callable[[_Bound], _T]) -> _T:
-        with closing(open_for_child(self.job.opener, self.job.device, request)) as device:
-            bound = self._bind(group, device)
-            try:
-                return use(bound)
-            finally:
-                bound.prepared.close()
+        with self._opened(request) as device, self._bound(group, device) as bound:
+            return use(bound)
 
-    def _bind(self, group: ProbeGroup, device: Device) -> _Bound:
+    def _opened(self, request: DeviceRequest) -> closing[Device]:
+        return closing(open_for_child(self.job.opener, self.job.device, request))
+
+    @contextmanager
+    def _bound(self, group: ProbeGroup, device: Device) -> Iterator[_Bound]:
         """Prepare the pipelines of a group that the device supports."""
         key = group.name, device.capabilities.api_version
         built = self._images.get(key)
@@ -359,7 +356,8 @@ class _Looker:
             place_of[built.image.kind_of(index).value, int(built.image.keys[index])]
             for index in range(len(built.image))
         )
-        return _Bound(device, device.prepare(built.image), places)
+        with closing(device.prepare(built.image)) as prepared:
+            yield _Bound(device, prepared, places)
 
     def _request(
         self,
