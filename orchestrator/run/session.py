@@ -230,7 +230,7 @@ class PipelineSession:
         self._told_lost = False
         self._to_go = TimeToGo(scheduler, run.worker_count, trusted=costs_known)
         # The following are under the lock, because any thread may read them.
-        self._news_lock = threading.Lock()
+        self._news_lock = threading.RLock()
         self._fresh: list[Int32s] = []
         self._unheard: set[int] = set()
         self._counts = np.zeros(len(OutcomeStatus), np.int64)
@@ -576,8 +576,8 @@ class PipelineSession:
 
     def _publish(self) -> None:
         """Prepare the next news for `poll`, with earlier news that was not fetched."""
-        progress = self._progress()
-        with self._news_lock:
+        with self._news_lock:  # all of it: no other thread may count in between
+            progress = self._progress()
             fresh, self._fresh = self._fresh, []
             with suppress(IndexError):
                 fresh.append(self._mail.pop().settled)

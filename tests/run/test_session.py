@@ -13,7 +13,7 @@ from attrs import evolve
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, PipelineOutcome, RunReport
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress, RunReport
 from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
@@ -370,3 +370,29 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     assert report.compiled == 40
     assert int(np.count_nonzero(report.pipelines.worker < 0)) == 30
     assert any("30 pipelines are the same work" in note for note in report.notes)
+
+
+async def test_news_and_progress_agree_while_another_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 5)
+    gather, progress = PipelineSession._gather, PipelineSession._progress
+    other: list[threading.Thread] = []
+
+    def counted_after(session: PipelineSession) -> Progress:
+        found = progress(session)
+        other.append(threading.Thread(target=gather, args=(session,)))
+        other[0].start()
+        other[0].join(0.2)  # it counts now, if nothing keeps it from that
+        return found
+
+    async with open_session(device, prepared, RunOptions(workers=1)) as session:
+        with monkeypatch.context() as patched:
+            patched.setattr(PipelineSession, "_gather", lambda _: np.empty(0, np.int32))
+            await session.submit(range(5))
+            while len(session.unsettled(range(5))):
+                await trio.sleep(0.001)
+            patched.setattr(PipelineSession, "_progress", counted_after)
+            news = session.poll()
+            assert len(news.settled) == news.progress.done
+        other[0].join()
+        assert sorted([*news.settled.tolist(), *session.poll().settled.tolist()]) == list(range(5))
