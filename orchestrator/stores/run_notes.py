@@ -159,7 +159,11 @@ class CacheContents:
 
     def held(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of some pipelines it holds, shape (m,)."""
-        return np.isin(keys, self.keys)
+        if not len(self.keys):
+            return np.zeros(len(keys), np.bool_)
+        # np.isin imports numpy.ma, which takes 8 ms of a warm run.
+        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
+        return np.asarray(self.keys[places] == keys)
 
 
 def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
