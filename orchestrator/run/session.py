@@ -241,6 +241,7 @@ class PipelineSession:
         # News that `tick` prepares for `poll`, so that a frame has next to nothing to do.
         self._wanted = trio.Event()
         self._ticking = False
+        self._mail_lock = threading.Lock()  # around an exchange of what is in the mail
         self._mail: deque[News] = deque()
         self._last = News(Progress(), _NOTHING)
 
@@ -569,20 +570,22 @@ class PipelineSession:
         if not self._ticking:
             self._gather()
             self._publish()
-        try:
+        with suppress(IndexError):
             return self._mail.pop()
-        except IndexError:
-            return self._last
+        with self._mail_lock, suppress(IndexError):  # `tick` may be exchanging what is there
+            return self._mail.pop()
+        return self._last
 
     def _publish(self) -> None:
         """Prepare the next news for `poll`, with earlier news that was not fetched."""
         with self._news_lock:  # all of it: no other thread may count in between
             progress = self._progress()
             fresh, self._fresh = self._fresh, []
-            with suppress(IndexError):
-                fresh.append(self._mail.pop().settled)
-            self._last = News(progress, _NOTHING)
-            self._mail.append(News(progress, np.unique(np.concatenate(fresh))) if fresh else self._last)
+            with self._mail_lock:
+                with suppress(IndexError):
+                    fresh.append(self._mail.pop().settled)
+                self._last = News(progress, _NOTHING)
+                self._mail.append(News(progress, np.unique(np.concatenate(fresh))) if fresh else self._last)
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take kept pipelines, which belong to the caller from now on.

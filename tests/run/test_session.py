@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress, RunReport
-from orchestrator.run.session import PipelineSession, open_session
+from orchestrator.run.session import News, PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
@@ -396,3 +397,33 @@ async def test_news_and_progress_agree_while_another_thread_counts(monkeypatch: 
             assert len(news.settled) == news.progress.done
         other[0].join()
         assert sorted([*news.settled.tolist(), *session.poll().settled.tolist()]) == list(range(5))
+
+
+async def test_news_that_is_being_exchanged_is_not_missed() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 5)
+    heard: list[News] = []
+
+    class Mail(deque[News]):
+        """Another thread polls while `tick` has taken what was there and has not put the next in."""
+
+        def pop(self) -> News:  # type: ignore[override]  # deque's stub has another parameter
+            taken = super().pop()
+            if not others:
+                others.append(threading.Thread(target=lambda: heard.append(session.poll())))
+                others[0].start()
+                others[0].join(0.2)  # it looks now, if nothing keeps it from that
+            return taken
+
+    others: list[threading.Thread] = []
+    async with open_session(device, prepared, RunOptions(workers=1)) as session:
+        await session.submit(range(5))
+        while len(session.unsettled(range(5))):
+            await trio.sleep(0.001)
+        session._gather()
+        session._publish()
+        session._mail, session._ticking = Mail(session._mail), True
+        session._publish()
+        others[0].join()
+        session._ticking = False
+    assert heard[0].settled.tolist() == list(range(5))
