@@ -49,10 +49,13 @@ ALIKE = list(range(20))
 
 
 class AskedDevice(SimulatedDevice):
-    """Remembers whom it was asked about, and gives pipelines of one code one key."""
+    """Remembers whom it was asked about; the first pipelines have ten keys, each other one has its own."""
 
-    def __init__(self, options: SimulatedOptions | None = None, error: Exception | None = None) -> None:
+    def __init__(
+        self, options: SimulatedOptions | None = None, error: Exception | None = None, alike: int = 20
+    ) -> None:
         super().__init__(options)
+        self.alike = alike
         self.asked: list[int] = []
         self.error = error
 
@@ -62,7 +65,7 @@ class AskedDevice(SimulatedDevice):
         if self.error is not None:
             raise self.error
         self.asked += indices.tolist()
-        return [b"%d" % (index % 10 if index < 20 else index) for index in indices.tolist()]
+        return [b"%d" % (index % 10 if index < self.alike else index) for index in indices.tolist()]
 
 
 def schedule_of(image: CreateInfoImage = IMAGE, **options: Any) -> CompileSchedule:
@@ -121,6 +124,24 @@ def test_a_driver_that_is_slow_to_answer_is_not_asked_to_the_end() -> None:
         schedule.ask_keys(device, device.prepare(image), use, clock_ns=lambda ticks=ticks: next(ticks))  # type: ignore[misc]
         assert len(device.asked) == count
         assert bool(schedule.notes) == (use is PipelineKeyUse.AUTO)
+
+
+def test_of_very_many_some_are_asked_first() -> None:
+    """Where no two of those have one key, the rest is not asked."""
+    image = simulated_image(range(9_000), modules={key: [0] for key in range(9_000)})
+    for alike, use, count in (
+        (0, PipelineKeyUse.AUTO, 4_096),
+        (0, PipelineKeyUse.ALL, 9_000),
+        (20, PipelineKeyUse.AUTO, 9_000),
+    ):
+        device = AskedDevice(alike=alike)
+        schedule = schedule_of(image)
+        schedule.ask_keys(device, device.prepare(image), use)
+        assert sorted(device.asked) == list(range(count))
+        assert schedule.notes == [
+            "no two of 4096 pipelines have one pipeline key, so the driver was not asked for those of 4904 "
+            "more"
+        ] * (count == 4_096)
 
 
 def test_why_keys_are_withheld_is_told_where_they_would_be_asked_for() -> None:
