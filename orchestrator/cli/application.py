@@ -25,19 +25,22 @@ app = App(
 
 Start with `orchestrator devices`, then `orchestrator compile sample`.
 
-Every verb takes --color auto|always|never, --no-progress, -v (--verbose): lists
-in full, where they are cut otherwise, and -q (--quiet): nothing but errors.
+Every verb takes these options:
+  --color auto|always|never
+  --no-progress
+  -v, --verbose  show lists in full
+  -q, --quiet    show only errors
 
 Exit codes:
-  0    all good
-  1    the work was done, and some of it failed: pipelines, cells of bench;
-       compare: something is slower
-  2    bad input or usage, or nothing could be saved
-  3    no device
-  70   a bug of this program
-  75   the time limit was reached; running again goes on
-  130  stopped by Ctrl-C or SIGTERM; what was done is kept
-  141  whoever read the output went away
+  0    success
+  1    done, but something failed: pipelines, records of a set, samples;
+       compare: something is slower; install: nothing for this device
+  2    bad input or usage, or a result could not be saved
+  3    no device could be used
+  70   a bug in this program
+  75   the time limit was reached; the same command continues
+  130  stopped by Ctrl-C, SIGTERM or SIGHUP; finished work is kept
+  141  the reader of the output closed it
 """,
     help_format="plaintext",
     # Words are what they say: cyclopts would read a file called `[1].foz` as a list in JSON.
@@ -107,7 +110,7 @@ JsonFlag = Annotated[Flag, Parameter(help="Write one JSON document to stdout, an
 SetNames = Annotated[
     list[str],
     Parameter(
-        help="`.foz` archives (several are one set), a manifest `.toml`, or the word `sample`: the set that "
+        help="`.foz` archives (several are one set), a `.toml` manifest, or the word `sample`: the set that "
         "ships with the program."
     ),
 ]
@@ -136,7 +139,7 @@ CacheDirectory = Annotated[
 KeyFile = Annotated[
     Path | None,
     Parameter(
-        help="The team's key file: what is written is signed with it, what is read must be.",
+        help="The team's key file. A pack that is written is signed with it; a pack that is read must be.",
         show_default=lambda _: "none",
     ),
 ]

@@ -74,7 +74,7 @@ class BenchArguments:
         list[str] | None, FIRST_DEVICE, Parameter(help=DEVICE_HELP + " May be given several times.")
     ] = None
     modes: str = "shared,per-worker,per-worker-internal"
-    workers: Annotated[str, Parameter(alias="-j", show_default=lambda _: "1, and one a processor")] = ""
+    workers: Annotated[str, Parameter(alias="-j", show_default=lambda _: "1, and one per processor")] = ""
     start: Annotated[str, Parameter(alias="--temperature")] = "cold,warm"
     duplicates: str = "0"
     samples: Annotated[int, Parameter(alias="-n", validator=POSITIVE)] = 7

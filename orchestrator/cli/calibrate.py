@@ -43,7 +43,9 @@ def calibrate_verb(
     samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, 1000))] = 7,
     workers: Annotated[
         int | None,
-        Parameter(alias="-j", validator=in_range(1, MOST_WORKERS), show_default=lambda _: "one a processor"),
+        Parameter(
+            alias="-j", validator=in_range(1, MOST_WORKERS), show_default=lambda _: "one per processor"
+        ),
     ] = None,
     time_limit: str = "10m",
     cache_dir: Annotated[

@@ -19,9 +19,10 @@ def compile_verb(
 ) -> int:
     """Compile a set on a device over several workers, merge their caches, and keep the result.
 
-    A second run loads the file that the first one saved. Ctrl-C stops after the calls in flight and keeps
-    what is done. The driver works in a child process: a pipeline that it dies of fails, is named, and is left
-    out by later runs, and everything else is compiled.
+    A second run loads the file that the first one saved. Ctrl-C stops after the driver calls in flight and
+    keeps the finished work. The driver runs in a child process. A pipeline that crashes it is named and
+    fails; later runs leave it out, and everything else is compiled. The exit code is 1 if a pipeline failed
+    or the set is damaged.
 
     **EXAMPLES**
 

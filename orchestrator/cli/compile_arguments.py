@@ -1,4 +1,4 @@
-"""What the verb `compile` can be asked for.
+"""The options of the verb `compile`.
 
 Assumptions: the process that parses the command line need not be the one that works (see program.py), so the
 values are plain ones.
@@ -24,66 +24,68 @@ from orchestrator.cli.application import (
 
 @frozen(kw_only=True)
 class CompileArguments:
-    """`CompileOptions` and places, as they are said on the command line.
+    """The options of `compile`, as the command line has them.
 
     Attributes:
-        workers: Number of workers, or `auto`: what `calibrate` found best, else one a processor.
-        mode: `auto`: what `calibrate` found best on the device, else `per-worker`. `shared`: one cache for
-            all workers. `per-worker`: one externally synchronized cache each, merged at the end.
+        workers: Number of workers. `auto`: what `calibrate` found best, else one per processor.
+        mode: The cache topology. `auto`: what `calibrate` found best on the device, else `shared` if the
+            cache file is expected to hold nearly the whole set, else `per-worker`. `shared`: one cache for
+            all workers. `per-worker`: one externally synchronized cache per worker, merged at the end.
             `per-worker-internal`: the same without the flag, as a control. `two-level`: look up in the merged
-            cache, compile what it lacks in a cache for each worker, merge on the way. `binaries`: keep the
-            binaries of each pipeline in a store of ours (VK_KHR_pipeline_binary). `none`: no cache, nothing
-            is kept.
-        merge: `barrier`: merge worker caches at the end. `rolling`: also while workers run, and save what is
-            merged. `auto`: rolling in mode two-level, else at the end.
-        driver_caches: Leave the driver's own disk and memory caches on; figures then say little about the
+            cache, compile what it lacks in a cache per worker, merge during the run. `binaries`: keep the
+            binaries of each pipeline in the orchestrator's own store (VK_KHR_pipeline_binary). `none`: no
+            cache; nothing is kept.
+        merge: When worker caches are merged. `barrier`: when all workers have ended. `rolling`: also while
+            they work; the cache file is then saved on the way too. `auto`: `rolling` in mode `two-level`,
+            else `barrier`.
+        driver_caches: Leave the driver's own disk and memory caches on. Figures then say little about the
             cache here.
-        relax_driver_version: Load a cache file of another driverVersion if all else agrees. For desktop
-            drivers that change pipelineCacheUUID whenever their data changes.
-        trace: Write a timeline: Chrome trace events, which ui.perfetto.dev opens.
-        pipeline_stats: Write what the driver says about the code of each pipeline, as CSV with the columns of
+        relax_driver_version: Load a cache file even if its driverVersion differs, provided that all else
+            agrees. For desktop drivers that change pipelineCacheUUID whenever their data changes.
+        trace: Write a timeline as Chrome trace events, which ui.perfetto.dev opens.
+        pipeline_stats: Write the driver's statistics of each pipeline's code as CSV, with the columns of
             `fossilize-replay --enable-pipeline-stats`. Creates every pipeline once more, without a cache.
-        spirv_val: What is done about shader modules that may be invalid. `warn`: ask spirv-val, and say what
-            it refuses. `skip`: leave out the pipelines of modules that it refuses. `isolate`: compile every
-            pipeline in a child process first, and leave out those that the driver dies of or does not come
-            back from.
-        pipeline_keys: Compile once what is the same pipeline to the driver. `auto`: ask it for the keys of
-            pipelines that have their code in common and that the cache is not expected to hold. `all`: of all
-            of those. `off`: ask for none.
+        spirv_val: What to do about shader modules that may be invalid. `warn`: run spirv-val and report what
+            it refuses. `skip`: also leave out the pipelines of refused modules. `isolate`: as `warn`, but
+            first compile every pipeline in a child process, and leave out those that crash or hang the driver
+            there.
+        pipeline_keys: Whether to ask the driver for pipeline keys, so that pipelines that are equal to it are
+            compiled once. `auto`: for pipelines that share all their code with another one and that the cache
+            is not expected to hold. `all`: for all that the cache is not expected to hold. `off`: never.
         time_limit: Begin no more work after this time, such as `500ms`, `2s` or `8h`, counted from the first
-            pipeline; a number alone is seconds. What is done is kept, and running again goes on.
-        shard: Compile one of N parts of the set only, `K/N` such as `2/4`: each pipeline is in one of them,
-            which its key decides. For several processes or machines that share the work.
-        plan: Whether the decoded set is kept beside the cache file as a plan, which the next run takes
-            instead of reading the set. `off`: neither.
-        identifiers: Create pipelines from identifiers of their shader modules first, and read the SPIR-V only
-            of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
-            in the cache directory.
-        only: Compile the pipeline of this key only, 16 hex digits as reports show them, also where it is in
+            pipeline; a number alone is seconds. What was compiled is saved; the same command continues.
+        shard: Compile one of N parts of the set, `K/N` such as `2/4`. The key of a pipeline decides its part,
+            so several processes or machines can share the work.
+        plan: Whether to keep the decoded set beside the cache file as a plan, which the next run uses instead
+            of reading the set. `off`: neither keep nor use one.
+        identifiers: First create pipelines from the identifiers of their shader modules
+            (VK_EXT_shader_module_identifier). Read SPIR-V only for pipelines that the driver does not find
+            this way. Identifiers are kept in the cache directory.
+        only: Compile only the pipeline with this key, 16 hex digits as reports show them, even if it is in
             quarantine. May be given several times.
-        retry_quarantined: Try pipelines again that ended the driver in an earlier run. Those that compile now
-            leave the quarantine.
-        timeout: What the driver may take for one pipeline, such as `5s` (a number alone is seconds), before
-            its process is killed and the pipeline blamed, or `off`. `auto`: 60 s, or 20 times what was
-            recorded of it, whichever is more; longer on a machine that is busy.
-        binaries_disk: What the store of mode `binaries` may have on disk from now on, such as `2G` (a number
-            alone is bytes). What is worth least leaves it first.
-        binaries_memory: What binaries may have that are made ahead of time, such as `1G` (a number alone is
-            bytes); the others are read when they are needed.
-        memory: What a process that compiles may have for its data, such as `2G` or `500M` (a number alone is
-            bytes). Where a pipeline alone takes more, it is blamed.
-        driver_log: Write all that the driver prints to this file.
-        in_process: Compile in this process, which a crash of the driver then ends, such as for a debugger.
-        allow_damaged: Exit with 0 also where records of the set could not be read, if all that could be read
+        retry_quarantined: Retry pipelines that crashed or hung the driver in an earlier run. Those that
+            compile now leave the quarantine.
+        timeout: Longest time in the driver for one pipeline, such as `5s` (a number alone is seconds). Then
+            its process is killed and the pipeline is blamed. `off`: no limit. `auto`: 60 s, or 20 times the
+            recorded time of the pipeline if that is more; longer on a busy machine.
+        binaries_disk: Size limit of the store of mode `binaries` on disk from now on, such as `2G` (a number
+            alone is bytes). The least valuable pipelines are removed first.
+        binaries_memory: Size limit of binaries that are created in advance, such as `1G` (a number alone is
+            bytes). Others are read when they are needed.
+        memory: Limit on the data of each process that compiles, such as `2G` or `500M` (a number alone is
+            bytes). A pipeline that exceeds it alone is blamed.
+        driver_log: Write everything that the driver prints to this file.
+        in_process: Compile in this process, such as for a debugger. If the driver crashes, the program ends.
+        allow_damaged: Exit with 0 even if records of the set cannot be read, provided that everything else
             compiled.
-        out: Make a pack: a directory with the cache files of all targets, or in mode binaries with what their
-            pipelines were compiled to, and a manifest. Cache files are kept
-            there while they are made, unless --cache-dir says otherwise, so the same command goes on.
-        progress: `jsonl`: write how far it is, one JSON object a line, to descriptor 3; `jsonl:FD`: to
-            another one. For programs.
-        control: Take commands from this descriptor, one JSON object a line: what comes first, what is left
-            out, how long work may begin, and to stop. Needs `--progress`, for the answers.
-        nice: Let other programs of this machine go first: 0 to 19, as nice(1).
+        out: Make a pack: a directory with a manifest and the cache files of all targets (in mode `binaries`,
+            their pipeline binaries). The files are built there unless `--cache-dir` is given, so the same
+            command continues.
+        progress: `jsonl`: write the progress to descriptor 3, one JSON object per line. `jsonl:FD`: write to
+            another descriptor. For programs.
+        control: Read commands from this descriptor, one JSON object per line: promote or cancel pipelines,
+            set a time budget, or stop. Needs `--progress` for the answers.
+        nice: Give way to other programs on this machine: 0 to 19, as nice(1).
     """
 
     device: Annotated[
@@ -91,8 +93,8 @@ class CompileArguments:
         FIRST_DEVICE,
         Parameter(
             help=DEVICE_HELP
-            + " A pattern such as `radv:*` is every family that the installed driver has. May "
-            "be given several times."
+            + " A pattern such as `radv:*` stands for every matching family of the installed driver. May be "
+            "given several times."
         ),
     ] = None
     workers: Annotated[str, Parameter(alias="-j")] = "auto"
@@ -101,7 +103,7 @@ class CompileArguments:
     )
     merge: Literal["auto", "barrier", "rolling"] = "auto"
     cache_dir: Annotated[
-        CacheDirectory, Parameter(help="Where the cache file is kept, one file a device and driver.")
+        CacheDirectory, Parameter(help="Directory for cache files, one file per device and driver.")
     ] = None
     driver_caches: Flag = False
     relax_driver_version: Flag = False

@@ -165,7 +165,7 @@ def _worker_count(workers: str) -> int | None:
         return int(workers)
     raise UsageError(
         f"--workers {workers!r}: a number from 1 to {MOST_WORKERS} is expected, or auto",
-        "leave it out for one a processor",
+        "leave it out for one per processor",
     )
 
 

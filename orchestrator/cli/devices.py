@@ -33,7 +33,9 @@ _OFFERS = (
 
 def devices_verb(
     *,
-    device: Annotated[str, DEVICE, Parameter(help=DEVICE_HELP)] = "",
+    device: Annotated[
+        str, DEVICE, Parameter(help=DEVICE_HELP, show_default=lambda _: "all that the loader finds")
+    ] = "",
     json: JsonFlag = False,
 ) -> int:
     """Show the devices: names, identity and features.

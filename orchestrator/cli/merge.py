@@ -29,7 +29,11 @@ def merge_verb(
     *,
     output: Annotated[Path, Parameter(alias="-o")],
     device: Annotated[
-        str, DEVICE, Parameter(help="The device that made the cache files. " + DEVICE_HELP)
+        str,
+        DEVICE,
+        Parameter(
+            help="The device that made the cache files; required for them. " + DEVICE_HELP, show_default=False
+        ),
     ] = "",
     key: KeyFile = None,
     json: JsonFlag = False,

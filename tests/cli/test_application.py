@@ -62,7 +62,7 @@ def test_help_names_the_verbs_and_the_exit_codes(call: Call) -> None:
     done = call("--help")
     assert done.code == ExitCode.OK
     assert all(verb in done.out for verb in VERBS)
-    assert "3 no device" in " ".join(done.out.split())
+    assert "3 no device could be used" in " ".join(done.out.split())
 
 
 def test_without_a_verb_there_is_help(call: Call) -> None:
