@@ -5,10 +5,14 @@ What every device promises about itself.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
 from tests.contract.subject import Subject
 
@@ -74,7 +78,25 @@ def test_what_was_closed_or_is_another_devices_never_reaches_the_driver(
             device.pipeline_keys(subject.prepared, subject.all)
 
 
-def test_pipelines_to_destroy_may_be_a_list(subject: Subject) -> None:
-    kept = subject.device.create_pipelines(subject.prepared, subject.all, NO_SOURCE, keep=True)
-    subject.device.destroy_pipelines(kept.handles.tolist())
-    subject.device.destroy_pipelines(np.zeros(0, np.uint64))
+def test_pipelines_to_destroy_may_be_a_list(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = subject.device
+    kept = device.create_pipelines(subject.prepared, subject.all, NO_SOURCE, keep=True)
+    handles = kept.handles.tolist()
+    assert all(handles)
+    reached: list[int] = []
+    if isinstance(device, VulkanDevice):
+        commands = device.context.commands
+        destroy = commands.vkDestroyPipeline
+
+        def watched(owner: Any, handle: int, allocator: Any) -> None:
+            reached.append(handle)
+            destroy(owner, handle, allocator)
+
+        monkeypatch.setattr(commands, "vkDestroyPipeline", watched)
+    device.destroy_pipelines(np.zeros(0, np.uint64))
+    assert not reached
+    device.destroy_pipelines(handles)
+    if isinstance(device, SimulatedDevice):
+        assert device.live_pipelines == 0
+    else:
+        assert sorted(reached) == sorted(handles)

@@ -370,6 +370,8 @@ def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
                 source, CompileOptions(selector=NAVI21, workers=2, count_duplicate_pipeline_keys=True)
             )
 
-    for merge in [each.merge for each in trio.run(main).runs]:
+    runs = trio.run(main).runs
+    assert runs
+    for merge in [each.merge for each in runs]:
         assert merge is not None
         assert merge.duplicate_pipeline_keys is not None
