@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -81,27 +83,24 @@ def test_a_cache_without_content_is_never_due() -> None:
     assert one.forced(SaveReason.EXIT) is SaveReason.EXIT
 
 
-def test_what_is_created_during_a_save_is_new() -> None:
+@pytest.mark.parametrize(
+    ("end", "new", "reason"),
+    [(SaveDecider.saved, 3, SaveReason.QUIET), (SaveDecider.failed, 53, SaveReason.GROWTH)],
+    ids=["saved", "failed"],
+)
+def test_what_a_save_leaves_out_is_new_and_due_after_a_pause(
+    end: Callable[[SaveDecider, int], None], new: int, reason: SaveReason
+) -> None:
+    """What was created while it went on, and where it failed, what it was to save."""
     one = decider()
     one.created(0, 50)
     one.started()
     one.created(1, 3)
     assert one.due(1000) is None
-    one.saved(5)
-    assert one.new_pipelines == 3
+    end(one, 5)
+    assert one.new_pipelines == new
     assert one.due(24) is None
-    assert one.due(25) is SaveReason.QUIET
-
-
-def test_what_failed_is_new_again_after_a_pause() -> None:
-    one = decider()
-    one.created(0, 50)
-    one.started()
-    one.created(1, 3)
-    one.failed(5)
-    assert one.new_pipelines == 53
-    assert one.due(24) is None
-    assert one.due(25) is SaveReason.GROWTH
+    assert one.due(25) is reason
 
 
 def test_a_save_begins_and_ends_once() -> None:

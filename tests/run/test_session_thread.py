@@ -428,9 +428,10 @@ session.ended.add_done_callback(lambda ended: print("ended", ended.result().stop
 """
 
 
-def test_a_program_that_forgets_its_session_ends_all_the_same() -> None:
+def printed_by(program: str) -> str:
+    """What a program prints that ends well and in time."""
     done = subprocess.run(
-        [sys.executable, "-c", _FORGOTTEN],
+        [sys.executable, "-c", program],
         cwd=REPOSITORY,
         capture_output=True,
         text=True,
@@ -438,8 +439,13 @@ def test_a_program_that_forgets_its_session_ends_all_the_same() -> None:
         timeout=LIMIT_S,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("ended ")
-    assert done.stdout.endswith(" 0\n")
+    return done.stdout
+
+
+def test_a_program_that_forgets_its_session_ends_all_the_same() -> None:
+    printed = printed_by(_FORGOTTEN)
+    assert printed.startswith("ended ")
+    assert printed.endswith(" 0\n")
 
 
 def test_the_primary_s_data_is_the_next_run_s() -> None:
@@ -598,16 +604,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), session.finish().resul
 
 
 def test_in_a_child_of_a_fork_the_session_is_over() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _FORKED],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    child, parent = done.stdout.splitlines()
+    child, parent = printed_by(_FORKED).splitlines()
     assert child.startswith(
         "BrokenResourceError('the session is that of the process that was forked') Closed"
     )
