@@ -4,6 +4,8 @@ No shader has the specialized constant, so all permutations of a shader compile 
 time, under different keys. A set of any size thus has realistic work for the driver, and is reproducible.
 
 Run as a script it writes the set: python benchmarks/permuted.py OUT.foz --each 100 game.foz other.foz
+With --longest 1000 --by REPORT.json it writes only those that took longest by the report of a cold compile
+of the whole set (`orchestrator compile --json`).
 """
 
 from __future__ import annotations
@@ -12,16 +14,18 @@ import argparse
 import base64
 import struct
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import msgspec
+import numpy as np
 
 from orchestrator.errors import RecordError
 from orchestrator.run.options import available_workers
+from orchestrator.run.records import CompileReport, decode_json
 from orchestrator.sets.archive.state_hashes import state_hash
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.documents import decode_document
@@ -41,7 +45,9 @@ _SHARED_TAGS = (
 )
 
 
-def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> int:
+def write_permuted(
+    out: Path, sources: Sequence[str], each: int, most: int, wanted: Container[int] | None = None
+) -> int:
     """Write the set.
 
     Args:
@@ -49,9 +55,10 @@ def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> i
         sources: Archives whose compute shaders are taken, one pipeline a shader.
         each: Permutations of each.
         most: Shaders, at most.
+        wanted: Keys of the permutations that are written; None for all.
 
     Returns:
-        Number of pipelines.
+        Number of pipelines that were written.
     """
     shaders: set[str] = set()
     entries: list[_Entry] = []
@@ -81,8 +88,9 @@ def write_permuted(out: Path, sources: Sequence[str], each: int, most: int) -> i
         ]
         for some in pool.map(_permuted, parts) if len(parts) > len(entries) else map(_permuted, parts):
             for permuted_key, permuted in some:
-                writer.add(_TAG, permuted_key, permuted)
-                count += 1
+                if wanted is None or permuted_key in wanted:
+                    writer.add(_TAG, permuted_key, permuted)
+                    count += 1
     return count
 
 
@@ -107,6 +115,12 @@ def _document(key: int, entry: dict[str, object]) -> bytes:
     return msgspec.json.encode({"version": 6, "computePipelines": {f"{key:016x}": entry}})
 
 
+def longest_of(report: Path, count: int) -> frozenset[int]:
+    """Keys of the pipelines that took the driver longest, by the report of a cold compile."""
+    table = decode_json(report.read_bytes(), CompileReport).pipelines
+    return frozenset(table.keys[np.argsort(table.driver_ns, kind="stable")[::-1][:count]].tolist())
+
+
 def main() -> None:
     """Write the set."""
     parser = argparse.ArgumentParser(description="Write a large set of permuted compute pipelines.")
@@ -116,8 +130,21 @@ def main() -> None:
     )
     parser.add_argument("--each", type=int, default=100, help="permutations of each shader")
     parser.add_argument("--shaders", type=int, default=102, help="shaders, at most")
+    parser.add_argument("--longest", type=int, metavar="N", help="write only those N that took longest")
+    parser.add_argument(
+        "--by", type=Path, metavar="REPORT", help="by this report of a cold compile of the set"
+    )
     options = parser.parse_intermixed_args()
-    print(write_permuted(options.out, options.sources, options.each, options.shaders), "pipelines")
+    if (options.longest is None) != (options.by is None):
+        parser.error("--longest and --by are one question: how many, and by which report")
+    wanted = None if options.by is None else longest_of(options.by, options.longest)
+    count = write_permuted(options.out, options.sources, options.each, options.shaders, wanted)
+    print(count, "pipelines")
+    if wanted is not None and count < len(wanted):
+        sys.exit(
+            f"{options.by}: {len(wanted) - count} of its {len(wanted)} longest are not in this set; "
+            "give the sources, --each and --shaders of the set that it is of"
+        )
 
 
 if __name__ == "__main__":
