@@ -5,7 +5,7 @@ time, under different keys. A set of any size thus has realistic work for the dr
 
 Run as a script it writes the set: python benchmarks/permuted.py OUT.foz --each 100 game.foz other.foz
 With --longest 1000 --by REPORT.json it writes only those that took longest by the report of a cold compile
-of the whole set (`orchestrator compile --json`).
+of the whole set (`orchestrator compile --json`), with --shortest those that took least.
 """
 
 from __future__ import annotations
@@ -115,10 +115,11 @@ def _document(key: int, entry: dict[str, object]) -> bytes:
     return msgspec.json.encode({"version": 6, "computePipelines": {f"{key:016x}": entry}})
 
 
-def longest_of(report: Path, count: int) -> frozenset[int]:
-    """Keys of the pipelines that took the driver longest, by the report of a cold compile."""
+def chosen_by(report: Path, longest: int | None, shortest: int | None) -> frozenset[int]:
+    """Keys of the pipelines that took the driver longest, or shortest, by the report of a cold compile."""
     table = decode_json(report.read_bytes(), CompileReport).pipelines
-    return frozenset(table.keys[np.argsort(table.driver_ns, kind="stable")[::-1][:count]].tolist())
+    ascending = table.keys[np.argsort(table.driver_ns, kind="stable")].tolist()
+    return frozenset(ascending[:shortest] if longest is None else ascending[::-1][:longest])
 
 
 def main() -> None:
@@ -130,19 +131,21 @@ def main() -> None:
     )
     parser.add_argument("--each", type=int, default=100, help="permutations of each shader")
     parser.add_argument("--shaders", type=int, default=102, help="shaders, at most")
-    parser.add_argument("--longest", type=int, metavar="N", help="write only those N that took longest")
+    few = parser.add_mutually_exclusive_group()
+    few.add_argument("--longest", type=int, metavar="N", help="write only those N that took longest")
+    few.add_argument("--shortest", type=int, metavar="N", help="write only those N that took least")
     parser.add_argument(
         "--by", type=Path, metavar="REPORT", help="by this report of a cold compile of the set"
     )
     options = parser.parse_intermixed_args()
-    if (options.longest is None) != (options.by is None):
-        parser.error("--longest and --by are one question: how many, and by which report")
-    wanted = None if options.by is None else longest_of(options.by, options.longest)
+    if (options.longest is options.shortest is None) != (options.by is None):
+        parser.error("--by goes with --longest or --shortest: how many, and by which report")
+    wanted = None if options.by is None else chosen_by(options.by, options.longest, options.shortest)
     count = write_permuted(options.out, options.sources, options.each, options.shaders, wanted)
     print(count, "pipelines")
     if wanted is not None and count < len(wanted):
         sys.exit(
-            f"{options.by}: {len(wanted) - count} of its {len(wanted)} longest are not in this set; "
+            f"{options.by}: {len(wanted) - count} of the {len(wanted)} are not in this set; "
             "give the sources, --each and --shaders of the set that it is of"
         )
 
