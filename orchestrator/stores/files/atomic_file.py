@@ -1,20 +1,19 @@
-"""Files that are whole or refused: atomic writes, reads with a cap and of trusted owners, content hashes.
+"""Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes.
 
-`FileOperations` is the one place where stores touch the file system, so that a test can fail any call, record
-it, or end the process at one. Each method is one system call or none, and one more where it creates something
-whose mode the process's umask cut; errors are OSErrors; Python repeats what a signal interrupted (PEP 475).
-Locks are those of flock(2): they belong to the open file, so two threads exclude each other too, and the
-kernel frees them however their process ended.
+`FileOperations` is the one place where stores touch the file system. So a test can record any call, let it
+fail, or end the process there. Errors are OSErrors. Python repeats calls that a signal interrupted (PEP 475).
+Locks are those of flock(2): they belong to the open file, so they exclude other threads too, and the kernel
+frees them however the process ends.
 
-`write_atomically`: new temporary beside the target, write, fsync, size checked, close, rename, fsync of the
-directory. Until the rename the target is untouched; after it, it is whole and was synced before. A failure, a
-cancellation included, removes the temporary; the error names one that could not be removed. A descriptor
-whose fsync failed is not synced again: the kernel may have dropped the dirty pages, and a second fsync would
-report success. Of several writers the last rename wins; `writer_lock` decides who writes.
+`write_atomically` makes a temporary beside the target, writes it, syncs it, checks its size, closes it,
+renames it, and syncs the directory. Before the rename, the target is untouched; after it, the target is whole
+and its content synced. A failure or a cancellation removes the temporary; the error names one that could not
+be removed. After a failed fsync there is no second one: the kernel may have dropped the unwritten pages and
+would report success. Of several writers the last rename wins; `writer_lock` decides who writes.
 
-A trusted read takes a file only where whoever runs the program owns the file and its directory and nobody
-else may write either. It judges the open file, so nothing can be exchanged between check and read. Systems
-without POSIX permissions refuse nothing. Reads are bounded before anything is allocated.
+A trusted read demands that the user who runs the program owns the file and its directory, and that nobody
+else may write either. It checks the file that is open, so nobody can exchange the file between check and
+read. Systems without POSIX permissions refuse nothing. Sizes are checked before memory is taken.
 
 Assumptions: rename is atomic in the file system. A hash finds accidents, not attackers. Thread-safe: there is
 no state.
@@ -44,21 +43,21 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-# Flags that a system lacks are left out: Windows has no symbolic-link check at open, and text mode instead.
+# Windows lacks the first two flags. Only Windows has the third, which switches its text mode off.
 _NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
 _NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
 _BINARY: int = getattr(os, "O_BINARY", 0)
 
-# What a file system answers that has no fsync of directories. It is no failure: there is nothing to do.
+# Answers of a file system that cannot sync directories. This is no failure: there is nothing to do.
 _NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
 
-# What the systems answer where another open file holds the lock.
+# Answers of the systems if another open file holds the lock.
 _LOCKED_ELSEWHERE = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
 
-# Linux: random, and new at each start.
+# Linux: random, and different after each start of the machine.
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
-# Where msvcrt locks its byte: behind the content of any file that is locked.
+# The byte that msvcrt locks lies behind the content of any file that is locked.
 _WINDOWS_LOCK_OFFSET = 1 << 30
 
 
@@ -85,7 +84,8 @@ class FileStatus(msgspec.Struct, frozen=True):
 class FileOperations:
     """Every call by which a store reads, writes or renames. All raise OSError as the system does.
 
-    On Windows the nearest ones: replacing rename, no directory sync, no modes. A subclass may fail them.
+    Windows has the nearest equivalents: rename replaces, directories are not synced, there are no modes. A
+    subclass may let calls fail.
     """
 
     def open_new(self, path: Path) -> int:
@@ -106,7 +106,7 @@ class FileOperations:
         return os.read(descriptor, size)
 
     def fsync(self, descriptor: int) -> None:
-        """Make a file's content last. After a failure the descriptor must not be synced again."""
+        """Make a file's content durable. After a failure the descriptor must not be synced again."""
         os.fsync(descriptor)
 
     def fstat(self, descriptor: int) -> FileStatus:
@@ -114,7 +114,7 @@ class FileOperations:
         return _status(os.fstat(descriptor))
 
     def close(self, descriptor: int) -> None:
-        """Close a descriptor. It is gone even where this fails."""
+        """Close a descriptor. It is gone even if this fails."""
         os.close(descriptor)
 
     def rename(self, source: Path, destination: Path) -> None:
@@ -122,7 +122,7 @@ class FileOperations:
         source.replace(destination)
 
     def sync_directory(self, directory: Path) -> None:
-        """Make the names in a directory last; does nothing where the system has no such call."""
+        """Make the names in a directory durable; does nothing on a system without such a call."""
         if sys.platform == "win32":
             return
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -146,15 +146,15 @@ class FileOperations:
         """Create one directory, mode 0700. Its parent must exist."""
         directory.mkdir(mode=0o700)
         if sys.platform != "win32":
-            directory.chmod(0o700)  # whatever the umask: a directory that its owner cannot use helps nobody
+            directory.chmod(0o700)  # the umask may have taken the owner's rights
 
     def stat(self, path: Path) -> FileStatus:
         """Status of a file or directory; symbolic links are followed."""
         return _status(path.stat())
 
     def resolve(self, path: Path) -> Path:
-        """The path without symbolic links. A loop of links stays one; what does not exist is no error."""
-        # Not Path.resolve, which raises on a loop of links.
+        """The path without symbolic links. Loops of links and missing files are no error."""
+        # Path.resolve would raise on a loop of links.
         return Path(os.path.realpath(path))
 
     def link(self, source: Path, destination: Path) -> None:
@@ -162,14 +162,14 @@ class FileOperations:
         destination.hardlink_to(source)
 
     def open_lock(self, path: Path) -> int:
-        """Open a file for locking, and create it, mode 0600, where it is missing; links are not followed."""
+        """Open a file for locking; create it, mode 0600, if it is missing. Links are not followed."""
         flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
         return _owned(os.open(path, flags, 0o600))
 
     def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock an open file without waiting; False where another open file holds a lock that excludes it.
+        """Lock an open file without waiting; False if another open file holds a conflicting lock.
 
-        A shared lock excludes only one that is not; where the system has none it is not shared.
+        Shared locks do not exclude each other. Windows has none: there, every lock is exclusive.
         """
         try:
             if sys.platform == "win32":
@@ -183,22 +183,22 @@ class FileOperations:
         return True
 
     def unlock(self, descriptor: int) -> None:
-        """Give the lock of an open file back, for every descriptor of it, inherited ones included."""
+        """Release the lock of an open file, for all its descriptors, those of child processes included."""
         if sys.platform == "win32":
             lock_byte(msvcrt, descriptor, msvcrt.LK_UNLCK)
         else:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def truncate(self, descriptor: int) -> None:
-        """Cut an open file to no bytes."""
+        """Cut an open file to 0 bytes."""
         os.ftruncate(descriptor, 0)
 
     def effective_user(self) -> int | None:
-        """User id that new files get; None where the system has none. Not a call that can fail."""
+        """User id that new files get; None if the system has none. Cannot fail."""
         return None if sys.platform == "win32" else os.geteuid()
 
     def boot_id(self) -> str:
-        """Another text after each start of the machine, "" where the system does not tell. Does not fail."""
+        """A text that changes at each start of the machine; "" if the system has none. Cannot fail."""
         return _boot_id()
 
 
@@ -211,9 +211,9 @@ def _boot_id() -> str:
 
 
 def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
-    """Lock or unlock one byte as Windows can, far behind the content; the position of the file is kept.
+    """Lock or unlock one byte far behind the content, as Windows can; the file's position is kept.
 
-    `locking` is the module msvcrt: given, so that this can be tested where there is none.
+    `locking` is the module msvcrt. It is an argument so that this can be tested on other systems.
     """
     position = os.lseek(descriptor, 0, os.SEEK_CUR)
     os.lseek(descriptor, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
@@ -224,7 +224,7 @@ def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
 
 
 def _owned(descriptor: int) -> int:
-    """Give the owner of a new file what a strict umask took: else nobody but root could read it again."""
+    """Give the owner of a new file the rights that the umask took; else only root could read it again."""
     if sys.platform != "win32" and os.fstat(descriptor).st_mode & 0o600 != 0o600:
         with suppress(OSError):  # a file system without modes, or another's file
             os.fchmod(descriptor, 0o600)
@@ -244,7 +244,7 @@ def _status(result: os.stat_result) -> FileStatus:
 
 
 REAL_FILE_OPERATIONS: Final = FileOperations()
-"""The operations that everything uses unless it is given others."""
+"""The default of everything that takes `FileOperations`."""
 
 
 _CAUSES = {
@@ -253,9 +253,9 @@ _CAUSES = {
     errno.EIO: "the storage device fails; what it holds may be damaged",
     errno.EROFS: "the file system is mounted read-only",
     errno.EACCES: "its mode, that of a directory above it, or an access list forbids it",
-    errno.EPERM: "the system forbids it: another's file, an immutable one, or a security policy",
-    errno.ENOTDIR: "something on the way there is a file, not a directory",
-    errno.ELOOP: "it is a symbolic link, which is not followed for files of the store",
+    errno.EPERM: "it belongs to another user, is immutable, or a security policy forbids it",
+    errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.ELOOP: "it is a symbolic link; links are not followed for files of the store",
     errno.EFBIG: "the file is larger than the file system or the process may write",
     errno.EMFILE: "the process has too many files open",
     errno.ENFILE: "the system has too many files open",
@@ -264,35 +264,32 @@ _CAUSES = {
 
 
 def likely_cause(error: OSError) -> str:
-    """A system's error and what it usually means: "No space left on device: the file system is full"."""
+    """An error in the system's words, and its usual cause: "No space left on device: ... is full"."""
     text = error.strerror or type(error).__name__
     cause = _CAUSES.get(error.errno) if error.errno is not None else None
     return f"{text}: {cause}" if cause is not None else text
 
 
 def refused(path: Path, error: OSError, operations: FileOperations) -> str:
-    """A system's refusal and, where that can be told, which file or directory forbids it.
-
-    The same words wherever something is refused, with the command that mends it.
+    """As `likely_cause`; if access was denied, it names the file or directory at fault and how to mend it.
 
     Args:
-        path: A file that was to be read or made, or a directory that was to be written.
-        error: What the system said.
+        path: The file that could not be read or created, or the directory that could not be written.
+        error: The system's error.
         operations: The calls to use.
     """
     user = operations.effective_user()
     if error.errno not in (errno.EACCES, errno.EPERM) or user is None:
         return likely_cause(error)
-    text = error.strerror or type(error).__name__
-    last = path.parent if _is_missing(path, operations) else path  # in which it was to be made
-    for one in (*reversed(last.parents), last):
+    last = path.parent if _is_missing(path, operations) else path
+    for each in (*reversed(last.parents), last):
         try:
-            status = operations.stat(one)
+            status = operations.stat(each)
         except OSError:
             break
-        mended = _withheld(one, status, user, above=one != last)
-        if mended is not None:
-            return f"{text}: {mended}"
+        fault = _withheld(each, status, user, above=each != last)
+        if fault is not None:
+            return f"{error.strerror}: {fault}"
     return likely_cause(error)
 
 
@@ -305,7 +302,10 @@ def _is_missing(path: Path, operations: FileOperations) -> bool:
 
 
 def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str | None:
-    """What the mode of a file or directory withholds from a user who needs it; None where it is not that."""
+    """Why the mode of a file or directory denies a user access, and how to mend it; None if it does not.
+
+    `above` means that the user only needs to pass through the directory.
+    """
     if user == 0:
         return None  # modes withhold nothing from root
     what, needs, letters = ("the directory", 0o300, "wx") if status.is_directory else ("the file", 0o400, "r")
@@ -322,14 +322,14 @@ def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str 
 
 
 class SaveError(OrchestratorError):
-    """A file could not be written. What was there before still is, unless `replaced` says otherwise.
+    """A file could not be written. The old content is still there, unless `replaced` says otherwise.
 
     Attributes:
         path: The file that was to be written.
         step: What failed, such as "fsync".
         reason: The system's words and the likely cause.
-        replaced: The new content is in place already, and only its durability is not proven.
-        leftover: A temporary file that could not be removed either, or None.
+        replaced: The new content is in place, but a power loss may still lose it.
+        leftover: A temporary file that could not be removed, or None.
     """
 
     def __init__(
@@ -367,19 +367,19 @@ class TooLargeError(ReadError):
 
 
 class UntrustedError(ReadError):
-    """Others own the file or its directory, or may write one of them; nothing of it was read.
+    """Another user owns the file or its directory, or may write one of them; nothing of it was read.
 
-    The reason names which, and the command that mends it.
+    The reason names which one, and the command that mends it.
     """
 
 
 def content_hash128(data: bytes | bytearray | memoryview) -> bytes:
-    """xxh3_128, seed 0, of contiguous content, not copied: 16 bytes, canonical (big-endian). Thread-safe."""
+    """xxh3_128 (seed 0) of contiguous content: 16 bytes, big-endian. Copies nothing. Thread-safe."""
     return xxhash.xxh3_128_digest(data)
 
 
 def content_hash128_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    """`content_hash128` of parts that follow one another."""
+    """`content_hash128` of the concatenation of some parts."""
     state = xxhash.xxh3_128()
     for each in parts:
         state.update(each)
@@ -387,9 +387,9 @@ def content_hash128_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes
 
 
 TEMPORARY_SUFFIX = ".tmp"
-"""How the name of every temporary ends; it starts with a dot and the name of its target."""
+"""The end of the name of every temporary, which starts with a dot and the name of its target."""
 
-# What is asked for where the end of a file should be: nothing comes, unless it grows.
+# Bytes that are asked for at the expected end of a file. Some come only if the file grows.
 _PROBE_SIZE = 1 << 16
 
 
@@ -403,9 +403,12 @@ def write_atomically(
     chunks: Iterable[bytes | bytearray | memoryview],
     operations: FileOperations = REAL_FILE_OPERATIONS,
 ) -> int:
-    """Replace a file by new content, or leave it as it is; returns the bytes written. Thread-safe.
+    """Replace a file's content as a whole, or leave it unchanged. Thread-safe.
 
     The directory must exist (`ensure_directory`). The file gets mode 0600. No chunk is copied.
+
+    Returns:
+        Bytes written.
 
     Raises:
         SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
@@ -414,7 +417,7 @@ def write_atomically(
     try:
         descriptor = operations.open_new(temporary)
     except OSError as error:
-        # Nothing to remove: either it was not created, or (EEXIST) it is someone else's.
+        # Nothing to remove: it was not created, or (EEXIST) another writer created it.
         reason = refused(path.parent, error, operations)
         raise SaveError(path, "creating a temporary file", reason) from error
     try:
@@ -440,7 +443,7 @@ def _fill(
     chunks: Iterable[bytes | bytearray | memoryview],
     operations: FileOperations,
 ) -> int:
-    """Write, sync, check and close a new file; it is closed however this ends."""
+    """Write, sync, check and close a new file; it is closed even if this fails."""
     step = "write"
     try:
         written = 0
@@ -458,10 +461,10 @@ def _fill(
     try:
         operations.close(descriptor)
     except OSError as error:
-        # A network file system may report here what it could not write before.
+        # A network file system may report only here that an earlier write failed.
         raise SaveError(path, "close", likely_cause(error)) from error
     if size != written:
-        raise SaveError(path, "checking the size", f"{written} bytes were written and {size} are there")
+        raise SaveError(path, "checking the size", f"{written} bytes were written, but the file has {size}")
     return written
 
 
@@ -470,19 +473,19 @@ def _write_all(path: Path, descriptor: int, data: memoryview, operations: FileOp
     while done < len(data):
         count = operations.write(descriptor, data[done:])
         if count <= 0:
-            raise SaveError(path, "write", f"the system took no byte of {len(data) - done}")
+            raise SaveError(path, "write", f"the system took none of the {len(data) - done} bytes left")
         done += count
     return done
 
 
 def close_quietly(descriptor: int, operations: FileOperations) -> None:
-    """Close a descriptor whose close has nothing to say; it is gone even where that failed."""
+    """Close a descriptor whose errors do not matter; it is gone even if that fails."""
     with suppress(OSError):
         operations.close(descriptor)
 
 
 def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None:
-    """Remove a temporary, if it is there; returns it where that failed."""
+    """Remove a temporary if it exists; returns its path if that failed, else None."""
     try:
         operations.unlink(temporary)
     except FileNotFoundError:
@@ -493,28 +496,26 @@ def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None
 
 
 def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
-    """Create a directory, and its parents, where they are missing: mode 0700, names synced.
+    """Create a directory and its missing parents: mode 0700, names synced.
 
-    Thread-safe, and safe against another process doing the same.
+    Thread-safe; another process may do the same at the same time.
 
     Raises:
-        SaveError: It could not be created, or something that is no directory is in its place.
+        SaveError: It could not be created, or something else has its name.
     """
     missing: list[Path] = []
-    current = directory
     try:
-        while True:
+        for current in (directory, *directory.parents):
             try:
                 status = operations.stat(current)
             except FileNotFoundError:
                 if current == current.parent:
                     raise
                 missing.append(current)
-                current = current.parent
-                continue
-            if not status.is_directory:
-                raise SaveError(directory, "creating the directory", f"{current} is not a directory")
-            break
+            else:
+                if not status.is_directory:
+                    raise SaveError(directory, "creating the directory", f"{current} is not a directory")
+                break
         for one in reversed(missing):
             try:
                 operations.make_directory(one)
@@ -527,7 +528,7 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
 
 
 def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
-    """Why a file could not be replaced, by making its temporary, which goes at once; None where it could."""
+    """Why a file cannot be replaced, or None. Finds out by creating its temporary, and removes that."""
     temporary = temporary_of(path)
     try:
         operations.close(operations.open_new(temporary))
@@ -537,12 +538,11 @@ def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) ->
     return None
 
 
-_GROUP_WRITE = 0o020
-_OTHERS_WRITE = 0o002
+_WRITERS = (0o020, "its group"), (0o002, "everybody")
 
 
 def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
-    """Why a file or directory is not trusted, and the command that mends it; None where it is."""
+    """Why a file or directory is not trusted, and the command that mends it; None if it is trusted."""
     user = operations.effective_user()
     if user is None:
         return None
@@ -552,12 +552,7 @@ def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str 
             f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this; "
             f"mend: chown {user} {shlex.quote(str(path))}"
         )
-    writers = [
-        name
-        for bit, name in ((_GROUP_WRITE, "its group"), (_OTHERS_WRITE, "everybody"))
-        if status.permissions & bit
-    ]
-    if writers:
+    if writers := [name for bit, name in _WRITERS if status.permissions & bit]:
         return (
             f"{what} {path} may be written by {' and '.join(writers)} (mode {status.permissions:04o}); "
             f"mend: chmod go-w {shlex.quote(str(path))}"
@@ -566,10 +561,10 @@ def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str 
 
 
 def distrust_directory(directory: Path, operations: FileOperations) -> str | None:
-    """As `distrust`, of a directory; a symbolic link to one counts as what it leads to.
+    """As `distrust`, of a directory; symbolic links are followed.
 
     Raises:
-        OSError: Its status cannot be had.
+        OSError: Its status could not be read.
     """
     return distrust(directory, operations.stat(directory), operations)
 
@@ -577,7 +572,7 @@ def distrust_directory(directory: Path, operations: FileOperations) -> str | Non
 def read_capped(
     path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
 ) -> bytes:
-    """As `read_capped_parts`, in one part."""
+    """The content of a file; otherwise as `read_capped_parts`."""
     return read_capped_parts(path, 0, cap, operations, trusted=trusted)[1]
 
 
@@ -590,23 +585,23 @@ def read_capped_parts(
     trusted: bool = False,
     accept: Callable[[bytes, int], None] | None = None,
 ) -> tuple[bytes, bytes]:
-    """Read a file whole, its head apart, so that what follows the head is not copied to be cut off.
+    """Read a whole file, its head and the rest separately, so that nobody has to copy the rest. Thread-safe.
 
-    Of 67 MB, the copy would take as long as the read, and twice the memory. Thread-safe.
+    Copying 67 MB would take as long as reading them, and twice the memory.
 
     Args:
-        path: The file; a regular one, and no symbolic link.
-        head_size: Bytes of the head; it is shorter only where the file is.
-        cap: Bytes at most, of head and rest.
+        path: A regular file, no symbolic link.
+        head_size: Bytes of the head; it is shorter only if the file is.
+        cap: Bytes at most, of head and rest together.
         operations: The calls to use.
-        trusted: Refuse what others own or may write.
-        accept: Told the head and the file's size before the rest is read; what it raises ends the read.
+        trusted: Refuse what other users own or may write.
+        accept: Called with the head and the file's size before the rest is read; an exception ends the read.
 
     Raises:
-        MissingFileError: There is none.
+        MissingFileError: There is no such file.
         TooLargeError: It is larger than the cap, or grew beyond it while it was read.
-        UntrustedError: Others own it or its directory, or may write one of them.
-        ReadError: The system would not, or it is no regular file.
+        UntrustedError: Another user owns it or its directory, or may write one of them.
+        ReadError: The system refused, or it is not a regular file.
     """
     with _reading(path, operations, trusted) as (descriptor, size):
         if size > cap:
@@ -614,7 +609,7 @@ def read_capped_parts(
         head = _read_up_to(descriptor, head_size, head_size, operations)
         if accept is not None:
             accept(head, size)
-        # One byte more than the cap allows: what grows while it is read is seen.
+        # One byte more than the cap allows, so that growth during the read is noticed.
         rest = _read_up_to(descriptor, cap - len(head) + 1, size - len(head), operations)
     if len(head) + len(rest) > cap:
         raise TooLargeError(path, f"it grew beyond the {cap} bytes that are allowed while it was read")
@@ -624,7 +619,7 @@ def read_capped_parts(
 def read_head(
     path: Path, size: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
 ) -> bytes:
-    """Read the first bytes of a file, of any size; fewer only where the file is shorter.
+    """Read the first bytes of a file of any size; fewer only if the file is shorter.
 
     Raises:
         ReadError: As `read_capped_parts`, without a cap.
@@ -635,7 +630,7 @@ def read_head(
 
 @contextmanager
 def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[tuple[int, int]]:
-    """A regular file, open, and its size; what fails in the block is a ReadError."""
+    """The descriptor and size of a regular file, for a block; an OSError in it becomes a ReadError."""
     try:
         descriptor = operations.open_existing(path)
     except FileNotFoundError as error:
@@ -643,8 +638,8 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except OSError as error:
         raise ReadError(path, refused(path, error, operations)) from error
     except ValueError as error:
-        # What cannot be a path at all: a zero byte, or text that the file system's encoding lacks.
-        raise ReadError(path, f"it is no path: {error}") from error
+        # It has a zero byte, or characters that the file system's encoding lacks.
+        raise ReadError(path, f"this cannot be a path: {error}") from error
     try:
         status = operations.fstat(descriptor)
         if not status.is_regular:
@@ -659,13 +654,11 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except MemoryError:
         raise ReadError(path, f"there is not enough memory for its {status.size} bytes") from None
     finally:
-        # A close of a file that was only read has nothing to lose, so its failure says nothing of the
-        # content.
         close_quietly(descriptor, operations)
 
 
 def _read_up_to(descriptor: int, limit: int, expected: int, operations: FileOperations) -> bytes:
-    """Read to the end of the file, or `limit` bytes; `expected` is what the first read asks for at once."""
+    """Read to the end of the file, `limit` bytes at most; the first read asks for `expected` bytes."""
     chunks: list[bytes] = []
     total = 0
     while total < limit:
