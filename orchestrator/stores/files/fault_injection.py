@@ -1,7 +1,7 @@
-"""A file system that fails where it is told. Public in `orchestrator.testing`.
+"""A file system that fails at a chosen call. Public in `orchestrator.testing`.
 
-Calls are counted from 0 in the order they are made; without a fault each is the inner one's. A fault happens
-before its call has any effect, except a short write, which writes half. One thread at a time.
+Calls are counted from 0 and passed on to the inner operations. A fault happens before its call has any
+effect; only a short write writes half. One thread at a time.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class Fault(enum.StrEnum):
     """What goes wrong.
 
     EIO_ONCE: the call fails with EIO; later ones work.
-    EIO_FOREVER: it and every later call fail with EIO: the device is gone.
-    ENOSPC: the call fails with ENOSPC if it is one that takes space; so does every later one.
-    SHORT_WRITE: a write writes half (of one byte: nothing fewer than one); other calls work.
+    EIO_FOREVER: it and every later call fail with EIO, as if the device were gone.
+    ENOSPC: from this call on, every call that takes space fails with ENOSPC.
+    SHORT_WRITE: a write writes half, but at least one byte; other calls work.
     EINTR: the call fails with EINTR once.
-    KILL: the process ends before the call: the kernel closes its files, and nothing that it would still do,
-        clean-up included, has an effect. Raised as `ProcessKilledError`, for which nobody may wait.
+    KILL: the process ends before the call: its files are closed, and nothing that it still does, such as
+        cleaning up, has an effect. Raised as `ProcessKilledError`, which must not be caught.
     INTERRUPTED: the call raises KeyboardInterrupt, as a cancellation does; later calls work.
     """
 
@@ -42,11 +42,11 @@ class Fault(enum.StrEnum):
 
 
 FAILURES = (Fault.EIO_ONCE, Fault.EIO_FOREVER, Fault.ENOSPC, Fault.SHORT_WRITE, Fault.EINTR)
-"""The faults that a process lives to see: answers of the system, which whoever called must handle."""
+"""The faults that are errors of the system, which the caller must handle."""
 
 
 class ProcessKilledError(BaseException):
-    """The simulated process has ended. No Exception: what handles errors must not see its process end."""
+    """The simulated process has ended. Not an Exception, so that no error handler catches it."""
 
 
 _ERRORS = {
@@ -62,7 +62,7 @@ _TAKES_SPACE = frozenset(
 
 @frozen
 class RecordedCall:
-    """One call: the method, the path it was given (None for a call on a descriptor), the fault it met."""
+    """One call: the method, its path (None for a call on a descriptor), and its fault or None."""
 
     name: str
     path: Path | None
@@ -71,12 +71,12 @@ class RecordedCall:
 
 @define
 class FaultyFileOperations(FileOperations):
-    """`FileOperations` that fail from call number `at`.
+    """`FileOperations` that fail at, or from, call number `at`.
 
     Attributes:
-        fault: What goes wrong, or None to only record.
+        fault: What goes wrong; None only records calls.
         at: Number of the call at which it goes wrong, from 0.
-        inner: The operations behind it.
+        inner: The operations that do the work.
         calls: Every call so far; a killed process makes none.
         killed: Whether the simulated process has ended.
     """
@@ -90,7 +90,7 @@ class FaultyFileOperations(FileOperations):
 
     @property
     def open_descriptors(self) -> frozenset[int]:
-        """Descriptors that were opened and not closed."""
+        """Descriptors that were opened and not closed yet."""
         return frozenset(self._open)
 
     @property
@@ -99,7 +99,7 @@ class FaultyFileOperations(FileOperations):
         return any(call.fault is not None for call in self.calls)
 
     def _enter(self, name: str, path: Path | None = None) -> Fault | None:
-        """Record a call, and fail it if its turn has come; returns a fault for the call itself to act out."""
+        """Record a call and let it fail if its turn has come; returns a fault that the caller carries out."""
         if self.killed:
             raise ProcessKilledError(name)
         number = len(self.calls)
@@ -128,8 +128,7 @@ class FaultyFileOperations(FileOperations):
         return self.fault if hit else None
 
     def _end_process(self) -> None:
-        # What the kernel does for a process that is gone: its descriptors are closed, and with them its
-        # locks.
+        # As the kernel does: it closes the descriptors, which frees their locks.
         self.killed = True
         for descriptor in self._open:
             self.inner.close(descriptor)
@@ -141,7 +140,7 @@ class FaultyFileOperations(FileOperations):
         return self.inner.write(descriptor, data[: max(len(data) // 2, 1)] if fault else data)
 
     def close(self, descriptor: int) -> None:
-        """See `FileOperations.close`. A failing close has closed: the descriptor is gone all the same."""
+        """See `FileOperations.close`. The descriptor is gone even if the call fails."""
         try:
             self._enter("close")
         finally:
@@ -150,18 +149,18 @@ class FaultyFileOperations(FileOperations):
                 self.inner.close(descriptor)
 
     def effective_user(self) -> int | None:
-        """See `FileOperations.effective_user`; not counted, since it is no call to the file system."""
+        """See `FileOperations.effective_user`; not counted, because it cannot fail."""
         return self.inner.effective_user()
 
     def boot_id(self) -> str:
-        """See `FileOperations.boot_id`; not counted, since it is no call that can fail."""
+        """See `FileOperations.boot_id`; not counted, because it cannot fail."""
         return self.inner.boot_id()
 
 
 def _counted(name: str) -> Callable[..., Any]:
-    """A method that records its call, fails it if its turn has come, and else makes it.
+    """A method that records its call, and fails if its turn has come; else the inner operations do the work.
 
-    Of two paths the destination is recorded; descriptors that it opens are kept.
+    Of two paths the destination is recorded. Descriptors that it opens are noted.
     """
 
     def call(self: FaultyFileOperations, *arguments: Any, **options: Any) -> Any:

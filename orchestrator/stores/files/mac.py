@@ -1,18 +1,19 @@
-"""Keyed MACs: whether content comes from somebody who has the team's key file.
+"""Keyed MACs: they prove that content comes from somebody who has the team's key file.
 
-A hash beside content finds accidents: whoever changes the content changes the hash too. A MAC cannot be made
-without the key. It is BLAKE2b in its keyed mode (RFC 7693), 32 bytes, and needs no library of its own.
+A hash beside content only finds accidents, because whoever changes the content can change the hash. A MAC
+cannot be made without the key. It is BLAKE2b in its keyed mode (RFC 7693), 32 bytes.
 
-Guarantees: a key never shows in a repr or an error. Purposes are apart: the MAC of one kind of file is never
-that of another, even of the same bytes. Comparing takes the same time wherever two MACs differ.
-Assumptions: everybody who may read the key file may also sign; a MAC does not say who of them did. It does
-not stop an old file of the team from being given out again. Thread-safe: there is no state.
+Guarantees: a key never shows in a repr or an error. Two kinds of files never have the same MAC, even with the
+same bytes. The time of a comparison does not depend on where two MACs differ.
+Limits: everybody who can read the key file can sign, and a MAC does not tell who did. It does not stop anyone
+from handing out an old file of the team again. Thread-safe: there is no state.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
@@ -38,17 +39,17 @@ _DERIVED: Final = b"mac key"
 
 @frozen
 class MacKey:
-    """The secret of a team. Make its file with `head -c 32 /dev/urandom > team.key; chmod 600 team.key`."""
+    """A team's secret. To make its file: `head -c 32 /dev/urandom > team.key; chmod 600 team.key`."""
 
     _secret: bytes = field(repr=False)
 
     @classmethod
     def read(cls, path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
-        """Read a key file: 32 to 4096 bytes of any content, which counts to its last byte.
+        """Read a key file: 32 to 4096 bytes of any content. Every byte counts.
 
         Raises:
-            MissingFileError: There is none.
-            UntrustedError: Others own it or its directory, or may read it or write one of them.
+            MissingFileError: There is no such file.
+            UntrustedError: Another user owns it or its directory, may read it, or may write one of them.
             ReadError: It is larger than a key file, or cannot be read.
             ValueError: It is too short to be a secret.
         """
@@ -59,32 +60,33 @@ class MacKey:
             raise UntrustedError(path, likely_cause(error)) from error
         if operations.effective_user() is not None and permissions & _OTHERS_READ:
             raise UntrustedError(
-                path, f"others may read the key (mode {permissions:04o}); mend: chmod 600 {path}"
+                path,
+                f"others may read the key (mode {permissions:04o}); mend: chmod 600 {shlex.quote(str(path))}",
             )
         return cls.of(content)
 
     @classmethod
     def of(cls, content: bytes) -> Self:
-        """The key that the content of a key file is.
+        """The key from the content of a key file.
 
         Raises:
             ValueError: It is too short to be a secret.
         """
         if len(content) < _LEAST_KEY_BYTES:
             raise ValueError(
-                f"a key file of {len(content)} bytes, fewer than {_LEAST_KEY_BYTES}, can be guessed: make "
-                "one with `head -c 32 /dev/urandom`"
+                f"a key of {len(content)} bytes can be guessed, {_LEAST_KEY_BYTES} are needed: make one with "
+                "`head -c 32 /dev/urandom`"
             )
-        # A key of BLAKE2b has 64 bytes at most; this way each byte of a longer file counts.
+        # A key of BLAKE2b has at most 64 bytes; hashed, all bytes of a longer file count.
         return cls(hashlib.blake2b(content, digest_size=64, person=_DERIVED).digest())
 
     def sign(self, purpose: str, parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-        """The MAC of content, given in parts that are taken as one.
+        """The MAC of content that is given in parts.
 
         Args:
-            purpose: What kind of file this is, such as "pack": 1 to 16 bytes of ASCII.
-            parts: The content. Where it ends inside of them is not part of it: a format with several fields
-                gives their lengths too.
+            purpose: The kind of file, such as "pack": 1 to 16 bytes of ASCII.
+            parts: The content. Borders between parts do not count, so a format with several fields must
+                include their lengths.
 
         Raises:
             ValueError: The purpose is empty or too long.
@@ -98,5 +100,5 @@ class MacKey:
         return made.digest()
 
     def proves(self, mac: bytes, purpose: str, parts: Iterable[bytes | bytearray | memoryview]) -> bool:
-        """Whether content was signed with this key for this purpose."""
+        """Whether `mac` is that of this content, by this key and for this purpose."""
         return hmac.compare_digest(mac, self.sign(purpose, parts))

@@ -1,32 +1,33 @@
-r"""What brings a store back after a crash: the generation before, sentinels, the quarantine, and sweeping up.
+r"""How a store recovers from a crash: the previous generation, sentinels, the quarantine, and sweeping.
 
     NAME                         the current generation
-    NAME.previous                the one before, exactly while the current one has not loaded yet
+    NAME.previous                the one before it; it exists until the current one has loaded once
     .NAME.<16 hex>.loading       a sentinel: "loading <content hash> by <process id> on <boot> after <n>\n",
-                                 or "crashed ..." where a supervisor saw how that process died
+                                 or "crashed ..." if a supervisor saw how that process died
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
-    quarantine/<number>-NAME     what was refused
+    quarantine/<number>-NAME     a file that was refused
 
-Generations: a save makes the current file the previous one by a second name, so that one of them is whole at
-every moment; a load of the current one ends the previous one. The names alone tell which has loaded.
+Generations: a save first gives the current file its second name, NAME.previous, so at every moment one of the
+two is whole. A successful load of the current generation removes the previous one.
 
-Sentinels stand while a file's content is given to what may crash. A process that dies there leaves its
-sentinel, and the next one knows which content may be what kills. A sentinel speaks of content by its hash, so
-it never accuses what was saved later. Its lock tells whether its process lives; the id in the line is for
-people. It accuses nobody before its line is whole, nor after a restart of the machine, so it is not synced.
-Where none can be made, the load goes on without. A process that is killed from outside in that moment leaves
-the same trace, so one death proves nothing: content is given up after more deaths in a row than the caller
-forgives. In a row are those that began to load after the one before had died ("after" counts them); processes
-that are killed together, while all of them load, count once. A supervisor that saw a process of its own die
-knows better, and `settle_death` takes its word. What is given up stays as a generation where there is no
-better one: it is not loaded while its sentinels stand.
+Sentinels: whoever is given the content of a file may crash on it. During that time, a sentinel lies beside
+the file. A process that dies then leaves it behind, and the next process sees which content may be the cause.
+A sentinel names content by its hash, so it never accuses content that was saved later. It is
+locked as long as its process lives; the process id is for people. It accuses nothing until its line is whole,
+nor after a restart of the machine, so it is not synced. If none can be made, loading goes on without it.
 
-The quarantine takes a file by one rename and keeps the newest. Two processes that pick one number at a time
-keep one of their two files, which is enough for what people look at.
+A process that somebody kills while it loads leaves the same trace, so one death proves nothing. Content is
+given up after more deaths in a row than the caller tolerates. Each death in a row is of a process that began
+to load after the previous one had died ("after" counts them), so processes that are killed together count
+once. A supervisor that saw its own process die knows the cause: `settle_death` records it. If there is no
+better generation, content that was given up stays, but is not loaded while its sentinels are there.
 
-Sweeping removes nothing of a living process: temporaries are made under the writer's lock, sentinels are
-locked by their process, and one that is not armed yet is left alone for a minute. A sentinel that accuses
-what is there stays. Names that are not exactly of our making stay.
+The quarantine takes a file by one rename and keeps the newest files. If two processes choose the same number
+at the same time, only one of their files stays. That is enough for people who look at them.
+
+Sweeping removes nothing that a living process uses: temporaries are made under the writer's lock, sentinels
+are locked by their process, and a sentinel without a line is left alone for a minute. A sentinel that accuses
+a file that is there stays, and so does every file whose name has not exactly one of these forms.
 """
 
 from __future__ import annotations
@@ -60,21 +61,21 @@ from orchestrator.stores.files.atomic_file import (
 )
 
 PREVIOUS_SUFFIX = ".previous"
-"""What the name of the previous generation adds to that of its file."""
+"""What the previous generation's name adds to the file's name."""
 
 SENTINEL_SUFFIX = ".loading"
-"""How the name of every sentinel ends; it starts with a dot and the name of its file."""
+"""The end of the name of every sentinel, which starts with a dot and the name of its file."""
 
 QUARANTINE_DIRECTORY = "quarantine"
-"""Name of the directory, beside the files."""
+"""Name of the directory beside the files."""
 
 KEPT_FILES = 8
-"""Files that stay in a quarantine unless a caller says otherwise."""
+"""Files that a quarantine keeps by default."""
 
 UNARMED_AGE_NS = 60 * 10**9
-"""Age, ns, at which a sentinel that is not armed belongs to a process that died, and not to one at work."""
+"""Age (ns) from which a sentinel without a line counts as left behind by a process that died."""
 
-# What a file system answers that has no hard links, or whose policy has none for this file.
+# Answers of a file system that has no hard links, or forbids one to this file.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 _LINE = re.compile(
@@ -92,15 +93,15 @@ _LEFTOVER = re.compile(
 
 
 def previous_path(path: Path) -> Path:
-    """Where the generation before the current one is."""
+    """Path of the previous generation."""
     return path.with_name(path.name + PREVIOUS_SUFFIX)
 
 
 def has_previous(path: Path, operations: FileOperations) -> bool:
-    """Whether there is a generation before the current one.
+    """Whether there is a previous generation.
 
     Raises:
-        OSError: The system does not say.
+        OSError: The system does not tell.
     """
     try:
         operations.stat(previous_path(path))
@@ -112,14 +113,22 @@ def has_previous(path: Path, operations: FileOperations) -> bool:
 def keep_as_previous(
     path: Path, cap: int, operations: FileOperations, is_due: Callable[[], bool]
 ) -> tuple[Path, ...]:
-    """Make the current generation the previous one, if that is its due; the current name keeps it too.
+    """Make the current generation the previous one too, if `is_due`; it keeps its current name.
 
-    The writer's lock is held. The names are made to last by whoever replaces the current one, with the same
-    sync of the directory. `cap` bounds a copy, where the file system has no links; `is_due` may raise OSError
-    or ReadError. Returns temporaries that could not be removed.
+    The caller holds the writer's lock. The directory is not synced: whoever replaces the current generation
+    afterwards syncs both names.
+
+    Args:
+        path: The file.
+        cap: Bytes at most of a copy, which is made if the file system has no links.
+        operations: The calls to use.
+        is_due: May raise OSError or ReadError.
+
+    Returns:
+        Temporaries that could not be removed.
 
     Raises:
-        SaveError: It could not be kept. Both generations are as they were.
+        SaveError: It could not be kept. Both generations are unchanged.
     """
     leftover: Path | None = None
     try:
@@ -136,7 +145,7 @@ def keep_as_previous(
         try:
             operations.rename(temporary, previous_path(path))
         finally:
-            # After a rename too: one between two names of one file does nothing, and leaves both.
+            # After a rename too: between two names of the same file it does nothing, and both stay.
             leftover = remove_temporary(temporary, operations)
     except SaveError as error:
         why, leftover = f"{error.step}: {error.reason}", error.leftover
@@ -153,11 +162,11 @@ class DeadSentinel(msgspec.Struct, frozen=True):
     """The sentinel of a process that died.
 
     Attributes:
-        data_hash: Hash of the content that was in use, 16 bytes; empty where it accuses nothing: it never was
-            armed, or the machine was restarted since.
-        process_id: Of the process, as it saw itself; 0 where it accuses nothing.
+        data_hash: Hash of the content that was being loaded, 16 bytes; empty if it accuses nothing, because
+            its line was never written or the machine was restarted since.
+        process_id: The process, by its own namespace; 0 if it accuses nothing.
         confirmed: Whether a supervisor saw that the process crashed.
-        after: Its place in a row: one more than that of the deaths with this content that it saw before.
+        after: Its place in the row of deaths with this content: 0, or one more than the last it knew of.
     """
 
     path: Path
@@ -168,7 +177,7 @@ class DeadSentinel(msgspec.Struct, frozen=True):
 
 
 def is_sentinel_of(path: Path, name: str) -> bool:
-    """Whether a name in the directory of a file is that of a sentinel of it."""
+    """Whether a name in a file's directory is that of one of its sentinels."""
     return name.endswith(SENTINEL_SUFFIX) and leftover_of(name) == path.name
 
 
@@ -176,13 +185,17 @@ def is_sentinel_of(path: Path, name: str) -> bool:
 def loading_sentinel(
     path: Path, data_hash: bytes, operations: FileOperations, deaths: Sequence[DeadSentinel] = ()
 ) -> Iterator[list[str]]:
-    """Stand a sentinel beside a file, whose content has this hash, for the length of a block.
+    """Keep a sentinel beside a file during a block that loads its content.
 
-    `deaths` are those with this content so far.
+    Args:
+        path: The file.
+        data_hash: Hash of its content.
+        operations: The calls to use.
+        deaths: Earlier deaths with this content.
 
     Yields:
-        A list that has, after the block, a sentence for each thing that went wrong with the sentinel; none of
-        them is a reason not to load.
+        A list that has, after the block, a sentence for each problem with the sentinel. None of them is a
+        reason not to load.
     """
     sentinel = _new_sentinel(path)
     problems: list[str] = []
@@ -202,7 +215,7 @@ def _line(how: str, data_hash: bytes, process_id: int, after: int, operations: F
 
 
 def _arm(sentinel: Path, line: memoryview, operations: FileOperations, problems: list[str]) -> int | None:
-    """Create, lock, write; returns the descriptor, or None and a problem where there is no sentinel."""
+    """Create, lock and write a sentinel; returns its descriptor, or notes a problem and returns None."""
     descriptor = None
     armed = False
     try:
@@ -222,14 +235,14 @@ def _arm(sentinel: Path, line: memoryview, operations: FileOperations, problems:
 
 
 def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problems: list[str]) -> None:
-    """Cut, close, remove: cut first, since between close and removal it would accuse."""
+    """Cut, close and remove a sentinel; cut first, because it would accuse between close and removal."""
     disarmed = False
     try:
         try:
             operations.truncate(descriptor)
             disarmed = True
         except OSError as error:
-            # Removed below all the same, and then it accuses nobody either.
+            # It is removed below all the same, and then accuses nothing either.
             problems.append(f"{sentinel.name} could not be cut: {likely_cause(error)}")
     finally:
         close_quietly(descriptor, operations)
@@ -238,16 +251,14 @@ def _disarm(sentinel: Path, descriptor: int, operations: FileOperations, problem
         except FileNotFoundError:
             disarmed = True
         except OSError as error:
-            accuses = (
-                "" if disarmed else "; remove it, or the file that was loaded is taken for one that crashes"
-            )
+            accuses = "" if disarmed else "; remove it, or the loaded file is taken for one that crashes"
             problems.append(f"{sentinel} could not be removed: {likely_cause(error)}{accuses}")
 
 
 def dead_sentinels(path: Path, operations: FileOperations, names: list[str]) -> tuple[DeadSentinel, ...]:
-    """The sentinels, of those names in a file's directory, whose process died, accusing or not.
+    """A file's sentinels whose process died, whether they accuse or not; `names` are those in its directory.
 
-    A sentinel that cannot be read or locked is taken for that of a living process.
+    A sentinel that cannot be read or locked counts as one of a living process.
     """
     found = (
         _if_dead(path.with_name(name), operations) for name in sorted(names) if is_sentinel_of(path, name)
@@ -260,7 +271,7 @@ def _if_dead(sentinel: Path, operations: FileOperations) -> DeadSentinel | None:
         line = read_head(sentinel, _LINE_CAP, operations)
         match = _LINE.fullmatch(line)
         if match is None or match[4].decode() != operations.boot_id():
-            # Its lock is left alone: a process may just be about to take it.
+            # Its lock is not tried: its process may be about to take it.
             return DeadSentinel(sentinel, b"", 0)
         if not _is_abandoned(sentinel, line, operations):
             return None
@@ -271,51 +282,51 @@ def _if_dead(sentinel: Path, operations: FileOperations) -> DeadSentinel | None:
 
 
 def are_proof(deaths: Sequence[DeadSentinel], tolerated: int) -> bool:
-    """Whether deaths with one content prove that it kills: one that was seen, or more than are tolerated."""
+    """Whether deaths prove that content crashes: a confirmed one, or more in a row than are tolerated."""
     return len({one.after for one in deaths}) > tolerated or any(one.confirmed for one in deaths)
 
 
 def settle_death(
     path: Path, process_id: int, *, crashed: bool, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> bool:
-    """Take the word of a supervisor that saw how a process of its own died with a file's content in use.
+    """Record why a process died while it loaded a file, as its supervisor saw it.
 
     Call it when the process is gone, before the file is loaded again.
 
     Args:
         path: The file that the process loaded.
-        process_id: Of the process.
-        crashed: Whether it crashed (SIGSEGV, SIGABRT and their like, or an exit that was not its own), so
-            that one death is proof; else it was killed from outside, and its death is no evidence.
+        process_id: The process.
+        crashed: True if it crashed (such as by SIGSEGV or SIGABRT, or by an exit that was not its own): then
+            one death is proof. False if it was killed from outside: then its death is no evidence.
         operations: The calls to use.
 
     Returns:
-        Whether the process died with content of the file in use.
+        Whether the process died while it loaded the file.
 
     Raises:
-        OSError: Its sentinel could not be looked at, replaced or removed; the death counts as one of unknown
-            cause then.
+        OSError: Its sentinel could not be read, replaced or removed; the cause of death stays unknown.
     """
     found = False
     for one in dead_sentinels(path, operations, operations.list_directory(path.parent)):
         if one.process_id != process_id or not one.data_hash:
             continue
         found = True
-        if crashed and not one.confirmed:
+        if crashed and one.confirmed:
+            continue  # it says so already
+        if crashed:
             _write_sentinel(path, one, operations)
-        if not (crashed and one.confirmed):
-            with suppress(FileNotFoundError):  # swept meanwhile: its content is there no more
-                operations.unlink(one.path)
+        with suppress(FileNotFoundError):  # swept meanwhile, because its content is gone
+            operations.unlink(one.path)
     return found
 
 
 def settle_kills(
     directory: Path, process_ids: Collection[int], operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> None:
-    """As `settle_death`, of processes killed from outside, whichever files of a directory they loaded.
+    """As `settle_death` for processes killed from outside, whichever files of a directory they loaded.
 
     Raises:
-        OSError: As there.
+        OSError: As `settle_death`.
     """
     names = [each for each in operations.list_directory(directory) if each.endswith(SENTINEL_SUFFIX)]
     for name in {loaded for each in names if (loaded := leftover_of(each)) is not None}:
@@ -324,7 +335,7 @@ def settle_kills(
 
 
 def _write_sentinel(path: Path, seen: DeadSentinel, operations: FileOperations) -> None:
-    """Write a sentinel that says "crashed" beside the one that does not; a line cut short accuses nothing."""
+    """Write a second sentinel that says "crashed"; a line that is cut short accuses nothing."""
     line = _line("crashed", seen.data_hash, seen.process_id, seen.after, operations)
     descriptor = operations.open_new(_new_sentinel(path))
     try:
@@ -339,12 +350,12 @@ def _new_sentinel(path: Path) -> Path:
 
 
 def set_aside(path: Path, operations: FileOperations) -> bool:
-    """Make the current generation the previous one alone; False where there is a previous one already.
+    """Rename the current generation to the previous one; False if there already is a previous one.
 
-    The writer's lock is held.
+    The caller holds the writer's lock.
 
     Raises:
-        OSError: It could not be renamed, or the system does not say what is there.
+        OSError: It could not be renamed, or the system does not tell what is there.
     """
     if has_previous(path, operations):
         return False
@@ -356,8 +367,8 @@ def set_aside(path: Path, operations: FileOperations) -> bool:
 def _is_abandoned(sentinel: Path, line: bytes, operations: FileOperations) -> bool:
     descriptor = operations.open_existing(sentinel)
     try:
-        # Shared, so that two that look at a time do not take each other for the one that loads. Read again
-        # under the lock: its process may have disarmed it, and let it go, since the line was read.
+        # Shared, so that two processes that look at the same time do not take each other for its owner. The
+        # line is read again under the lock: its owner may have finished since.
         return (
             operations.try_lock(descriptor, shared=True)
             and read_head(sentinel, _LINE_CAP, operations) == line
@@ -367,13 +378,15 @@ def _is_abandoned(sentinel: Path, line: bytes, operations: FileOperations) -> bo
 
 
 class QuarantineError(OrchestratorError):
-    """A file could not be moved into the quarantine, or the move could not be made to last.
+    """A file could not be moved into the quarantine, or a power loss may still undo the move.
 
-    `moved_to` says where the file is now: None where it did not move.
+    `moved_to` is where the file is now; None if it did not move.
     """
 
     def __init__(self, path: Path, reason: str, moved_to: Path | None) -> None:
-        where = "it did not move" if moved_to is None else f"it is at {moved_to}, but may come back"
+        where = (
+            "it did not move" if moved_to is None else f"it is at {moved_to}, but a power loss may undo that"
+        )
         super().__init__(f"{path}: moving it to the quarantine failed: {reason}; {where}")
         self.path = path
         self.reason = reason
@@ -383,13 +396,13 @@ class QuarantineError(OrchestratorError):
 def quarantine_file(
     path: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, keep: int = KEPT_FILES
 ) -> Path:
-    """Move a file into the quarantine beside it, where at most `keep` (at least 1) of the newest stay.
+    """Move a file into the quarantine beside it, which keeps the newest `keep` files (at least 1).
 
     Returns:
         Where the file is now: `quarantine/NNNNNN-name`.
 
     Raises:
-        QuarantineError: It could not be moved, or old ones could not be removed, or the move may not last.
+        QuarantineError: It could not be moved, an old file could not be removed, or the move was not synced.
     """
     directory = path.parent / QUARANTINE_DIRECTORY
     moved_to: Path | None = None
@@ -401,7 +414,7 @@ def quarantine_file(
             if (match := _NUMBERED.fullmatch(name)) is not None
         )
         number = numbered[-1][0] + 1 if numbered else 1
-        # Room first: a disk that is full or a crash between the two must not leave one too many.
+        # Old files go first: a full disk or a crash in between must not leave one too many.
         for _, name in numbered[: max(len(numbered) - (keep - 1), 0)]:
             operations.unlink(directory / name)
         destination = directory / f"{number:06d}-{path.name}"
@@ -417,7 +430,7 @@ def quarantine_file(
 
 
 class SweepReport(msgspec.Struct, frozen=True):
-    """What a sweep removed, failed to remove, and left alone since a process is saving it (`busy`)."""
+    """What a sweep removed, failed to remove, and left alone because a process is saving it (`busy`)."""
 
     removed: tuple[Path, ...] = ()
     failed: tuple[Path, ...] = ()
@@ -425,7 +438,7 @@ class SweepReport(msgspec.Struct, frozen=True):
 
 
 def leftover_of(name: str) -> str | None:
-    """Name of the file that a temporary or sentinel is of, by its own name; None for any other name."""
+    """The file's name, from the name of its temporary or sentinel; None for any other name."""
     match = _LEFTOVER.fullmatch(name)
     return None if match is None else match["name"]
 
@@ -435,35 +448,35 @@ def sweep_file(
     operations: FileOperations,
     *,
     now_ns: int | None = None,
-    content_hash: Callable[[Path, FileOperations], bytes | None] | None = None,
+    content_hash: Callable[[Path, FileOperations], bytes | None] = lambda _path, _operations: None,
 ) -> SweepReport:
-    """Remove what killed processes left of one file. The writer's lock is held. Never raises an OSError.
+    """Remove what killed processes left of one file. Never raises an OSError.
+
+    The caller holds the writer's lock.
 
     Args:
         path: The file.
         operations: The calls to use.
-        now_ns: The time, ns since the epoch; the clock's where not given.
-        content_hash: Hash of what a generation holds, as sentinels name it, or None; may raise ReadError. Not
-            needed for files that no sentinel stands for.
+        now_ns: The time, ns since the epoch; by default the clock's.
+        content_hash: The hash by which sentinels name a generation's content, or None; may raise ReadError.
+            A kind of file that has no sentinels needs none.
     """
     try:
-        # Listed under the lock: what is there now was there when its writer died.
         names = operations.list_directory(path.parent)
         dead = dead_sentinels(path, operations, names)
     except OSError:
         return SweepReport(failed=(path.parent,))
-    stale = [path.with_name(name) for name in sorted(names) if _is_temporary_of(path, name)]
+    stale = [
+        path.with_name(name)
+        for name in sorted(names)
+        if name.endswith(TEMPORARY_SUFFIX) and leftover_of(name) == path.name
+    ]
     if dead:
         now_ns = time.time_ns() if now_ns is None else now_ns
         try:
-            generations = (path, previous_path(path))
-            there = (
-                {content_hash(each, operations) for each in generations}
-                if content_hash is not None
-                else set()
-            )
+            there = {content_hash(each, operations) for each in (path, previous_path(path))}
         except ReadError:
-            dead = ()  # what is there is not known, so each of them may still have something to accuse
+            dead = ()  # the content that is there is unknown, so each of them may accuse it
         stale += [
             each.path
             for each in dead
@@ -481,10 +494,6 @@ def sweep_file(
         else:
             removed.append(one)
     return SweepReport(tuple(removed), tuple(failed))
-
-
-def _is_temporary_of(path: Path, name: str) -> bool:
-    return name.endswith(TEMPORARY_SUFFIX) and leftover_of(name) == path.name
 
 
 def _is_old(path: Path, now_ns: int, operations: FileOperations) -> bool:

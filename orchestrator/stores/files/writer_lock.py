@@ -1,11 +1,11 @@
 """`writer_lock`: one writer of a file at a time, among threads and processes, by a lock on a file beside it.
 
-Readers take no lock and wait for none. A writer waits as long as it says, and knows whether it has the lock.
-The lock of a process that died, in whatever way, is gone with it. Whoever has the lock has it on the lock
-file that is there now: where somebody removed it meanwhile, it is taken again on the new one. On a file
-system without locks the writer goes on: each file is whole all the same, and the last one stays.
+Readers neither take the lock nor wait for it. A writer waits for a limited time and is told whether it has
+the lock. A process that dies loses its lock. If somebody removes the lock file while a writer takes the lock,
+the writer takes it again on the new lock file. On a file system without locks, writers go on without: each
+file is whole all the same, and the last one stays.
 
-Assumptions: the lock file stays when it is given back; removing it would let two writers hold two files.
+Nobody here removes a lock file, because then two writers could each lock a file of that name.
 """
 
 from __future__ import annotations
@@ -25,20 +25,19 @@ from orchestrator.stores.files.atomic_file import (
 )
 
 LOCK_SUFFIX = ".lock"
-"""What the name of a lock file adds to that of its file."""
+"""What the lock file's name adds to the file's name."""
 
 LOCK_WAIT_S = 1.0
-"""How long a writer waits for another one unless it says otherwise."""
+"""How long a writer waits for another one by default."""
 
 _POLL_S = 0.01
 
-# What a file system answers that has no locks. ENOLCK is a network file system whose lock service is not
-# there.
+# Answers of a file system without locks; ENOLCK is that of a network file system without its lock service.
 _NO_LOCKS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK})
 
 
 def lock_path(path: Path) -> Path:
-    """Where the lock file of a file is."""
+    """Path of a file's lock file."""
     return path.with_name(path.name + LOCK_SUFFIX)
 
 
@@ -50,7 +49,7 @@ def writer_lock(
     wait_s: float = LOCK_WAIT_S,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[bool]:
-    """Be the only writer of a file for the length of a block; yields whether the lock was had in time.
+    """Be the only writer of a file during a block; yields whether the lock was taken in time.
 
     Thread-safe; not reentrant. The directory must exist. A wait of 0 s tries once.
 
@@ -101,7 +100,7 @@ def _lock(descriptor: int, operations: FileOperations) -> bool:
 
 
 def _is_at(descriptor: int, name: Path, operations: FileOperations) -> bool:
-    """Whether the file that was locked is the one that others would lock."""
+    """Whether the locked file still has the name by which others would lock it."""
     try:
         return operations.fstat(descriptor).file_id == operations.stat(name).file_id
     except FileNotFoundError:
@@ -111,7 +110,7 @@ def _is_at(descriptor: int, name: Path, operations: FileOperations) -> bool:
 def _give_back(descriptor: int, operations: FileOperations) -> None:
     """Unlock and close. Closing alone would leave the lock to a child that inherited the descriptor."""
     try:
-        # The close frees it all the same, unless a child holds it too; then it is free when that ends.
+        # If this fails, the lock is free when the last process with the descriptor has closed it.
         with suppress(OSError):
             operations.unlock(descriptor)
     finally:

@@ -192,6 +192,6 @@ def _write_in_place(path: Path, chunks: tuple[bytes, ...], operations: FileOpera
 def test_a_temporary_that_is_never_swept_is_found(fast_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: leftovers of killed processes stay."""
     monkeypatch.setattr("tests.stores.faults.test_f1_faults.SITUATIONS", SITUATIONS[:1])
-    monkeypatch.setattr("orchestrator.stores.files.recovery._is_temporary_of", lambda path, name: False)
+    monkeypatch.setattr("orchestrator.stores.files.recovery.leftover_of", lambda name: None)
     violations = run_suite(fast_path)
     assert any("not swept" in each for each in violations.found)

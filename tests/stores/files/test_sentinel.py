@@ -307,7 +307,7 @@ class Stuck(FileOperations):
         super().unlink(path)
 
 
-WARNING = "; remove it, or the file that was loaded is taken for one that crashes"
+WARNING = "; remove it, or the loaded file is taken for one that crashes"
 
 
 def test_a_sentinel_that_cannot_be_cut_is_removed_and_accuses_nobody(path: Path) -> None:
