@@ -534,7 +534,8 @@ class Run:
         failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
         # A library has a smaller number than what links it, so its outcome is there first.
         for index, reason in sorted(reasons.items()):
-            if index in self.table.reasons:
+            # By the status, which is set last: another thread may be here, too, and counts it afterwards.
+            if self.table.status[index] != status_code(OutcomeStatus.NOT_RUN):
                 continue
             libraries = [int(self.table.status[each]) for each in self.parts.libraries_of(index)]
             blame = skip if skip in libraries and failed not in libraries else failed
@@ -558,7 +559,8 @@ class Run:
             return np.zeros(len(settled), np.uint64)
         with self._taking:
             taken = handles[settled]
-            handles[settled] = 0
+            # No other: one that was cancelled may have been submitted again, and be recorded just now.
+            handles[settled[taken != 0]] = 0
         return taken
 
     # --- after the barrier

@@ -51,6 +51,7 @@ from orchestrator.run.records import (
     ProgressCallback,
     RunReport,
     TimeToGo,
+    status_code,
 )
 from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.schedule.jobs import Int32s
@@ -504,7 +505,7 @@ class PipelineSession:
                     for index in waiter.pending:
                         self._forget(index, waiter)
         self._take_news()
-        return tuple(self.outcome_of(index) for index in asked.tolist())
+        return tuple(map(self._run.table.row, asked.tolist()))
 
     def unsettled(self, what: Pipelines) -> Int32s:
         """The pipelines among some that are queued or in flight."""
@@ -514,7 +515,11 @@ class PipelineSession:
 
     def outcome_of(self, index: int) -> PipelineOutcome:
         """The outcome of a pipeline so far."""
-        return self._run.table.row(index)
+        outcome = self._run.table.row(index)
+        if outcome.status is OutcomeStatus.NOT_RUN:
+            self._gather()  # it may follow from another one, which has come since
+            outcome = self._run.table.row(index)
+        return outcome
 
     def remaining(self) -> Int32s:
         """Submitted pipelines that have not begun, the most urgent first."""
@@ -535,8 +540,8 @@ class PipelineSession:
 
     def _progress(self) -> Progress:
         """Progress by the outcomes gathered so far."""
-        now_ns = time.perf_counter_ns()
         with self._news_lock, self._exchange.looking() as schedule:
+            now_ns = time.perf_counter_ns()  # here: the first may have been submitted while this waited
             total = schedule.entered
             if self._stale_total:
                 self._stale_total, self._total_ns = False, schedule.estimated_ns()
@@ -544,8 +549,8 @@ class PipelineSession:
             counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
             done, done_ns = sum(counts.values()), self._done_ns
             eta = 0.0 if done == total else self._to_go.eta_s(now_ns)
-            total_ns = self._total_ns
-        elapsed = (now_ns - self._begun_ns) / 1e9 if self._begun_ns else 0.0
+            total_ns, begun_ns = self._total_ns, self._begun_ns
+        elapsed = (now_ns - begun_ns) / 1e9 if begun_ns else 0.0
         return Progress(
             total=total,
             done=done,
@@ -554,7 +559,7 @@ class PipelineSession:
             failed=counts[OutcomeStatus.FAILED],
             skipped=counts[OutcomeStatus.SKIPPED],
             in_flight=in_flight,
-            started_ns=self._begun_ns,
+            started_ns=begun_ns,
             elapsed_s=elapsed,
             rate=done / elapsed if elapsed else 0.0,
             eta_s=eta,
@@ -572,9 +577,11 @@ class PipelineSession:
             self._publish()
         with suppress(IndexError):
             return self._mail.pop()
-        with self._mail_lock, suppress(IndexError):  # `tick` may be exchanging what is there
-            return self._mail.pop()
-        return self._last
+        with self._mail_lock:  # `tick` may be exchanging what is there
+            try:
+                return self._mail.pop()
+            except IndexError:
+                return self._last  # here: afterwards it may count what is in the mail
 
     def _publish(self) -> None:
         """Prepare the next news for `poll`, with earlier news that was not fetched."""
@@ -675,8 +682,11 @@ class PipelineSession:
         exchange, seen = self._exchange, -1
         while not self._ended.is_set():
             self._wanted = trio.Event()
-            self._ticking = exchange.patient > 0
-            if self._ticking:
+            ticking = exchange.patient > 0
+            if ticking and not self._ticking:
+                self._publish()  # `poll` prepares nothing from now on
+            self._ticking = ticking
+            if ticking:
                 exchange.on_next = self._wanted.set
             if not self._ticking or exchange.changes == seen:
                 # Progress changes with time too.
@@ -722,8 +732,11 @@ class PipelineSession:
                 self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
                 self._run.take_shared(*schedule.shared())
                 final = schedule.final(news)
+                status = self._run.table.status[final]
+                run = status != status_code(OutcomeStatus.NOT_RUN)  # the schedule ends a cut batch as a whole
+                final, status = final[run], status[run]
                 self._fresh.append(final)
-                self._counts += np.bincount(self._run.table.status[final], minlength=len(self._counts))
+                self._counts += np.bincount(status, minlength=len(self._counts))
                 self._done_ns += schedule.estimated_ns(final)
                 self._unheard.update(news.tolist())
         return news
