@@ -564,36 +564,34 @@ class OutcomeRecorder:
                 self._handle_bytes[span.start * 8 : span.stop * 8] = batch.handles.data.cast("B")
             return _NO_REASONS, len(indices)
         where = indices if span is None else span  # a slice costs a tenth of an index array
-        status = self._status
         if self._handles is not None:
             self._handles[where] = batch.handles
         flags = batch.feedback_flags
+        status = np.full(len(indices), _CODE[OutcomeStatus.COMPILED], np.uint8)
         # Usually all of a batch are hits, or none is, which one pass over the flags shows.
         if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
-            status[where] = _CACHE_HIT
-            if batch.all_created:
-                return _NO_REASONS, len(indices)
-        elif not int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
-            status[where] = _CODE[OutcomeStatus.COMPILED]
-        else:
-            hit = (flags & np.uint32(_HIT)) == _HIT
-            status[where] = np.where(hit, _CACHE_HIT, _CODE[OutcomeStatus.COMPILED])
+            status[:] = _CACHE_HIT
+        elif int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
+            status[(flags & np.uint32(_HIT)) == _HIT] = _CACHE_HIT
         if self._links.size:
             status[self._only_linked(indices, batch)] = _CACHE_HIT
-        reasons = {
-            int(indices[place]): _refusal(int(batch.results[place]))
-            for place in np.flatnonzero(batch.results != SUCCESS)
-        }
-        self.table.settle(OutcomeStatus.FAILED, reasons)
-        return reasons, int(np.count_nonzero(status[where] == _CACHE_HIT))
+        reasons: dict[int, str] = {}
+        if not batch.all_created:
+            failed = np.flatnonzero(batch.results != SUCCESS)
+            status[failed] = _CODE[OutcomeStatus.FAILED]
+            reasons = {int(indices[place]): _refusal(int(batch.results[place])) for place in failed}
+            self.table.reasons.update(reasons)
+        # Each once: another thread may count, and no number may fall.
+        self._status[where] = status
+        return reasons, int(np.count_nonzero(status == _CACHE_HIT))
 
     def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
-        """Pipelines of a batch that only link libraries, got no feedback, and whose libraries all hit."""
+        """Places in a batch of what only links libraries, got no feedback, and whose libraries all hit."""
         silent = (batch.feedback_flags & np.uint32(FEEDBACK_VALID)) == 0
         return [
-            index
-            for index in indices[silent & np.isin(indices, self._links)].tolist()
-            if (self._status[list(self._libraries_of(index))] == _CACHE_HIT).all()
+            place
+            for place in np.flatnonzero(silent & np.isin(indices, self._links)).tolist()
+            if (self._status[list(self._libraries_of(int(indices[place])))] == _CACHE_HIT).all()
         ]
 
     def record_failed_call(self, indices: npt.NDArray[np.int32], reason: str) -> dict[int, str]:
@@ -639,7 +637,7 @@ class OutcomeRecorder:
             hits=counts[OutcomeStatus.CACHE_HIT],
             failed=counts[OutcomeStatus.FAILED],
             skipped=counts[OutcomeStatus.SKIPPED],
-            in_flight=in_flight,
+            in_flight=min(in_flight, total - done),  # an outcome is here before its batch has ended
             started_ns=started_ns,
             elapsed_s=elapsed,
             rate=rate,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import msgspec
 import numpy as np
 import pytest
 
@@ -67,3 +70,36 @@ def test_a_link_that_failed_has_failed() -> None:
     record(recorder, [0], batch(HIT))
     record(recorder, [1], batch(0, results=(-1,)))
     assert statuses(recorder)[1] is OutcomeStatus.FAILED
+
+
+def test_no_number_falls_while_a_batch_is_recorded() -> None:
+    """Whoever counts beside the worker, between any two of its writes."""
+    image = simulated_image(
+        range(6), kinds=[PipelineKind.GRAPHICS] * 6, libraries={4: [0], 5: [0]}, modules={5: [5]}
+    )
+    recorder = OutcomeRecorder(image)
+    seen: list[dict[OutcomeStatus, int]] = [recorder.table.counts()]
+
+    class Watched(np.ndarray[Any, Any]):
+        def __setitem__(self, key: Any, value: Any) -> None:
+            super().__setitem__(key, value)
+            seen.append(recorder.table.counts())
+
+    recorder._show(msgspec.structs.replace(recorder.table, status=recorder.table.status.view(Watched)))
+    record(recorder, [0, 1], batch(HIT, HIT))
+    record(recorder, [2, 3, 4], batch(VALID, HIT, 0, results=(-1, 0, 0)))
+    record(recorder, [5], batch(HIT, results=(-1,)))
+    for status in set(OutcomeStatus) - {OutcomeStatus.NOT_RUN}:
+        counts = [each[status] for each in seen]
+        assert counts == sorted(counts), status
+    assert seen[-1] == recorder.table.counts()
+    assert seen[-1][OutcomeStatus.FAILED] == 2
+    assert seen[-1][OutcomeStatus.CACHE_HIT] == 4
+
+
+def test_what_has_its_outcome_is_not_in_flight_any_more() -> None:
+    recorder = OutcomeRecorder(simulated_image(range(4)))
+    record(recorder, [0, 1, 2], batch(VALID, VALID, VALID))
+    # The batch ends in the schedule a moment later.
+    progress = recorder.progress(in_flight=3, started_ns=0, now_ns=1)
+    assert (progress.done, progress.in_flight) == (3, 1)
