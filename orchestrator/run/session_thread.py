@@ -103,6 +103,9 @@ class SessionThread:
         self._pending: set[Future[Any]] = set()
         self._closing = False
         self._over = False
+        # Whether `opened` and `ended` have their results: a fork may not ask them, whose locks may be held.
+        self._is_opened = False
+        self._has_ended = False
         self._lost: DeviceLostError | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="orchestrator session", daemon=True)
@@ -314,21 +317,23 @@ class SessionThread:
             left, self._pending = self._pending, set()
         for each in left:
             _resolve(each, error=_ended_by(failure))
-        if not self.opened.done():  # who opened them has to close them
+        if not self._is_opened:  # who opened them has to close them
             _resolve(self.opened, opened, None if opened else failure)
+            self._is_opened = True
         _resolve(self.ended, report, failure)
+        self._has_ended = True
         atexit.unregister(self._abandon)
 
     def _be_of_the_parent(self) -> None:
         """In a child of a fork: only this object of the session is here, and locks may be held for ever."""
         atexit.unregister(self._abandon)
         self._lock = threading.Lock()
-        if self.ended.done():
+        if self._has_ended:
             return
         self._session, self._pending, self._over = None, set(), True
         self._failure = trio.BrokenResourceError("the session is that of the process that was forked")
         # Others than those that callbacks hang on, which are for the parent.
-        if not self.opened.done():
+        if not self._is_opened:
             self.opened = _everybodys()
             _resolve(self.opened, error=self._failure)
         self.ended = _everybodys()
@@ -350,6 +355,7 @@ class SessionThread:
                     into.send_nowait(each)
                 self._send = send
             _resolve(self.opened, opened)
+            self._is_opened = True
             async with trio.open_nursery() as waiting:
                 async for asked in out:
                     try:

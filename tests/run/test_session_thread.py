@@ -593,13 +593,24 @@ device = SimulatedDevice(SimulatedOptions(on_compile=compile))
 session = start_session((device, device.prepare(simulated_image(range(5)))), RunOptions(workers=1))
 session.submit(range(5))
 assert entered.wait(60)
+held = threading.Event()
+def hold():  # as a thread that resolves a future, or asks for its result
+    with session.opened._condition, session.ended._condition:
+        held.set()
+        go.wait()
+threading.Thread(target=hold).start()
+assert held.wait(60)
 child = os.fork()
 if child == 0:
     refused = session.submit([1]).exception(0)
     print(repr(session.ended.exception(0)), repr(refused), session.poll().progress.total)
     sys.exit(7)  # it waits for no thread of the parent
+killer = threading.Timer(45, os.kill, (child, 9))
+killer.start()
+status = os.waitpid(child, 0)[1]
+killer.cancel()
 go.set()
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), session.finish().result(60).compiled)
+print(os.waitstatus_to_exitcode(status), session.finish().result(60).compiled)
 """
 
 
