@@ -630,6 +630,9 @@ class CompileCache:
     _saves_told: int = field(default=0, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
+    _known: tuple[npt.NDArray[np.uint64], bytes, npt.NDArray[np.bool_]] | None = field(
+        default=None, init=False, repr=False
+    )
     _notes: list[str] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -805,10 +808,9 @@ class CompileCache:
         if not self.warm:
             self._decide(device, warm=False)
         elif self.wanted is not None:
-            known = read_contents(path)
-            self.held = known.held(self.wanted) if known.data_hash == loaded.data_hash else None
-            if known.problem:
-                self._notes.append(f"what the cache file holds is not known: {known.problem}")
+            self.held, problem = self._held_by(path, loaded.data_hash, self.wanted)
+            if problem:
+                self._notes.append(f"what the cache file holds is not known: {problem}")
         self._keeper = CacheKeeper(store, loaded, options.save_policy)
         first = self.loads.setdefault(path, loaded)
         self.was_there = self.warm and first.status is LoadStatus.LOADED
@@ -854,5 +856,21 @@ class CompileCache:
             now = stored_data_hash(path)
         except ReadError:
             return False  # why is said by the load
+        held, _ = self._held_by(path, now or b"", self.wanted)
+        return held is not None and float(held.mean()) >= _NEARLY_ALL
+
+    def _held_by(
+        self, path: Path, data_hash: bytes, wanted: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.bool_] | None, str]:
+        """Pipelines that a file of this content is known to hold, or None; and why what is noted is no use.
+
+        It is asked when the mode is chosen, and again when the file was loaded: mostly of the same content.
+        """
+        if self._known is not None and self._known[0] is wanted and self._known[1] == data_hash:
+            return self._known[2], ""
         known = read_contents(path)
-        return known.data_hash == now and float(known.held(self.wanted).mean()) >= _NEARLY_ALL
+        if not known.data_hash or known.data_hash != data_hash:
+            return None, known.problem
+        held = known.held(wanted)
+        self._known = wanted, data_hash, held
+        return held, ""

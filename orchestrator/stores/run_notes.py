@@ -76,10 +76,10 @@ class Durations:
 
     def of(self, keys: Keys) -> Nanoseconds:
         """Times of pipelines, shape (m,); 0 where there is none."""
-        if not len(self.keys) or not len(keys):
-            return np.zeros(len(keys), np.int64)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[places] == keys, self.duration_ns[places], 0)
+        times = np.zeros(len(keys), np.int64)
+        places, found = _places(self.keys, keys)
+        times[found] = self.duration_ns[places[found]]
+        return times
 
     def updated(self, keys: Keys, duration_ns: Nanoseconds) -> Durations:
         """These times, replaced by newer ones where those are not 0."""
@@ -89,6 +89,19 @@ class Durations:
         all_times = np.concatenate([duration_ns[timed], self.duration_ns])[:MOST_ENTRIES]
         unique, first = np.unique(all_keys, return_index=True)
         return Durations(unique, all_times[first])
+
+
+def _places(known: Keys, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """Where keys are among ascending ones, shape (m,), and whether they are there."""
+    places, found = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+    if len(known) and len(keys):
+        # Those that are looked up in order find memory that was just read: 2 ms for 65,000 and not 7.
+        # np.isin sorts too, and imports numpy.ma.
+        order = np.argsort(keys)
+        ascending = keys[order]
+        nearest = np.minimum(np.searchsorted(known, ascending), len(known) - 1)
+        places[order], found[order] = nearest, known[nearest] == ascending
+    return places, found
 
 
 def durations_path(directory: Path, identity: DeviceIdentity) -> Path:
@@ -159,11 +172,7 @@ class CacheContents:
 
     def held(self, keys: Keys) -> npt.NDArray[np.bool_]:
         """Which of some pipelines it holds, shape (m,)."""
-        if not len(self.keys):
-            return np.zeros(len(keys), np.bool_)
-        # np.isin imports numpy.ma, which takes 8 ms of a warm run.
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.asarray(self.keys[places] == keys)
+        return _places(self.keys, keys)[1]
 
 
 def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
