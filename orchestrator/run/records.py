@@ -460,15 +460,19 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             np.concatenate([getattr(each, name) for each in tables])
             for name in ("keys", "kinds", "status", "driver_ns", "worker")
         )
-        order = np.lexsort((np.arange(len(keys)), -rank[status], keys, kinds))
+        order = PipelineJobs(keys, kinds).in_order()
+        first = _firsts(keys[order], kinds[order])
+        differ = bool(first.all())
+        if not differ:  # of equal ones the worst comes first
+            order = np.lexsort((np.arange(len(keys)), -rank[status], keys, kinds))
         keys, kinds = keys[order], kinds[order]
-        first = np.ones(len(keys), np.bool_)
-        first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
         rows = np.empty(len(keys), np.int32)
         rows[order] = np.cumsum(first) - 1
         chosen = order[first]
-        spent = np.zeros(len(chosen), np.uint64)
-        np.add.at(spent, rows, driver_ns)
+        spent = driver_ns[chosen]
+        if not differ:
+            spent = np.zeros(len(chosen), np.uint64)
+            np.add.at(spent, rows, driver_ns)
         places = np.split(rows, np.cumsum([len(each) for each in tables])[:-1])
         reasons = {}
         start = 0
@@ -481,6 +485,13 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             keys[first], kinds[first], status[chosen], spent, worker[chosen], dict(sorted(reasons.items()))
         )
         return joined, places
+
+
+def _firsts(keys: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
+    """Which of pipelines in order differ from the one before, shape (n,)."""
+    first = np.ones(len(keys), np.bool_)
+    first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
+    return first
 
 
 _COLUMNS_OF_OUTCOMES: Final = ("keys", "kinds", "status", "driver_ns", "worker", "handles")
@@ -1636,7 +1647,7 @@ class Clock(Sums, frozen=True):
         prepare_ns: Creating create infos, layouts, render passes and modules.
         vet_ns: Validating or trying modules that may be invalid.
         cache_load_ns: Reading cache files and creating primaries.
-        keys_ns: Reading recorded times, and asking the driver for pipeline keys.
+        keys_ns: Reading recorded times, asking the driver for pipeline keys, and making the schedule.
         run_ns: Creating worker caches and pipelines.
         supervise_ns: Waiting for the process that compiles, apart from the stages that it reports: its start,
             and processes that died; 0 without one.
@@ -2051,7 +2062,11 @@ class Tally:
         table, _ = (
             OutcomeTable.joined(self.tables, _WORST_OF_GROUPS) if self.tables else (OutcomeTable.of(()), [])
         )
-        wanted = OutcomeTable.of(jobs)
+        columns = PipelineJobs.of(jobs)
+        order = columns.in_order()
+        if PipelineJobs(table.keys, table.kinds) == PipelineJobs(columns.keys[order], columns.kinds[order]):
+            return table
+        wanted = OutcomeTable.of(columns)
         table, (_, places) = OutcomeTable.joined([table, wanted])
         return table if len(table) == len(wanted) else table.rows(np.sort(places))
 

@@ -281,7 +281,7 @@ class SetPlan:
         """All pipelines of its groups, each once, by kind and key."""
         groups = (*(each.group for each in self.groups), *self.rest)
         every = PipelineJobs.joined([each.pipelines for each in groups])
-        order = np.lexsort((every.keys, every.kinds))
+        order = every.in_order()
         keys, kinds = every.keys[order], every.kinds[order]
         first = np.ones(len(keys), np.bool_)
         first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
