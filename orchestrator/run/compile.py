@@ -565,6 +565,7 @@ class CompileJob:
             "pipeline_keys",
             lambda: self._ask_keys(schedule, device, prepared),
         )
+        scheduler = schedule.scheduler()
         clock.enter("run")
         began_ns = time.perf_counter_ns()
         report = await run_pipelines(
@@ -578,7 +579,7 @@ class CompileJob:
                 time_limit_s=self._time_left_s,
             ),
             primary=primary,
-            scheduler=schedule.scheduler(),
+            scheduler=scheduler,
             stop=self.steering,
             on_merged=cache.on_merged,
             on_progress=self._progress,
