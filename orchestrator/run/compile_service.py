@@ -212,9 +212,9 @@ def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *,
     count = source.file_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
     count = min(count, processors if in_turn else options.workers or processors, processors)
     if count > 1 and request.cache_directory and not request.left_out:
-        from orchestrator.run.planning import has_plan
+        from orchestrator.run.planning import expect_plan
 
-        return 0 if has_plan(source, options, Path(request.cache_directory)) else count
+        return 0 if expect_plan(source, options, Path(request.cache_directory)) else count
     return count
 
 

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -40,9 +41,11 @@ from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.plan_file import (
     PlanIdentity,
+    StoredPlan,
     find_plans,
     find_plans_of_others,
     read_plan,
+    read_plan_head,
     save_plan,
 )
 from orchestrator.version import VERSION
@@ -105,7 +108,8 @@ class CompilePlan:
             if path in self._tried:
                 continue
             self._tried.add(path)
-            stored, problem = read_plan(path, identity)
+            early = _early.pop(path, None)
+            stored, problem = read_plan(path, identity) if early is None else early.take()
             if stored is not None:
                 try:
                     plan = decode_plan(stored.data, self.source)
@@ -191,16 +195,39 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
     return plan, ""
 
 
-def has_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> bool:
-    """Whether a plan of all of a set was kept for this device, so that it will hardly be decoded."""
+class _EarlyPlan:
+    """A plan that a thread reads while something else is done."""
+
+    def __init__(self, path: Path, identity: PlanIdentity) -> None:
+        self._found: tuple[StoredPlan | None, str] = None, ""
+        self._thread = threading.Thread(target=self._read, args=(path, identity), daemon=True)
+        self._thread.start()
+
+    def _read(self, path: Path, identity: PlanIdentity) -> None:
+        self._found = read_plan(path, identity)
+
+    def take(self) -> tuple[StoredPlan | None, str]:
+        """What `read_plan` gives. Blocking."""
+        self._thread.join()
+        return self._found
+
+
+_early: Final[dict[Path, _EarlyPlan]] = {}
+
+
+def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> bool:
+    """Whether a plan of all of a set was kept for this device, so that it will hardly be decoded.
+
+    Then a thread begins to read it, for `CompilePlan.find`: that it is whole is known there.
+    """
     if not options.plan:
         return False
     identity = _identity_of(source, options)
     for path in () if identity is None else find_plans(directory, identity)[:1]:
-        stored, _ = read_plan(path, identity)
-        if stored is not None:
-            with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
-                return is_whole_plan(stored.data)
+        with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
+            if identity is not None and is_whole_plan(partial(read_plan_head, path, identity)):
+                _early[path] = _EarlyPlan(path, identity)
+                return True
     return False
 
 

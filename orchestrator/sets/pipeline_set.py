@@ -57,6 +57,7 @@ class PipelineSet(Closing):
         self._log = DamageLog()
         self._left_out: Mapping[int, str] = {}
         self._provider: SpirvProvider | None = None
+        self._files_hash: bytes | None = None
 
     @classmethod
     def open(
@@ -226,9 +227,11 @@ class PipelineSet(Closing):
         return record_place(self._source, RecordTag.SHADER_MODULE, key)
 
     def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
-        """A hash of the bytes of all its archives; empty where the set is made of something else."""
-        found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
-        return hash_bytes(b"".join(found)) if found else b""
+        """A hash of the bytes of all its archives, always by the same function; empty where it has none."""
+        if self._files_hash is None:
+            found = [each.content_hash(hash_bytes) for each in archives_of(self._source)]
+            self._files_hash = hash_bytes(b"".join(found)) if found else b""
+        return self._files_hash
 
     @property
     def file_bytes(self) -> int:

@@ -459,9 +459,19 @@ def decode_plan(
     return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
 
 
-def is_whole_plan(data: bytes | memoryview) -> bool:
-    """Whether the bytes of a plan say that every group of its set was decoded; as good as they are."""
-    return not _described(data)[0].rest
+def is_whole_plan(first: Callable[[int], bytes]) -> bool:
+    """Whether a plan says that every group of its set was decoded; as good as its bytes are.
+
+    Args:
+        first: Gives so many of its first bytes.
+
+    Raises:
+        ValueError: It is none.
+    """
+    size = first(_SIZE.size)
+    if len(size) == _SIZE.size:
+        size = first(_SIZE.size + _SIZE.unpack(size)[0])
+    return not _described(size)[0].rest
 
 
 def _described(data: bytes | memoryview) -> tuple[_Description, int]:

@@ -30,9 +30,11 @@ from attrs import field, frozen
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
+    ReadError,
     SaveError,
     content_hash128,
     content_hash128_of,
+    read_head,
 )
 from orchestrator.stores.kinds import PLAN, cache_file_of
 
@@ -111,6 +113,29 @@ def read_plan(
     if plan.identity.content != identity.content:
         return None, "it was made of another set"
     return None, "another version of the program, or of its Vulkan registry, made it"
+
+
+def read_plan_head(
+    path: Path,
+    identity: PlanIdentity,
+    size: int,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> bytes:
+    """The first bytes of a plan, unproven; none where it has another identity. Never raises. Thread-safe.
+
+    Args:
+        path: The file.
+        identity: The identity that it must have.
+        size: How many.
+        operations: The calls to use.
+    """
+    with suppress(ReadError):
+        data = read_head(path, _HEADER.size + size, operations, trusted=True)
+        if len(data) >= _HEADER.size:
+            magic, version, content, rules, _, _ = _HEADER.unpack_from(data)
+            if (magic, version) == (PLAN_MAGIC, _VERSION) and PlanIdentity(content, rules) == identity:
+                return data[_HEADER.size :]
+    return b""
 
 
 def save_plan(

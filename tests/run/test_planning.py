@@ -15,7 +15,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.planning import CompilePlan, has_plan
+from orchestrator.run.planning import CompilePlan, expect_plan
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.archive import reader
 from orchestrator.sets.archive.reader import MemoryRecords
@@ -255,14 +255,24 @@ def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
     compiled(sample_path(), tmp_path)
     (path,) = plans(tmp_path)
     with PipelineSet.open(sample_path()) as source:
-        assert has_plan(source, options, tmp_path)
-        assert not has_plan(source, evolve(options, plan=False), tmp_path)
-        assert not has_plan(source, evolve(options, selector="lavapipe"), tmp_path)
-        assert not has_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)
-        assert not has_plan(PipelineSet.from_records(MemoryRecords()), options, tmp_path)
+        assert expect_plan(source, options, tmp_path)
+        assert not expect_plan(source, evolve(options, plan=False), tmp_path)
+        assert not expect_plan(source, evolve(options, selector="lavapipe"), tmp_path)
+        assert not expect_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)
+        assert not expect_plan(PipelineSet.from_records(MemoryRecords()), options, tmp_path)
         with monkeypatch.context() as patched:
             patched.setattr("orchestrator.run.planning.VERSION", "another")
-            assert not has_plan(source, options, tmp_path)
+            assert not expect_plan(source, options, tmp_path)
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+        assert expect_plan(source, options, tmp_path)  # what it holds is proven when it is taken
+        damaged = CompilePlan(source, options, tmp_path)
+        assert damaged.find() is None
+        assert [each.rpartition(": ")[2] for each in damaged.notes] == [
+            "the content does not have the hash that was saved with it"
+        ]
+        path.write_bytes(whole)
+        assert expect_plan(source, options, tmp_path)
         plan = CompilePlan(source, options, tmp_path).find()
         identity = read_plan(path)[0]
         assert plan is not None
@@ -271,6 +281,6 @@ def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
         of = evolve(identity.identity, device=content_hash128(b""))
         cache_file = cache_path(tmp_path, opener()(DeviceRequest()).identity)
         assert save_plan(cache_file, of, encode_plan(part, source.module_place)) == path
-        assert not has_plan(source, options, tmp_path)
+        assert not expect_plan(source, options, tmp_path)
         path.write_bytes(path.read_bytes()[:-1])
-        assert not has_plan(source, options, tmp_path)
+        assert not expect_plan(source, options, tmp_path)
