@@ -98,7 +98,7 @@ def doctor_verb(
     """Check drivers, versions, extensions and the cache directory, and say what to do about problems.
 
     The exit code is 0 if nothing is bad, 3 if no device can be used, else 2. With --keys it is 0 if every
-    kind of pipeline has a result, else 1.
+    kind of pipeline has a reliable result, else 1.
 
     **EXAMPLES**
 

@@ -120,19 +120,22 @@ class DeviceHandles:
 
 @frozen
 class DeviceFeatures:
-    """What the device offers to an orchestrator.
+    """The features of a device that matter here.
 
     Attributes:
-        externally_synchronized_caches: pipelineCreationCacheControl: the flag may be set.
-        creation_feedback: VkPipelineCreationFeedback is written, so hits and driver time are known.
-        pipeline_binaries: VK_KHR_pipeline_binary, and with it pipeline keys; not where they are withheld.
-        shader_module_identifiers: VK_EXT_shader_module_identifier.
-        internally_synchronized_merge: maintenance8: a primary can be merged into while it is in use.
-        compile_required: FAIL_ON_PIPELINE_COMPILE_REQUIRED may be asked for.
-        driver_caches: How the driver's own caches were turned off: "disabled: <how>", or "enabled".
-        layers: The layers between the program and the driver, each with the version of Vulkan that it knows.
-        keys_withheld: Why a driver that has pipeline keys is asked for none; "" where nothing speaks against
-            it.
+        externally_synchronized_caches: Whether caches may be externally synchronized
+            (pipelineCreationCacheControl).
+        creation_feedback: Whether VkPipelineCreationFeedback is written, so that hits and driver time are
+            known.
+        pipeline_binaries: Whether VK_KHR_pipeline_binary is enabled, with pipeline keys; false if these are
+            withheld.
+        shader_module_identifiers: Whether VK_EXT_shader_module_identifier is enabled.
+        internally_synchronized_merge: Whether caches can be merged into a primary that is in use
+            (maintenance8).
+        compile_required: Whether a call can forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED).
+        driver_caches: How the driver's own caches were disabled: "disabled: <how>", or "enabled".
+        layers: The layers between the program and the driver, each with the Vulkan version that it supports.
+        keys_withheld: Why a driver with pipeline keys is not asked for them; "" if it is.
     """
 
     externally_synchronized_caches: bool
@@ -579,12 +582,12 @@ def in_calls(
 
 
 class PipelineExecutable(msgspec.Struct, frozen=True):
-    """What the driver says about one executable of a pipeline, such as the code of a stage.
+    """The driver's information about one executable of a pipeline, such as the code of a stage.
 
     Attributes:
         name: VkPipelineExecutablePropertiesKHR::name.
         subgroup_size: VkPipelineExecutablePropertiesKHR::subgroupSize.
-        stage_ns: Creation feedback of its stages, ns, summed up; 0 where the driver gives none.
+        stage_ns: Sum of the creation feedback of its stages, ns; 0 if the driver gives none.
         statistics: Name and value of each VkPipelineExecutableStatisticKHR, in the driver's order.
     """
 
@@ -595,13 +598,13 @@ class PipelineExecutable(msgspec.Struct, frozen=True):
 
 
 class PipelineExecutables(msgspec.Struct, frozen=True):
-    """A pipeline that was created to be looked at.
+    """A pipeline that was created for its statistics.
 
     Attributes:
         result: VkResult of creating it.
         wall_ns: Time around the call that created it.
-        driver_ns: VkPipelineCreationFeedback::duration; 0 where it is not valid.
-        executables: Its executables; none where it was not created.
+        driver_ns: VkPipelineCreationFeedback::duration; 0 if it is not valid.
+        executables: Its executables; none if it was not created.
     """
 
     result: int

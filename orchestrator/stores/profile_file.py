@@ -71,11 +71,11 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         identity: The device and driver that it is about.
-        device_name: For people.
-        driver: Name and version of the driver, for people.
-        made_at: Seconds since 1970.
-        orchestrator: Version of this project.
-        notes: Caveats for people.
+        device_name: Name of the device.
+        driver: Name and version of the driver.
+        made_at: When it was measured, seconds since 1970.
+        orchestrator: Version of this program.
+        notes: Caveats.
         format: Version of the layout.
     """
 
@@ -142,13 +142,15 @@ class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """What one contender took: making the caches, one pass over the set, and the merge.
+    """The time of one contender: creating the caches, one pass over the set, and the merge.
 
     Attributes:
-        start: What the caches held: "cold" or "warm". The file calls it a temperature.
+        start: "cold": caches start empty; "warm": they hold the set. The file calls it a temperature.
         mode: The cache topology.
+        workers: Number of workers.
         batch: Largest number of pipelines in a call.
-        control: Whether it is a second measurement of the baseline.
+        control: Whether it is the second measurement of the baseline.
+        samples: Number of samples.
         seconds: Median of the samples.
         low: Lower end of its interval.
         high: Upper end.
@@ -178,10 +180,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
         answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" for compared times; a
             number; or "not measured".
         words: The answer in a sentence or two, with its figures.
-        ratio: Time of the contender over that of the baseline, median over the pairs; None where nothing was
+        ratio: Time of the contender over that of the baseline, median over the pairs; None if no times were
             compared.
         low: Lower end of its interval.
         high: Upper end.
+        pairs: Number of pairs of samples.
         noise: Factor, at least 1, by which two measurements of the same thing differ; None if unknown.
     """
 
@@ -196,7 +199,13 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: the cache topology, the number of workers, and why."""
+    """The best settings, and why.
+
+    Attributes:
+        mode: The cache topology.
+        workers: Number of workers.
+        words: The reason, with its figures.
+    """
 
     mode: str
     workers: int
@@ -207,8 +216,9 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """A contender that was not sampled to the end, because it was clearly slower.
 
     Attributes:
-        start: What the caches held: "cold" or "warm". The file calls it a temperature.
+        start: "cold": caches start empty; "warm": they hold the set. The file calls it a temperature.
         mode: The cache topology.
+        workers: Number of workers.
         batch: Largest number of pipelines in a call.
         samples: Number of its samples.
         rounds: Number of all rounds.
@@ -235,14 +245,16 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
         order: In which order pipelines were assigned, a value of `Order`; "" if unknown.
         set_name: Name of the set that was compiled.
         set_hash: Hash over the names of its records, 16 hex digits.
-        pipelines: Number of its pipelines that the device takes.
+        pipelines: Number of its pipelines that the device supports.
         python: Version of Python.
         rounds: Samples of each contender that was not dropped.
+        figures: The times of all contenders.
+        findings: The answers to all questions.
         cold: The choice for an empty cache.
-        warm: The choice for a cache that holds the set; None also where caches keep nothing.
+        warm: The choice for a cache that holds the set; None also if caches keep nothing.
         batch: Largest number of pipelines in a call when everything hits.
-        binaries: The choice of mode binaries in place of `cold` and `warm` where no cache file is needed;
-            None unless it was shown to be faster.
+        binaries: The choice of mode binaries instead of `cold` and `warm` if no cache file is needed; None
+            unless it was shown to be faster.
         merge_works: Whether merged caches hold what their sources held.
         cache_keeps: Whether the driver's cache keeps anything.
         read_back_grows: Whether a cache grows when it is loaded and read back repeatedly.
@@ -296,6 +308,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Attributes:
         aspect: "feature", "extension", "apiVersion", "environment", ...
+        name: What differed, such as the feature.
         kinds: The kinds of pipelines that it was tried with; for a dependence, the kinds that missed.
         features: The features that were enabled.
         given: Features that the baseline enabled too, because it can only be tried with them.
@@ -319,7 +332,13 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was not tried, and the reason."""
+    """One thing that could not be tried.
+
+    Attributes:
+        aspect: As in `Tried`.
+        name: As in `Tried`.
+        reason: Why it could not be tried.
+    """
 
     aspect: str
     name: str
@@ -333,6 +352,10 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
         took_s: Time of the measurement, s.
         api_version: VkApplicationInfo::apiVersion of the baseline.
         method: How hits were detected.
+        kinds: The kinds of pipelines, and whether the baseline works for them.
+        depends: What changes keys.
+        independent: What does not change keys.
+        not_tried: What could not be tried.
         disagreements: Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback
             gave different answers.
         whole: Whether all variations that this version knows were tried.
@@ -355,7 +378,7 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the baseline fails for a kind that the device takes, or ways to detect hits disagreed."""
+        """Whether the baseline fails for a supported kind, or the ways to detect hits disagreed."""
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 

@@ -29,31 +29,31 @@ from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Na
 
 HEAD = f"""# The report of `compile`
 
-`compile --json` writes one JSON document: the encoding of a `CompileReport` (`orchestrator.run.records`),
-version {FORMAT}. `decode_json(document, CompileReport)` gives the report back. Fields may be added; one that
-changes its meaning or goes counts up `version`.
+`compile --json` writes one JSON document, version {FORMAT}: the encoding of a `CompileReport`
+(`orchestrator.run.records`). In Python, `decode_json(document, CompileReport)` gives the report back. New
+fields may appear without a new `version`; it changes if a field changes its meaning or is removed.
 
-A column is an array as base64 of little-endian elements, such as `numpy.frombuffer(base64.b64decode(text),
-"<u8")`.
+A column is an array in base64 with little-endian elements: read it with
+`numpy.frombuffer(base64.b64decode(text), "<u8")`. Keys are hashes of pipelines in their set, 16 hex digits.
 
-Version 1 did not say its version. Since then the lists `skipped` and `failed` go by kind and key instead of
-by place in the set, and their rows have a `status`; `version`, `pipelines`, `runs`, `stages` and `inspected`
-are new, and so are some fields of `timing`, `set` and `merge`. No key went away.
+Reports can be added: `first + second`, or `CompileReport.total(parts)`. The descriptions say what a field of
+a sum is.
 
-Reports of parts add up: `first + second`, or `CompileReport.total(parts)`. What a field of a sum is, is said
-here.
+Version 1 had no `version` field. Since then the lists `skipped` and `failed` are ordered by kind and key
+instead of by place in the set, and their rows have a `status`. `version`, `pipelines`, `runs`, `stages` and
+`inspected` are new, and so are some fields of `timing`, `set` and `merge`. No field was removed.
 
 This page is made from the docstrings of the types: `python -m tests.run.report_page > docs/report.md`.
 """
 
 DOCUMENTS_HEAD = """# The JSON of the other verbs
 
-Each verb writes one JSON document with `--json`, of the type that stands here. `version` says which one it
-is; fields may be added, and one that changes its meaning or goes counts it up. A field of which it says
-*not there* may be missing. An error is a document of its own: [Command line](cli.md#how-every-verb-behaves).
-What `compile` writes is [the report](report.md).
+Each verb writes one JSON document with `--json`; its type is described here. `version` is the version of the
+document. New fields may appear without a new version; it changes if a field changes its meaning or is
+removed. Fields with the type *or not there* may be missing. After an error the document is another one:
+[Command line](cli.md#how-every-verb-behaves). [The report](report.md) is the document of `compile`.
 
-Hashes are 16 hex digits, versions of Vulkan are text such as `1.4.335`, times are seconds, sizes bytes.
+Hashes are 16 hex digits, versions of Vulkan are text such as `1.4.335`, times are seconds, sizes are bytes.
 
 This page is made from the docstrings of the types:
 `python -m tests.run.report_page documents > docs/documents.md`.
@@ -61,40 +61,40 @@ This page is made from the docstrings of the types:
 
 CONTROL_HEAD = f"""# Steering a compile from another program
 
-A launcher, an editor or a game may let `orchestrator compile` fill the cache beside it. It hears how far that
-is, and says what comes first, what is left out, and how much time work may take. Both are JSON objects, one a
-line, version {EVENTS_VERSION}:
+A launcher, an editor or a game may run `orchestrator compile` to fill a cache in the background. The compile
+writes *events* about its progress. The other program sends *commands*: which pipelines come first, which are
+cancelled, and how much time work may take. Both are JSON objects, one per line, version {EVENTS_VERSION}.
+This writes events to descriptor 3 (the default of `--progress jsonl`):
 
     orchestrator compile game.foz --device radv:navi21 --quiet --progress jsonl:3 3>progress.jsonl
 
-writes events to descriptor 3; `--progress jsonl` does, too. `--control 4` takes commands from descriptor 4,
-whose answers are events:
+`--control 4` reads commands from descriptor 4; the answers are events:
 
     orchestrator compile game.foz --device radv:navi21 --quiet \\
       --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
 
-where a line of `commands.jsonl` is such as `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
-A socket may be both.
+A line of `commands.jsonl` is, for example, `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
+One socket may serve as both descriptors.
 
-[steer.c](examples/steer.c) is a launcher in C, run by the tests: it holds the compile, lets the pipelines of
+[steer.c](examples/steer.c) is a launcher in C, run by the tests. It pauses the compile, lets the pipelines of
 one level come first, and then lets the rest go on.
 
-**Events.** Fields and events may be added within a version, and a reader passes over what it does not know. A
-reader that is slow loses `progress` and nothing else; what it does not take in five seconds is dropped. One
-that goes away ends nothing.
+**Events.** New fields and events may be added within a version; a reader must ignore those that it does not
+know. A slow reader loses `progress` events, and others only if it does not read for five seconds. The compile
+goes on without a reader.
 
-**Commands.** They take effect in their order. What was there when the program began holds from the first
-pipeline on, and what was said holds for the rest of the compile: for all targets, for the groups of the set
-that come later, and after a driver ended its process. Each is answered once, when it has taken effect. A line
-that is no command is an `error` event, and nothing else comes of it. When the descriptor is closed a budget
-is lifted, since nobody would give another one, and the compile goes on to its end. The same may be said in
-Python: `compile_set(..., stop=Steering(steered=True))` and `compile_supervised`.
+**Commands.** They take effect in their order. Commands that are there when the program begins apply from the
+first pipeline on. A command applies to the rest of the compile: to all targets, to later groups of the set,
+and after a crash of the driver. Each is answered once, when it has taken effect. A line that is not a valid
+command causes only an `error` event. When the descriptor is closed, a budget ends, because nobody could give
+another one, and the compile goes on to its end. In Python, use `compile_set(...,
+stop=Steering(steered=True))` or `compile_supervised`.
 
-All pipelines begin with one urgency, the longest first; `promote` lifts some above the others. Batches are of
-about 20 ms where there is a `--control`: that, or one pipeline, is what an urgent one waits for a worker. A
-budget counts from when pipelines can begin: opening the device is not of it. It lets at least one pipeline
-begin where nothing else is in the driver, so that one that takes longer than a frame gets its turn. What was
-cancelled is not run, and the exit code is 0 if all else is well; the next run compiles it.
+All pipelines begin with the same priority, the longest first; `promote` raises some of them. With
+`--control`, batches take about 20 ms, so an urgent pipeline waits that long, or for one pipeline, until a
+worker is free. A budget counts from the moment when pipelines can begin, after opening the device. It lets at
+least one pipeline begin if nothing else is in the driver, so a pipeline that takes longer than a frame gets
+its turn. Cancelled pipelines are not run, and do not change the exit code; the next run compiles them.
 
 This page is made from the docstrings of the types:
 `python -m tests.run.report_page control > docs/control.md`.
