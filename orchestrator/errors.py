@@ -1,4 +1,4 @@
-"""Exceptions that the package raises on purpose, in one tree; the rest is a bug.
+"""Exceptions that the package raises on purpose, in one tree; any other exception is a bug.
 
 Each message says what failed, where (path, offset, hash or field) and the likely cause.
 """
@@ -11,7 +11,7 @@ class OrchestratorError(Exception):
 
 
 class ArchiveError(OrchestratorError):
-    """A `.foz` archive as a whole cannot be read: missing, no archive, an unsupported version, over a cap.
+    """A whole `.foz` archive cannot be read: it is missing, too large, no archive, or of another version.
 
     Attributes:
         path: The file, as the caller named it.
@@ -27,12 +27,12 @@ class ArchiveError(OrchestratorError):
 
 
 class RecordError(OrchestratorError):
-    """One record of a set cannot be used; the records beside it still can.
+    """One record of a set cannot be used; the other records can.
 
     Attributes:
         tag: The record's tag, as a number (see `orchestrator.sets.records.RecordTag`).
         key: The record's 64-bit hash.
-        offset: Byte offset of the record in its file, or None for a record that is not in a file.
+        offset: Byte offset of the record in its file; None if it is not in a file.
         reason: What is wrong and the likely cause.
     """
 
@@ -46,11 +46,11 @@ class RecordError(OrchestratorError):
 
 
 class UnknownPipelineError(OrchestratorError, ValueError):
-    """A key that was asked for names no pipeline of the set."""
+    """The set has no pipeline with the requested key."""
 
 
 class ManifestError(OrchestratorError):
-    """A manifest cannot be packed: names the file and the entry."""
+    """A manifest cannot be packed; the message names the file and the entry."""
 
 
 class DeviceError(OrchestratorError):
@@ -58,7 +58,7 @@ class DeviceError(OrchestratorError):
 
 
 class NoDeviceError(DeviceError):
-    """No device answers the selector; the message names what to install or what exists instead."""
+    """No device matches the selector; the message says what to install, or which devices exist."""
 
 
 class DriverError(DeviceError):
@@ -78,8 +78,9 @@ class DriverError(DeviceError):
 
 
 class ExternalSynchronizationError(OrchestratorError):
-    """Two users of one externally synchronized object at once: the caller's bug, caught before the driver's.
+    """Two threads use one externally synchronized object at once: a bug of the caller.
 
-    A cache created with VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT may be used by one thread at a
-    time, merge and read-back included (specification, VkPipelineCacheCreateFlagBits).
+    It is raised before the driver is called. Only one thread at a time may use a cache that was created with
+    VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT, merge and read-back included (specification,
+    VkPipelineCacheCreateFlagBits).
     """

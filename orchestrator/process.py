@@ -1,15 +1,15 @@
-"""A process that is ours: the command line's, and that of each child that we start.
+"""A process that is ours: that of the command line, or of a child that we start.
 
-Its interpreter's settings, the byte code that it keeps of generated methods, the signals that ask it to end
-(SIGINT, SIGTERM, and SIGHUP of a terminal that goes away), its end, and the clock of its stages.
+It has the interpreter's settings, kept byte code of generated methods, the signals that ask for the end
+(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock of stages.
 
-Guarantees: nothing is imported that the settings are meant for. A signal that the caller ignores (`nohup`, a
-shell's `&`) stays ignored. None is lost: what comes while the program and its verb are loaded waits for
-`let_through`, because an extension module that was interrupted in its import has crashed; and one that comes
-where Python ignores exceptions (a weak reference's callback, `__del__`) comes again. The stages of a clock
-add up to the time since it began.
-Assumptions: a program that embeds the library owns its interpreter; nothing here but the clock is for it.
-Signals come to the main thread, and nobody else uses SIGALRM. Linux.
+Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
+(`nohup`, a shell's `&`) stays ignored. No signal is lost: one that comes while the program is being imported
+waits for `let_through`, because extension modules have crashed when an import was interrupted; one that comes
+where Python ignores exceptions (a weak reference's callback, `__del__`) is raised again. The stages of a
+clock add up to the time since it began.
+Assumptions: a program that embeds the library owns its interpreter, so it uses only the clock. Signals come
+to the main thread, and nobody else uses SIGALRM. Linux.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 _PLACE: Final = Path(__file__).with_name("attrs_classes.py")
 _HEAD: Final = importlib.util.MAGIC_NUMBER
 _SUM_BYTES: Final = 4
-_SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # a line of its own
+_SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # on a line of its own
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
-_DOCSTRINGS = "numpy._core._add_newdocs"  # gives them to others, and has nothing of its own
-_START_FIELD = 19  # of /proc/self/stat, counted from behind the name, which may hold anything (proc(5): 22)
+_DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
+_START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
 
 
 class StageClock:
-    """Divides time into stages, one after another: every moment belongs to one. One thread at a time.
+    """Divides time into stages: every moment belongs to exactly one. One thread at a time.
 
     Args:
         stage: The first stage.
-        began_ns: When it began, on the clock of time.perf_counter_ns; now where not given.
+        began_ns: When it began, on the clock of time.perf_counter_ns; by default now.
     """
 
     def __init__(self, stage: str, began_ns: int | None = None) -> None:
@@ -56,20 +56,20 @@ class StageClock:
         self._spent_ns: dict[str, int] = {}
 
     def enter(self, stage: str) -> None:
-        """End the stage that goes on; another one begins, or goes on again."""
+        """End the current stage; begin another one, or continue it."""
         now_ns = time.perf_counter_ns()
         self._add(self._stage, now_ns - self._since_ns)
         self._stage, self._since_ns = stage, now_ns
 
     def move(self, duration_ns: int, stage: str) -> None:
-        """Say that so much of the stage that goes on was another one; no more than it has taken."""
+        """Count `duration_ns` of the current stage as another one, at most what it took since `enter`."""
         now_ns = time.perf_counter_ns()
         moved_ns = min(max(duration_ns, 0), now_ns - self._since_ns)
         self._add(stage, moved_ns)
         self._since_ns += moved_ns
 
     def spent_ns(self) -> dict[str, int]:
-        """What each stage has taken by now, ns, in the order in which they began."""
+        """Time of each stage so far, ns, in the order in which they began."""
         self.enter(self._stage)
         return dict(self._spent_ns)
 
@@ -81,12 +81,12 @@ _own: list[StageClock] = []
 
 
 def process_clock() -> StageClock:
-    """The clock of this process, which is in stage "imports"; one that begins now, where it is not ours."""
+    """The clock of this process, in stage "imports"; a new one if the process is not ours."""
     return _own[0] if _own else StageClock("imports")
 
 
 def began_ns() -> int:
-    """When the system started this process, on the clock of time.perf_counter_ns."""
+    """When the system started this process, on the clock of time.perf_counter_ns, ns."""
     stat = Path("/proc/self/stat").read_text("utf-8", "replace")
     tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
     now_ns, boot_ns = time.perf_counter_ns(), time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -94,10 +94,10 @@ def began_ns() -> int:
 
 
 def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
-    """How long ago a process began, ns.
+    """How long ago a process of one thread began, ns.
 
-    The system says it in ticks of 10 ms. Within the tick, a process whose one thread has used so much CPU
-    time began at least that long ago; alone on its processor, exactly that long.
+    The system tells it only in ticks of 10 ms. Within the tick, the CPU time decides: the process began at
+    least that long ago, and exactly that long ago if it never waited for a processor.
 
     Args:
         stat: Its /proc/PID/stat.
@@ -110,27 +110,27 @@ def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
 
 
 class GeneratedCode:
-    """Byte code of what attrs generates, kept as the interpreter keeps that of modules.
+    """Keeps the byte code of methods that attrs generates, as the interpreter keeps that of modules.
 
     attrs writes the methods of a class as text and compiles it when the class is made: 0.3 ms for each of the
-    180 classes of a compile, those of libraries included. It was a seventh of the start. Here it is kept by
-    the name that attrs gives to the text, with the text.
+    180 classes of a compile, including those of libraries. That was a seventh of the start. Here the byte
+    code is kept under the name that attrs gives to the text, together with the text, and used again only for
+    the same text. One number may differ: attrs mixes it into the hashes of a class, a new one in each
+    process; the kept byte code has the number of the process that compiled it.
 
-    What is run is the byte code of the text that attrs wrote, but for the number that it mixes into the
-    hashes of a class, another one in each process: that is the one of the process that compiled it. A file
-    that is missing, damaged or of another interpreter costs the time of compiling. It lies where the
-    interpreter keeps byte code (PYTHONPYCACHEPREFIX), and is not written where that is not
-    (PYTHONDONTWRITEBYTECODE). Should attrs compile by another way, nothing is gained and nothing lost.
+    If the file is missing, damaged or of another interpreter, the text is compiled. The file lies where the
+    interpreter keeps byte code (PYTHONPYCACHEPREFIX), and is not written if that is forbidden
+    (PYTHONDONTWRITEBYTECODE). Should attrs compile in another way, nothing is gained and nothing lost.
     """
 
     def __init__(self, path: Path) -> None:
-        """Use a file, which need not be there."""
+        """Use a file, which need not exist."""
         self._path = path
         self._known: dict[str, tuple[str, CodeType]] = _read(path)
         self._has_news = False
 
     def compile(self, text: str, name: str, mode: str) -> CodeType:
-        """As the builtin function."""
+        """As the builtin function of this name."""
         known, lasting = self._known.get(name), _lasting(text)
         if known is not None and known[0] == lasting:
             return known[1]
@@ -140,7 +140,7 @@ class GeneratedCode:
         return code
 
     def save(self) -> None:
-        """Write what was compiled anew; where it cannot be written, nothing."""
+        """Write the file if something new was compiled; does nothing if it cannot be written."""
         if not self._has_news or sys.dont_write_bytecode:
             return
         self._has_news = False
@@ -153,7 +153,7 @@ class GeneratedCode:
 
 
 def _lasting(text: str) -> str:
-    """What of a text is the same in each process."""
+    """A text without the number that differs in each process."""
     return _SALT.sub("", text) if "__hash__" in text else text
 
 
@@ -170,7 +170,7 @@ def _read(path: Path) -> dict[str, tuple[str, CodeType]]:
 
 
 def keep_generated_code() -> GeneratedCode:
-    """Let attrs take byte code that was kept, from now on; `save` it in the end."""
+    """Let attrs use kept byte code from now on; call `save` in the end."""
     import attr._make as attrs_maker
 
     kept = GeneratedCode(Path(importlib.util.cache_from_source(str(_PLACE))))
@@ -179,23 +179,19 @@ def keep_generated_code() -> GeneratedCode:
 
 
 def own_interpreter() -> None:
-    """Set this interpreter up for one job; before numpy is imported.
+    """Set this interpreter up for one job, before numpy is imported.
 
-    BLAS starts a thread for each processor when numpy is imported, and they spin: 2 s of CPU on 16 cores.
-    What is solved here has three unknowns. Children inherit the setting; where the user made one, it stays.
-
-    Importing makes a hundred thousand objects that live as long as the process. To look through them for
-    cycles again and again is a tenth of the start.
-
-    What the caller closed of stdin, stdout and stderr leads nowhere: nothing else gets their numbers.
-
-    Classes take the byte code that earlier processes kept. What numpy has of C gets no docstrings, which are
-    for people.
-
-    A caller that ignores SIGCHLD leaves that to its children. Then the system forgets processes that end, and
-    nobody learns how: here it is as usual.
-
-    The process's clock begins with the process.
+    - If the caller closed stdin, stdout or stderr, they lead to /dev/null, so that no other file gets their
+      numbers.
+    - The process's clock begins at the time when the system started the process.
+    - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings.
+    - SIGCHLD is no longer ignored. A child inherits that from its caller, and then the system would not tell
+      how the processes that it starts have ended.
+    - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
+      of CPU on 16 cores, although nothing here has more than three unknowns to solve for. Children inherit
+      the setting; one that the user made stays.
+    - The garbage collector runs more rarely. Imports make a hundred thousand objects that live as long as the
+      process; to search them for cycles again and again took a tenth of the start.
     """
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
@@ -215,21 +211,21 @@ _ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP"
 _AGAIN_S = 0.01
 
 signals_held = False
-"""Whether signals wait. Set where words are to be written whole; a call would leave time for one more."""
+"""Whether signals wait. Set this to write some text whole: a signal could still come during a call."""
 _came: list[int] = []
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
-    """Those that the caller does not ignore."""
+    """The signals that ask this process to end, without those that the caller ignores."""
     return tuple(each for each in _ENDING if signal.getsignal(each) is not signal.SIG_IGN)
 
 
 @contextlib.contextmanager
 def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
-    """For the block each of them raises KeyboardInterrupt, as SIGINT does. In the main thread.
+    """During the block, each of the `ending_signals` raises KeyboardInterrupt. Main thread only.
 
     Args:
-        held: Not before `let_through` is called.
+        held: They wait until `let_through` is called.
     """
     global signals_held
     signals_held = held
@@ -256,7 +252,7 @@ def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
 
 
 def let_through() -> None:
-    """Hold signals no longer: KeyboardInterrupt, now if one came already."""
+    """Hold signals no longer; raises KeyboardInterrupt if one came already."""
     global signals_held
     signals_held = False
     if _came:
@@ -274,26 +270,26 @@ def _come_again(_number: int, _frame: object) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process in order, but do not take the interpreter apart: that costs as much as numpy's import.
+    """End this process without taking the interpreter apart, which would take as long as numpy's import.
 
-    What is registered with `atexit` is called, and what Python and C (a driver that prints) hold in streams
-    is written. Other threads are not waited for.
+    Functions registered with `atexit` are called, and the buffers of Python's and C's streams are written.
+    Other threads are not waited for.
     """
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or it is closed
+        with contextlib.suppress(OSError, ValueError):  # its reader is gone, or the stream is closed
             stream.flush()
     flush_c_streams()
     os._exit(code)
 
 
 def flush_c_streams() -> None:
-    """Write what C, such as a driver that prints, holds in streams."""
+    """Write the buffers of C's streams, which a driver that prints fills."""
     import ctypes
 
     ctypes.CDLL(None).fflush(None)
 
 
 def may_fork() -> bool:
-    """Whether a fork of this process is whole: the process is ours and has one thread."""
+    """Whether this process can be forked safely: it is ours and has one thread."""
     return bool(_own) and len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - names alone

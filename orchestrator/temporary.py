@@ -1,11 +1,11 @@
-"""Temporary folders that a killed process does not leave for ever.
+"""Temporary folders that do not stay forever if their process is killed.
 
     <temporary directory>/orchestrator-<what>-<8 characters>/
 
-Guarantees: a folder is gone after its block. One whose process was killed is removed by the next process that
-makes one, of whatever use. A folder of a living process stays: it is locked (flock(2)) as long as that
-lives. Folders of other users and links stay.
-Assumptions: where a folder cannot be locked, no other process can lock it either; then nothing is swept.
+Guarantees: a folder is removed after its block. If its process was killed, the next process that makes such a
+folder, for any purpose, removes it. While its process lives, a folder is locked (flock(2)) and therefore not
+swept. Links and folders of other users are never swept.
+Assumptions: if one process cannot lock a folder, none can; then nothing is swept.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _MOST_TRIES: Final = 100
 
 @contextmanager
 def temporary_folder(what: str) -> Iterator[Path]:
-    """A folder for a block; first those of killed processes are removed.
+    """A folder for a block; folders of killed processes are removed first.
 
     Args:
-        what: What it is for: "calibrate", "keys" or "spirv".
+        what: Its purpose: "calibrate", "keys" or "spirv".
 
     Raises:
-        OSError: There is no place for it.
+        OSError: It cannot be created.
     """
     sweep_folders(Path(tempfile.gettempdir()))
     folder, lock = _locked_folder(f"orchestrator-{what}-")
@@ -49,7 +49,7 @@ def temporary_folder(what: str) -> Iterator[Path]:
 
 
 def sweep_folders(directory: Path) -> list[Path]:
-    """Remove the folders in a directory whose processes are gone; returns them. Never raises an OSError."""
+    """Remove the folders of processes that are gone; returns their paths. Never raises an OSError."""
     removed = []
     with suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -62,7 +62,7 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> bool:
     with suppress(OSError):
         if entry.stat(follow_symlinks=False).st_uid != os.geteuid():
             return False
-        lock = _open(entry.path)  # refuses a link, and what is no folder
+        lock = _open(entry.path)  # fails on a link, and on anything but a folder
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(entry.path)
@@ -73,27 +73,28 @@ def _remove_if_dead(entry: os.DirEntry[str]) -> bool:
 
 
 def _locked_folder(prefix: str) -> tuple[Path, int]:
-    """A new folder and its lock; a sweep may take one away before it is locked."""
+    """A new folder and its lock; another process may sweep a folder away before it is locked."""
     for _ in range(_MOST_TRIES):
         folder = Path(tempfile.mkdtemp(prefix=prefix))
         try:
             lock = _open(folder)
         except FileNotFoundError:
             continue
-        if _is_ours(folder, lock):
+        if _take(folder, lock):
             return folder, lock
         os.close(lock)
-    raise FileNotFoundError(f"{prefix}*: removed again and again")
+    where = Path(tempfile.gettempdir(), f"{prefix}*")
+    raise FileNotFoundError(f"{where}: something removes each new folder; set TMPDIR to another directory")
 
 
-def _is_ours(folder: Path, lock: int) -> bool:
-    """Whether no sweep has it, or had it."""
+def _take(folder: Path, lock: int) -> bool:
+    """Lock a folder; returns whether no sweep has locked or removed it."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
-        pass  # nobody can lock it: it is not swept
+        pass  # nobody can lock it, so nobody sweeps it
     try:
         return os.path.samestat(os.fstat(lock), folder.stat())
     except FileNotFoundError:
