@@ -4,6 +4,7 @@
                  <── answers ─── pipe <──                  <──
                  <── last words ─ stderr, and whatever the service prints
 
-Guarantees: messages are typed, bounded in size and never pickled. However a child ends, its parent learns
-how, and it leaves no process behind; a child whose parent is gone ends by itself, with all that it started.
+Guarantees: messages are typed, bounded in size and never pickled. The parent learns how a child ended,
+whatever happened, and no process stays behind. A child whose parent is gone ends by itself, with everything
+that it started.
 """

@@ -1,15 +1,15 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
-A child is an interpreter of its own, or a fork of this process, which costs milliseconds; either is a process
-group in a session of its own.
+A child is a new interpreter, or a fork of this process, which costs only milliseconds. Either has a session
+and a process group of its own.
 
-`Child` is a context manager that leaves no process behind, whatever happens inside; it kills what the child
-started, too. How a child ended is a value (`Ended`), and so is an answer that is none. Of what a child prints
-the last few kilobytes are kept. Nothing but its three pipes is shared with it, and what it is handed.
+`Child` is a context manager that leaves no process behind: it also kills what the child started. How a child
+ended is a value (`Ended`), also if the child sent something invalid. The last 4 KiB of what a child prints
+are kept. A child shares with its parent only its three pipes and the descriptors that it was given.
 
-`send`, `receive` and `ask` block; a time limit of None is none. An event loop waits for the descriptors
-itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block, and `end`, which may, in
-a thread.
+`send`, `receive` and `ask` block; a time limit of None means no limit. An event loop waits for the
+descriptors itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block. It calls
+`end`, which may block, in a thread.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ class Ended:
     """How a child ended.
 
     Attributes:
-        status: Its exit code; negative, the signal that ended it.
-        words: The last that it printed.
-        fault: What it said that is no answer, or "".
-        killed: Whether it was killed because it did not end by itself, or said what is no answer.
+        status: Its exit code; if negative, the signal that ended it.
+        words: The last text that it printed.
+        fault: What was wrong with an invalid answer, or "".
+        killed: Whether it was killed, because it did not end by itself or sent an invalid answer.
     """
 
     status: int
@@ -72,12 +72,12 @@ class Ended:
 
     @property
     def how(self) -> str:
-        """It in words: "exit code 1", "signal 11"."""
+        """The status in words: "exit code 1", "signal 11"."""
         return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
 
     @property
     def signal(self) -> str:
-        """Name of the signal, or "" where it exited."""
+        """Name of the signal, or "" if it exited."""
         if self.status >= 0:
             return ""
         try:
@@ -87,21 +87,21 @@ class Ended:
 
 
 class Child(Generic[_A]):
-    """A process that does one service, of `SERVICES`. One thread uses it; `kill` may be called by any.
+    """A process that runs one of the `SERVICES`. One thread at a time; any thread may call `kill`.
 
     Args:
-        service: Name of what it does.
-        answers: Type of its answers; a union of tagged structs for several.
-        limits: What it may take.
-        environment: All variables that it gets, those of Python's import path aside; None for this process's.
-        program: The Python interpreter; None for a fork of this process, which must have one thread, in no
-            event loop, and no driver.
-        descriptors: Files that it gets too, under the same numbers.
-        listens: Whether what it prints is listened to at once, which takes a thread; else `listen` begins.
+        service: Name of the service.
+        answers: Type of its answers; a union of tagged structs if there are several.
+        limits: Its limits.
+        environment: All its environment variables, except PYTHONPATH; None for those of this process.
+        program: The Python interpreter; None to fork this process, which must then have only one thread, no
+            running event loop, and no driver.
+        descriptors: Further open files that it inherits, under the same numbers.
+        listens: Whether to read what it prints at once, which takes a thread; else call `listen` later.
 
     Attributes:
         process_id: Its process id, which is also the id of its process group.
-        on_words: Called with what it prints from now on, piece by piece, in a thread of its own.
+        on_words: Called with each piece of what it prints from now on, in a thread of its own.
 
     Raises:
         OSError: It cannot be started.
@@ -119,7 +119,7 @@ class Child(Generic[_A]):
         listens: bool = True,
     ) -> None:
         if service not in SERVICES:
-            raise ValueError(f"{service!r} is no service; there are {', '.join(SERVICES)}")
+            raise ValueError(f"{service!r} is no service; the services are {', '.join(SERVICES)}")
         self._limits = limits or ChildLimits()
         self._reader: FrameReader[_A] = FrameReader(answers, bound=self._limits.frame_bytes)
         self._at_end = False
@@ -160,7 +160,7 @@ class Child(Generic[_A]):
         self.end(0.0)
 
     def listen(self) -> threading.Thread:
-        """Listen to what it prints, in the thread that is returned. Idempotent."""
+        """Read what it prints, in a thread that is returned. Idempotent."""
         if self._listener is None:
             self._listener = threading.Thread(target=self._listen, daemon=True)
             self._listener.start()
@@ -175,11 +175,11 @@ class Child(Generic[_A]):
         return self.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def send(self, request: msgspec.Struct, timeout_s: float | None = None) -> None:
-        """Send a request. To a child that has ended this does nothing; `receive` tells.
+        """Send a request. If the child has ended, this does nothing, and `receive` tells how it ended.
 
         Raises:
-            FrameError: The request is over the bound.
-            TimeoutError: The child does not listen; the pipe may hold a part of the request.
+            FrameError: The request is larger than the limit.
+            TimeoutError: The child does not read; the pipe may hold a part of the request.
         """
         deadline = _deadline(timeout_s)
         left = self.packed(request)
@@ -190,7 +190,7 @@ class Child(Generic[_A]):
         """The next answer, or how the child ended.
 
         Raises:
-            TimeoutError: It says nothing; it can be waited for again.
+            TimeoutError: No answer came in time; `receive` can be called again.
         """
         deadline = _deadline(timeout_s)
         while (answer := self.take()) is None:
@@ -201,7 +201,10 @@ class Child(Generic[_A]):
         return answer
 
     def end(self, grace_s: float = _GRACE_S) -> Ended:
-        """End it and all that it started, after `grace_s` to end by itself, and reap it; returns how."""
+        """End the child and everything that it started; returns how it ended.
+
+        The child gets `grace_s` seconds to end by itself. Idempotent.
+        """
         if self._ended is not None:
             return self._ended
         exited = not self._fault and self._exits_within(grace_s)
@@ -210,20 +213,20 @@ class Child(Generic[_A]):
             status = self._reap()
             for pipe in (self._requests, self._answers):
                 pipe.close()
-            # Whoever could write to its stderr is dead, or left its group.
+            # All that could write to its stderr are dead, or have left its process group.
             self.listen().join(1.0)
             words = self._words.decode("utf-8", "replace").strip()
             self._ended = Ended(status, words, self._fault, not exited)
         return self._ended
 
     def leave(self, grace_s: float = _GRACE_S) -> None:
-        """Let it end by itself, as if this process were gone; waits so long for that. `end` follows."""
+        """Let it end by itself, as if this process were gone; waits `grace_s` at most. Call `end` next."""
         self._requests.close()
         self._exits_within(grace_s)
 
     def kill(self) -> None:
         """Kill it and everything that it started. Does not block; the thread that uses it sees it end."""
-        # Who holds the lock is killing it.
+        # Another thread that holds the lock is killing it.
         if self._reaping.acquire(blocking=False):
             try:
                 if self._ended is None:
@@ -245,25 +248,25 @@ class Child(Generic[_A]):
 
     @property
     def is_over(self) -> bool:
-        """Whether no answer comes any more beside those that `take` gives."""
+        """Whether all answers have come; `take` gives those that are left."""
         return self._at_end or bool(self._fault) or self._ended is not None
 
     def packed(self, request: msgspec.Struct) -> memoryview:
-        """A request as `write_some` takes it.
+        """A request in the form that `write_some` takes.
 
         Raises:
-            FrameError: It is over the bound.
+            FrameError: It is larger than the limit.
         """
         return memoryview(pack_frame(request, bound=self._limits.frame_bytes))
 
     def write_some(self, data: memoryview) -> int:
-        """Write what the pipe takes now; how many bytes of it are done with."""
+        """Write as much as the pipe takes now; returns how many bytes need not be written again."""
         try:
             return os.write(self.request_descriptor, data)
         except BlockingIOError:
             return 0
         except (BrokenPipeError, ValueError):
-            return len(data)  # it has ended, and reading tells how
+            return len(data)  # it has ended; `receive` tells how
 
     def read_some(self) -> None:
         """Read what has come."""
@@ -286,7 +289,7 @@ class Child(Generic[_A]):
         return answer
 
     def _listen(self) -> None:
-        """Keep the last that it prints; a pipe that nobody reads would stop it."""
+        """Read what it prints, because a full pipe would stop it; keep the last part."""
         with self._printed as pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
                 self._words = (self._words + data)[-_WORDS_KEPT:]
@@ -294,7 +297,7 @@ class Child(Generic[_A]):
                     hear(data)
 
     def _exits_within(self, limit_s: float) -> bool:
-        """Whether it exits; it is not reaped yet, so that its group is still its own."""
+        """Whether it exits; does not reap it, so that no other process gets its process group's id."""
         deadline = time.monotonic() + limit_s
         while os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             if time.monotonic() >= deadline:
@@ -304,11 +307,11 @@ class Child(Generic[_A]):
 
 
 class ChildrenEndedError(OrchestratorError):
-    """A child was started for a `ChildGroup` that has ended."""
+    """A child was added to a `ChildGroup` that has ended."""
 
 
 class ChildGroup:
-    """Children of several threads that end together. Thread-safe."""
+    """Children of several threads that are ended together. Thread-safe."""
 
     def __init__(self) -> None:
         self._children: weakref.WeakSet[Child[Any]] = weakref.WeakSet()
@@ -316,7 +319,7 @@ class ChildGroup:
         self._ended = False
 
     def add(self, child: Child[Any]) -> None:
-        """Let a child end with the group.
+        """Add a child, which ends with the group.
 
         Raises:
             ChildrenEndedError: The group has ended.
@@ -335,7 +338,7 @@ class ChildGroup:
 
 
 def _import_path() -> str:
-    """This process's import path, so that a child finds this package and whatever else this process finds."""
+    """This process's import path, so that a child finds the same modules, this package among them."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [str(path) for each in sys.path if (path := Path(each).absolute()).exists()]
     return os.pathsep.join(paths if root in paths else [root, *paths])
@@ -349,9 +352,9 @@ def _spawned(
     ends: Ends,
     descriptors: Sequence[int],
 ) -> tuple[int, Callable[[], int]]:
-    """Start an interpreter; its process id, and what waits for its end and gives the status."""
+    """Start an interpreter; returns its process id, and a function that waits for its exit status."""
     process = subprocess.Popen(
-        # -P: what lies in the working directory is not imported, unless this process would import it.
+        # -P: does not import modules from the working directory, unless this process does.
         [program, "-P", "-m", ENTRY, service, msgspec.json.encode(limits).decode()],
         stdin=ends.requests,
         stdout=ends.answers,
@@ -371,10 +374,10 @@ def _forked(
     descriptors: Sequence[int],
 ) -> tuple[int, Callable[[], int]]:
     """Fork; as `_spawned`."""
-    importlib.import_module(SERVICES[service])  # here, so that both have it
-    gc.freeze()  # so that collecting does not copy what both have
+    importlib.import_module(SERVICES[service])  # before the fork, so that both share it
+    gc.freeze()  # so that garbage collection does not copy shared pages
     flush_c_streams()
-    # A signal that is for this process is not handled by its handlers in the other one.
+    # Until the fork has reset them, this process's handlers must not handle a signal there.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         process_id = os.fork()
@@ -386,11 +389,11 @@ def _forked(
 
 
 def _kill_group(process_id: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # a zombie alone, as macOS has it
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the group has only a zombie
         try:
             os.killpg(process_id, signal.SIGKILL)
         except ProcessLookupError:
-            os.kill(process_id, signal.SIGKILL)  # a fork that has no group yet, and has started nothing
+            os.kill(process_id, signal.SIGKILL)  # a new fork that has no group yet, and no processes
 
 
 def _deadline(timeout_s: float | None) -> float | None:
@@ -398,9 +401,9 @@ def _deadline(timeout_s: float | None) -> float | None:
 
 
 def _wait(descriptor: int, event: int, deadline: float | None) -> None:
-    """Wait until a pipe can be used; raises TimeoutError where it cannot before the deadline."""
+    """Wait until a pipe can be used; raises TimeoutError after the deadline."""
     poll = select.poll()
     poll.register(descriptor, event)
     left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
     if not poll.poll(left_ms):
-        raise TimeoutError("the child says nothing")
+        raise TimeoutError("the child process does not respond in time")

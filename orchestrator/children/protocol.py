@@ -1,20 +1,20 @@
-"""What a parent and its child agree on: frames, limits, which services there are, and how a child serves.
+"""What a parent and its child agree on: frames, limits, the services, and how a child serves.
 
     offset  size  field
-         0     4  length of the body, little-endian, at most the bound
+         0     4  length of the body, little-endian, at most the limit
          4     n  body: one message as MessagePack, decoded against its type
 
-Names of files need not be UTF-8, and MessagePack's text must: Python's text for such a name travels as its
-bytes, as an extension of type 1.
+File names need not be UTF-8, but MessagePack's text must be. So such a name travels as its bytes, as an
+extension of type 1.
 
 Whatever bytes come, a `FrameReader` gives messages of its type or raises a `FrameError`. A child may run
-hostile SPIR-V in a driver, so its parent trusts nothing that it says beyond its type.
+hostile SPIR-V in a driver, so its parent trusts only the type of a message, not its content.
 
-`Channel` is the child's side: a service answers requests until its parent has enough.
+`Channel` is the child's side: a service answers requests until its parent closes the pipe.
 
-Guarantees: the pipe of answers carries frames and nothing else: what a driver or a library prints to stdout
-is heard on stderr, and stdin is empty. When the parent closes its pipe or dies, this process ends at once,
-also amid a driver call, and takes along what it started. It leaves no core file.
+Guarantees: the pipe of answers carries only frames: what a driver or a library prints to stdout goes to
+stderr, and stdin is empty. When the parent closes its pipe or dies, the child and everything that it started
+end at once, even during a driver call. A child leaves no core file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SERVICES = {
     "packs": "orchestrator.run.packs_service",
     "spirv-val": "orchestrator.sets.spirv.val_batch",
 }
-"""Services by name: modules with `Request`, the type of a request, and `serve`, called with a `Channel`."""
+"""Services by name. Each module has `Request`, the type of requests, and `serve`, which takes a `Channel`."""
 
 _LENGTH = struct.Struct("<I")
 _SHOWN = 48
@@ -58,13 +58,13 @@ _A = TypeVar("_A", bound=msgspec.Struct)
 
 
 class ChildLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a child may take. What it starts inherits the limits on CPU time and memory.
+    """Limits of a child. The processes that it starts inherit those on CPU time and memory.
 
     Attributes:
-        frame_bytes: Size of the body of a frame, in either direction.
+        frame_bytes: Most bytes in the body of a frame, in either direction.
         cpu_s: CPU seconds of each process; 0 for no limit.
-        memory_bytes: Address space of each process, of a fork beside what it shares with its parent; 0 for no
-            limit.
+        memory_bytes: Address space of each process; a fork gets this in addition to what it shares with its
+            parent; 0 for no limit.
     """
 
     frame_bytes: int = 1 << 20
@@ -73,7 +73,7 @@ class ChildLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class FrameError(OrchestratorError):
-    """Bytes that are no frame: the other side is not what it should be, or was cut off."""
+    """Bytes that are no frame: the other process misbehaves, or was cut off."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"frame: {reason}")
@@ -81,10 +81,10 @@ class FrameError(OrchestratorError):
 
 
 def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_bytes) -> bytes:
-    """A message as it is sent.
+    """The frame of a message.
 
     Raises:
-        FrameError: Its body is larger than the bound.
+        FrameError: Its body is larger than `bound`.
     """
     try:
         body = msgspec.msgpack.encode(message)
@@ -96,7 +96,7 @@ def pack_frame(message: msgspec.Struct, *, bound: int = ChildLimits().frame_byte
 
 
 def _named_by_bytes(value: Any) -> Any:
-    """The same with bytes for text that is not UTF-8."""
+    """The same value with bytes in place of text that is not UTF-8."""
     match value:
         case dict():
             return {key: _named_by_bytes(each) for key, each in value.items()}
@@ -115,10 +115,9 @@ def _name(code: int, content: memoryview) -> str:
 
 
 class FrameReader(Generic[_T]):
-    """Takes bytes as they come and gives messages of one type, a union of tagged structs for several.
+    """Takes bytes in pieces and gives messages of one type, which may be a union of tagged structs.
 
-    It holds what came and was not taken; a frame that announces more than the bound is refused before any of
-    it is kept. Not thread-safe.
+    It refuses a frame that is larger than `bound` as soon as its length has come. Not thread-safe.
     """
 
     def __init__(self, kind: Any, *, bound: int = ChildLimits().frame_bytes) -> None:
@@ -132,10 +131,10 @@ class FrameReader(Generic[_T]):
         self._held += data
 
     def take(self) -> _T | None:
-        """The next message, or None where it has not come whole.
+        """The next message, or None if it has not come whole yet.
 
         Raises:
-            FrameError: What came is none; the reader is of no use after that.
+            FrameError: The bytes are no such message; the reader cannot be used any more.
         """
         if len(self._held) < _LENGTH.size:
             return None
@@ -167,10 +166,10 @@ class FrameReader(Generic[_T]):
             return message
 
     def end(self) -> None:
-        """Say that no more bytes come.
+        """Check that nothing is left when no more bytes come.
 
         Raises:
-            FrameError: A frame has begun that is not whole.
+            FrameError: The last frame is not whole.
         """
         if self._held:
             raise FrameError(f"cut off after {len(self._held)} bytes, which begin with {self._shown(0)}")
@@ -180,18 +179,18 @@ class FrameReader(Generic[_T]):
 
 
 WHOLE = select.PIPE_BUF
-"""Bytes of a frame that a pipe takes at once, with nothing of another process in between (pipe(7))."""
+"""Largest frame, in bytes, that a pipe takes as one piece when several processes write to it (pipe(7))."""
 
 
 class Channel(Generic[_Q, _A]):
-    """Requests in, answers out, by two descriptors, in frames of messages of this kind.
+    """Requests in and answers out, as frames over two descriptors.
 
-    Answers may be sent by any thread, and by forks: by several at a time where none is longer than `WHOLE`.
-    One thread receives.
+    Any thread and any fork may send answers; several processes at the same time only if no frame is longer
+    than `WHOLE`. One thread receives.
 
     Attributes:
-        on_end: Called when the parent has enough or died, before this process ends, in a thread of its own; a
-            parent that ends this process itself does not wait for it.
+        on_end: Called in a thread of its own when the parent has closed the pipe or died, before this process
+            ends. If the parent kills this process, it is not called, or not to its end.
     """
 
     def __init__(self, requests: int, answers: int, kind: Any, frame_bytes: int) -> None:
@@ -208,7 +207,7 @@ class Channel(Generic[_Q, _A]):
         return self._came.get()
 
     def __iter__(self) -> Iterator[_Q]:
-        """Requests as they come; this process ends when no more can."""
+        """Requests as they come, without end: the process ends when the parent closes the pipe."""
         while True:
             yield self.receive()
 
@@ -216,7 +215,7 @@ class Channel(Generic[_Q, _A]):
         """Send an answer; waits until the pipe has taken it.
 
         Raises:
-            FrameError: It is over the bound.
+            FrameError: It is larger than the limit.
         """
         left = memoryview(pack_frame(answer, bound=self._frame_bytes))
         with self._sending:
@@ -224,7 +223,7 @@ class Channel(Generic[_Q, _A]):
                 left = left[os.write(self._answers, left) :]
 
     def forked(self) -> None:
-        """Make it fit for sending in a fork; another thread may have been sending when it was made."""
+        """Call this in a fork, before sending: at the fork, another thread may have held the lock."""
         self._sending = threading.Lock()
 
     def _listen(self) -> None:
@@ -246,7 +245,7 @@ class Channel(Generic[_Q, _A]):
 
 
 class Ends(NamedTuple):
-    """A child's ends of its three pipes: requests, answers, and what it prints."""
+    """A child's ends of its three pipes: requests, answers, and printed text."""
 
     requests: int
     answers: int
@@ -271,18 +270,18 @@ def serve_as_fork(
     descriptors: Collection[int],
     signals: Iterable[int],
 ) -> NoReturn:
-    """Serve the process that this one is a fork of, and be what an interpreter of its own would be.
+    """Serve the parent in a fork of it, as a new interpreter would. Ends the process.
 
-    Nothing of the other process goes on here: no handler of a signal, no text that its streams hold, no
-    descriptor, nothing that it does at its end.
+    The fork takes over nothing else from its parent: no signal handlers, no buffered text of its streams, no
+    other descriptors, no functions that are called at exit.
 
     Args:
-        name: Of the service.
-        limits: What this process may take.
-        environment: All its variables; None for those that it has.
+        name: Name of the service.
+        limits: Its limits.
+        environment: All its environment variables; None to keep those that it has.
         ends: Its pipes.
-        descriptors: What else stays open.
-        signals: What is blocked from now on; by now everything is.
+        descriptors: Other descriptors that stay open.
+        signals: The signals to block while it serves; at the call, all are blocked.
     """
     code = 1
     try:
@@ -299,7 +298,7 @@ def serve_as_fork(
         for number in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - names alone
             with suppress(OSError):  # the listing itself
                 os.close(number)
-        # Those of the parent stay alive in sys.__stdout__ and in its frames; they would write what they hold.
+        # New ones: the parent's hold text for the parent to write. They stay in sys.__stdout__, unflushed.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
         atexit._clear()
@@ -316,7 +315,7 @@ def serve_as_fork(
 
 
 def _take_streams(ends: Ends) -> None:
-    """Let stdin be empty, and what is printed be heard."""
+    """Make stdin empty, and send what is printed to the parent."""
     with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
         os.dup2(nothing.fileno(), 0)
     os.dup2(ends.words, 1)
@@ -340,7 +339,7 @@ def _limit(limits: ChildLimits, shared_bytes: int) -> None:
     try:
         import resource
     except ImportError:
-        return  # a system without such limits
+        return  # the system has no such limits
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     memory_bytes = limits.memory_bytes and limits.memory_bytes + shared_bytes
     for kind, value in ((resource.RLIMIT_CPU, limits.cpu_s), (resource.RLIMIT_AS, memory_bytes)):
