@@ -190,7 +190,7 @@ def _compile_one(
         if not arguments.in_process:
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
-        from orchestrator.cli.output import write_json
+        from orchestrator.cli.output import write_document
         from orchestrator.cli.progress import progress_view
         from orchestrator.run.records import encode_report
         from orchestrator.sets.opening import open_paths
@@ -218,7 +218,7 @@ def _compile_one(
         lines.ends(selector, report, report.cache_file.error or "")
     code = _exit_code(report, allow_damaged=arguments.allow_damaged)
     if output.json:
-        write_json(encode_report(report, clock))
+        write_document(encode_report(report, clock))
     elif not display.quiet or code:
         from orchestrator.cli.compile_report import show_clock, show_end, show_report
 

@@ -373,12 +373,19 @@ def write_json(value: dict[str, Any] | bytes) -> None:
     import msgspec
 
     encoded = value if isinstance(value, bytes) else msgspec.json.encode(value)
-    text = msgspec.json.format(encoded, indent=2).decode()
-    if not str(sys.stdout.encoding).lower().startswith("utf"):
-        import json  # few have such streams
+    write_document([msgspec.json.format(encoded, indent=2)])
 
-        text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
-    sys.stdout.write(text + "\n")
+
+def write_document(parts: Iterable[bytes]) -> None:
+    """Write a document to stdout as it is, in parts."""
+    is_utf = str(sys.stdout.encoding).lower().startswith("utf")
+    for part in (*parts, b"\n"):
+        text = part.decode()
+        if not (is_utf or text.isascii()):
+            import json  # few have such streams
+
+            text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+        sys.stdout.write(text)
     sys.stdout.flush()
 
 

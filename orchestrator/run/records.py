@@ -131,13 +131,31 @@ def encode_json(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record, enc_hook=encode_hook)
 
 
-def encode_report(report: CompileReport, clock: StageClock) -> bytes:
-    """A report as JSON. Its clock is read last, so that it includes the time of encoding the rest."""
-    empty, name = Clock(), b'"clock":'
-    body = encode_json(msgspec.structs.replace(report, clock=empty))
-    # No text contains this, because quotation marks in texts are escaped.
-    before, _, after = body.partition(name + encode_json(empty))
-    return before + name + encode_json(Clock.of(clock)) + after
+_INDENT: Final = 2
+_COLUMN: Final = b'"\\u0063olumn"'
+"""What stands for a column: no text contains it, since none has a letter escaped or a quotation mark not."""
+
+
+def encode_report(report: CompileReport, clock: StageClock) -> list[bytes]:
+    """A report as indented JSON, in parts that follow one another: columns are not copied to be formatted.
+
+    Its clock is read last, so that it includes the time of encoding the rest.
+    """
+    columns: list[bytes] = []
+
+    def hook(value: object) -> object:
+        if not isinstance(value, np.ndarray):
+            return encode_hook(value)
+        little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
+        columns.append(base64.b64encode(little.data))
+        return msgspec.Raw(_COLUMN)
+
+    body = msgspec.json.encode(msgspec.structs.replace(report, clock=Clock()), enc_hook=hook)
+    body, name, _ = msgspec.json.format(body, indent=_INDENT).rpartition(b'"clock": ')
+    between = body.replace(_COLUMN, b'"\0"').split(b"\0")
+    parts = [each for pair in zip(between, [*columns, b""], strict=True) for each in pair]
+    last = msgspec.json.format(encode_json(Clock.of(clock)), indent=_INDENT)
+    return [*parts, name, last.replace(b"\n", b"\n" + b" " * _INDENT), b"\n}"]
 
 
 def decode_json(data: bytes | str, kind: type[_T]) -> _T:

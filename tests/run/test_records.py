@@ -249,13 +249,15 @@ def test_what_no_record_holds_is_not_encoded() -> None:
 
 
 async def test_the_clock_of_a_report_is_read_when_the_rest_is_encoded(tmp_path: Path) -> None:
-    """A set whose name looks like the place where the clock goes changes nothing."""
+    """A set whose name looks like the places where the clock and columns go changes nothing."""
     empty = encode_json(Clock()).decode()
-    archive = tmp_path / f'"clock":{empty}'.replace("/", "")[:200]
+    archive = tmp_path / rf'"\u0063olumn""clock": {empty}'.replace("/", "")[:200]
     write_small_set(archive, 0, 2)
     report = await compiled(archive, None, Opener())
     clock = StageClock("start", 0)
-    found = decode_json(encode_report(report, clock), CompileReport)
+    document = b"".join(encode_report(report, clock))
+    assert document == msgspec.json.format(document, indent=2)
+    found = decode_json(document, CompileReport)
     assert found.clock.start_ns > 0
     assert encode_json(msgspec.structs.replace(found, clock=report.clock)) == encode_json(report)
 
