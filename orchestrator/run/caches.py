@@ -98,7 +98,7 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
             warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
             warnings.extend(_merge_one_by_one(primary, sources))
     merge_ns = time.perf_counter_ns() - started
-    after = size_of(primary, warnings)
+    after = size_of(primary, warnings) if sources else before
     largest = max(source_bytes, default=0)
     # Beyond its seed a warm worker source gains some bytes of bookkeeping, which the primary need not take.
     gained = largest - max(seed_bytes, primary.header_bytes)
