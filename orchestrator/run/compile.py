@@ -464,9 +464,8 @@ class CompileJob:
                 await self._leave_plan(waiting)
                 return
             group, built = opened.group, opened.built  # without what was split off
-            if isinstance(waiting, PlannedGroup) and not self.source.left_out.keys().isdisjoint(
-                built.image.keys.tolist()
-            ):
+            left_out = self.source.left_out.keys()
+            if isinstance(waiting, PlannedGroup) and left_out and left_out & set(built.image.keys.tolist()):
                 self._plan.set_aside()
                 await self._leave_plan(waiting)
                 return
