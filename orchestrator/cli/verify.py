@@ -57,13 +57,17 @@ def verify_verb(
     key: KeyFile = None,
     json: JsonFlag = False,
 ) -> int:
-    """Prove cache files and archives whole.
+    """Check whether cache files, archives and packs are whole.
 
-    Checks of a cache file: headers, exact length, hash, permissions, and its previous generation. Of a plan:
-    hash, permissions, and that all its parts agree. Of identifiers of shader modules: exact length, hash,
-    permissions. Of a store of binaries: structure, hashes, references. Of an archive: every record is read
-    and its key recomputed. Of a pack: its manifest, each file in it, and with --key its MAC. Of another
-    directory: its permissions and all such files in it. The exit code is 0 if nothing is wrong, else 2.
+    - cache file: headers, exact length, hash, permissions, and its previous generation
+    - plan: hash, permissions, and whether all its parts agree
+    - identifiers of shader modules: exact length, hash, permissions
+    - store of binaries: structure, hashes, references
+    - archive: every record, with its key recomputed
+    - pack: its manifest, each file in it, and with --key its MAC
+    - other directory: its permissions and all such files in it
+
+    The exit code is 0 if nothing is wrong, else 2.
 
     **EXAMPLES**
 
