@@ -100,7 +100,7 @@ def _refuse_empty(tokens: Sequence[str]) -> None:
             option = option or (before if before.startswith("-") else "an argument")
             raise UsageError(
                 f"{option}: the text is empty",
-                "leave it out for what is usual; see whether a variable of a script has no value",
+                "leave it out for the default; check whether a variable of your script is unset",
             )
 
 

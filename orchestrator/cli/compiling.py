@@ -110,7 +110,7 @@ def compile_options(arguments: CompileArguments, selector: str) -> CompileOption
         )
     if arguments.identifiers and arguments.mode == "none":
         raise UsageError(
-            "--identifiers: mode none has no cache, so nothing would be found by them", "leave one out"
+            "--identifiers: mode none has no cache in which they could find anything", "leave one out"
         )
     return CompileOptions(
         selector=selector,
