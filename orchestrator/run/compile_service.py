@@ -1,9 +1,9 @@
-"""The child's side of a supervised compile: one process that forks, and the forks that go to the driver.
+"""The child's side of a supervised compile: a server process, and its forks, which use the driver.
 
-The server opens the set once, and never touches a driver. Each compile and each trial is a fork of it:
-starting one costs milliseconds and not a new interpreter. The first fork is made before anything is imported
-that a compile alone needs, and imports it while a thread loads the driver; before the others are made the
-server imports it. A fork ends when the server does.
+The server opens the set once and never uses a driver. It forks for each compile and each trial, because a
+fork takes milliseconds, much less than a new interpreter. What only a compile needs, the first fork imports
+itself, while a thread loads the driver; the server imports it before it makes any other fork. A fork ends
+when the server ends.
 """
 
 from __future__ import annotations
@@ -54,23 +54,24 @@ if TYPE_CHECKING:
     from orchestrator.run.compile_worker import Worker
 
 BUG: Final = 70
-"""Exit code of a fork that failed by itself."""
+"""Exit code of a fork that failed by an error of this program."""
 
 _GRACE_S: Final = 2.0
 _LOOK_S: Final = 0.001
 _DECODED_BY_ONE: Final = 3 << 17
-"""Bytes of a set for which a process more begins: what each does anew takes as long as decoding them."""
+"""Least bytes of a set for each decoder: what every decoder does anew takes as long as decoding them."""
 _DECODED_BY_ALL: Final = 3 << 20
-"""The same for all processors together: where they are few, they are busy with imports and the device."""
+"""Least bytes of a set that all processors decode; each decoder needs its share of them. If processors are
+few, they are busy with imports and the device."""
 _DECODED_IN_TURN: Final = 1 << 19
-"""Bytes of a set that is decoded in turn: decoding a smaller one takes less than waiting."""
+"""Least bytes of a set that is decoded in turn: decoding a smaller one takes less time than waiting."""
 
 
 def serve(channel: Channel[Request, Answer]) -> None:
-    """Open what `Open` says, then fork as asked."""
+    """Open the set that the first request names, then serve the other requests."""
     opening = channel.receive()
     if not isinstance(opening, Open):
-        raise TypeError("a compile begins with its set")
+        raise TypeError(f"the first request must be Open, not {type(opening).__name__}")
     try:
         source = shared_sets.get(opening.archives) or open_paths(opening.archives, indexed=False)
     except OrchestratorError as error:
@@ -85,7 +86,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
 
 @define(eq=False)
 class _Fork:
-    """A fork, as the server sees it; `reaped` and killing it exclude each other by the lock."""
+    """A fork, as the server sees it. The lock ensures that no fork is killed after it was reaped."""
 
     process_id: int
     control: int
@@ -120,16 +121,16 @@ class _Server:
                 self._fork(request.number, lambda control: self._worker().attempt(request, control))
             case Stop() | Steer() if request.number in self._forks:
                 left = memoryview(pack_frame(request, bound=LIMITS.frame_bytes))
-                with suppress(OSError):  # it has ended
+                with suppress(OSError):  # the fork has ended
                     while left:
                         left = left[os.write(self._forks[request.number].control, left) :]
             case Kill() if request.number in self._forks:
                 self._forks[request.number].kill()
             case _:
-                pass  # its fork has ended
+                pass  # the fork has ended
 
     def let_go(self) -> None:
-        """End the forks, since nobody sees them any more; blame no cache file that they were loading."""
+        """End the forks when the parent is gone, without blaming cache files that they were loading."""
         forks = list(self._forks.values())
         for fork in forks:
             fork.kill()
@@ -147,22 +148,22 @@ class _Server:
         for ended in [each for each, fork in self._forks.items() if fork.reaped]:
             os.close(self._forks.pop(ended).control)
         heard, control = os.pipe()
-        gc.freeze()  # so that collecting in a fork does not copy what is shared
+        gc.freeze()  # so that garbage collection in a fork does not copy shared pages
         process_id = os.fork()
         if process_id == 0:
             code = BUG
             try:
-                # An end of a pipe that another fork holds would not be closed by the server's death.
+                # A pipe's writing end that a fork held would stay open when the server dies.
                 for each in (control, *(fork.control for fork in self._forks.values())):
                     os.close(each)
                 self.channel.forked()
                 work(heard)
                 code = 0
-            # A fork must not return into what its parent is doing.
+            # A fork must not continue its parent's code.
             except BaseException as error:  # noqa: BLE001
                 traceback.print_exc()
                 if self._made is not None and self._made.in_driver:
-                    # A driver may have written into Python's memory, and then anything is raised: a death.
+                    # The driver may have damaged Python's memory, so any exception counts as a crash.
                     sys.stderr.flush()
                     os.abort()
                 self.channel.send(Failed.of(number, error))
@@ -181,7 +182,7 @@ class _Server:
         self.channel.send(Exited(number, os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024))
 
     def _worker(self) -> Worker:
-        """What does the work of a fork, and imports what only that needs."""
+        """The worker, which does the work of a fork; the first call imports what only that needs."""
         from orchestrator.run.compile_worker import Worker
 
         self._made = self._made or Worker(self.channel, self.source, self.table, self.opening.papers)
@@ -192,7 +193,7 @@ class _Server:
         clock = StageClock("imports")
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         limit_memory(options.trial_limits.memory_bytes)
-        # Here, where there is neither a driver nor a thread of this process's own.
+        # The decoders are forked here, before this process has a driver or other threads.
         turn = shared_turns.get(self.opening.archives)
         count = _decoders(request, options, self.source, in_turn=turn is not None)
         source = _shared(self.source, count, turn)
@@ -207,7 +208,7 @@ class _Server:
 
 
 def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
-    """How many processes will decode a set; 0 or 1 for none beside this one."""
+    """How many processes should decode a set; 0 or 1 means this process alone."""
     processors = available_workers()
     count = source.file_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
     count = min(count, processors if in_turn else options.workers or processors, processors)
@@ -218,10 +219,10 @@ def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *,
     return count
 
 
-def _shared(source: PipelineSet, count: int, turn: int | None = None) -> PipelineSet:
-    """A set with that many processes that decode it, if this process is to decode it now.
+def _shared(source: PipelineSet, count: int, turn: int | None) -> PipelineSet:
+    """A set that `count` processes decode, if it is this process's turn to decode.
 
-    Whoever decodes in turn does so on all processors: the others wait.
+    The process whose turn it is decodes on all processors, because the others wait.
     """
     mine = None if turn is None or source.file_bytes < _DECODED_IN_TURN else DecodingTurn(turn)
     if count <= 1 or not (mine is None or mine.take(wait=False)):

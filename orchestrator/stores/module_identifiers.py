@@ -35,6 +35,7 @@ from attrs import evolve, field, frozen, validators
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, content_hash128
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, MODULE_IDENTIFIERS
+from orchestrator.stores.run_notes import Keys, places_of
 
 _HEADER: Final = struct.Struct("<7sBQ16s16s")
 IDENTIFIERS_MAGIC: Final = b"ORCHSMI"
@@ -46,8 +47,6 @@ _HOUR_S: Final = 3600
 
 MOST_ENTRIES: Final = (MODULE_IDENTIFIERS.cap - _HEADER.size) // _ENTRY_BYTES
 """Ten times what the largest known games have; the last used are kept."""
-
-Keys = npt.NDArray[np.uint64]
 
 
 @frozen(eq=False)
@@ -80,8 +79,7 @@ class KnownIdentifiers:
         """Identifiers of some shaders, shape (k, 32), and their sizes, 0 where one is not known."""
         table = np.zeros((len(keys), MOST_IDENTIFIER_BYTES), np.uint8)
         sizes = np.zeros(len(keys), np.uint8)
-        places = self._places(keys)
-        there = places >= 0
+        places, there = places_of(self.keys, keys)
         table[there], sizes[there] = self.identifiers[places[there]], self.sizes[places[there]]
         return table, sizes
 
@@ -93,8 +91,8 @@ class KnownIdentifiers:
     def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
         """These identifiers with newer ones, which replace them; `used` are the shaders asked for now."""
         stamps = self.used.copy()
-        places = self._places(used)
-        stamps[places[places >= 0]] = hour
+        places, there = places_of(self.keys, used)
+        stamps[places[there]] = hour
         table = np.zeros((len(learned), MOST_IDENTIFIER_BYTES), np.uint8)
         for row, each in zip(table, learned.values(), strict=True):
             row[: len(each)] = np.frombuffer(each, np.uint8)
@@ -117,13 +115,6 @@ class KnownIdentifiers:
             identifiers=columns[2][first],
             problem="",
         )
-
-    def _places(self, keys: Keys) -> npt.NDArray[np.intp]:
-        """Index of each of some keys, -1 where it is not known."""
-        if not len(self.keys) or not len(keys):
-            return np.full(len(keys), -1, np.intp)
-        places = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
-        return np.where(self.keys[places] == keys, places, -1)
 
 
 @frozen

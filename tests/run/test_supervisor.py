@@ -289,11 +289,11 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        assert _shared(sample, 1) is sample
+        assert _shared(sample, 1, None) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
-        shared = _shared(opened, 8)
+        shared = _shared(opened, 8, None)
         assert isinstance(shared, SharedSet)
         assert shared.decoders is not None
         shared.decoders.close()

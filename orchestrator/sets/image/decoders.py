@@ -1,15 +1,15 @@
-"""Decodes pipelines in processes beside this one: a driver compiles faster than one thread decodes.
+"""Decodes pipelines in several processes, because a driver can compile faster than one thread decodes.
 
     this process ── fork ──> decoder 0 ── reads the index, forks ──> decoder 1, 2, ...
          └── chunks of pipelines, answers about the device ─────────────> each
          <── parts of the image, questions about the device ─────────────┘
 
-They get ready while this process imports what compiles and opens the device.
+The decoders get ready while this process imports the code that compiles, and opens the device.
 
-Guarantees: the image has what the one has that `build_image` builds. Where a decoder is lost, this process
-decodes. No process is left once it is closed, or this process is gone.
-Assumptions: made before this process has a driver, an event loop or threads that hold locks: the forks go on
-with what it has in memory. One thread uses it.
+Guarantees: the image has the same content as that of `build_image`. If a decoder dies, this process decodes.
+When `Decoders` is closed or this process ends, no decoder is left.
+Assumptions: `Decoders.start` is called before this process has a driver, an event loop, or threads that hold
+locks, because the forks use its memory. One thread at a time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ if TYPE_CHECKING:
 
 _FRAME_BYTES: Final = 1 << 31
 _READ_SIZE: Final = 1 << 18
-_FEWEST: Final = 32  # pipelines; fewer are decoded before decoders have answered
-_SMALLEST_CHUNK: Final = 512  # pipelines; each chunk decodes anew what its pipelines have in common
+_FEWEST: Final = 32  # pipelines; this process decodes fewer before a decoder has answered
+_UNDIVIDED: Final = 512  # pipelines; a decoder gets so many in one chunk: each chunk repeats some work
 _CHUNKS_EACH: Final = 4
-_SAMPLE: Final = 32  # pipelines that are decoded beforehand, to know what will be asked
+_SAMPLE: Final = 32  # pipelines that a decoder decodes in advance, to learn what will be asked of the device
 _VULKAN_1_3: Final = 0x403000
 
 _Asked = tuple[Question, str, str]
 
 
 class Chunk(msgspec.Struct, tag="chunk"):
-    """To a decoder: decode these. `device` changes where what was asked may have other answers."""
+    """To a decoder: decode these pipelines. A new `device` may answer its questions differently."""
 
     device: int
     keys: bytes
@@ -61,7 +61,7 @@ class Chunk(msgspec.Struct, tag="chunk"):
 
 
 class Answers(msgspec.Struct, tag="answers"):
-    """To a decoder: what it asked, and what others asked: it will ask the same."""
+    """To a decoder: answers to its questions, and to those of other decoders, which it will ask too."""
 
     answers: list[tuple[_Asked, Value]]
 
@@ -73,17 +73,17 @@ class Questions(msgspec.Struct, tag="questions"):
 
 
 class Decoded(msgspec.Struct, tag="decoded"):
-    """From a decoder: the `ImagePart` that its chunk is, encoded."""
+    """From a decoder: the `ImagePart` of its chunk, encoded."""
 
     part: bytes
 
 
 class _LostError(Exception):
-    """A decoder has ended, or says what is no answer."""
+    """The other process has ended."""
 
 
 class _Line:
-    """Messages over a socket. One thread."""
+    """Messages over a socket. One thread at a time."""
 
     def __init__(self, end: socket.socket, kind: Any) -> None:
         self.end: Final = end
@@ -93,11 +93,11 @@ class _Line:
         self.end.sendall(pack_frame(message, bound=_FRAME_BYTES))
 
     def take(self) -> Any:
-        """The next message that is there, or None."""
+        """The next message that has come whole, or None."""
         return self._reader.take()
 
     def read(self) -> None:
-        """Wait for more, and take it in."""
+        """Wait for bytes and read them."""
         data = self.end.recv(_READ_SIZE)
         if not data:
             raise _LostError
@@ -112,10 +112,10 @@ class _Line:
 
 @define(eq=False)
 class Decoders:
-    """Processes that decode a set. `close` it.
+    """Processes that decode a set. The caller must `close` it.
 
     Attributes:
-        process_id: Of the first; 0 once it is gone.
+        process_id: Process id of the first decoder; 0 after `close`.
     """
 
     process_id: int
@@ -124,19 +124,15 @@ class Decoders:
 
     @classmethod
     def start(cls, source: PipelineSet, count: int) -> Self:
-        """Fork this process.
-
-        Args:
-            source: The set.
-            count: How many decoders.
+        """Fork `count` decoders of a set.
 
         Raises:
-            OSError: It cannot be forked.
+            OSError: This process cannot be forked.
         """
         pairs = [socket.socketpair() for _ in range(count)]
         process_id = os.fork()
         if process_id == 0:
-            _be(lambda: _begin(source, pairs))
+            _end_after(lambda: _lead(source, pairs))
         for _, theirs in pairs:
             theirs.close()
         return cls(process_id, [_Line(mine, Questions | Decoded) for mine, _ in pairs])
@@ -144,10 +140,10 @@ class Decoders:
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
     ) -> BuiltImage:
-        """As `builder.build_image`, of the set that it was made with, whatever that leaves out by now.
+        """As `builder.build_image`. `source` is the set of `start`, but may leave out other pipelines.
 
         Raises:
-            OrchestratorError: The device cannot say what it was asked.
+            OrchestratorError: The device cannot answer a question.
         """
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
         parts: list[ImagePart] = []
@@ -168,7 +164,7 @@ class Decoders:
         return join_parts(source, columns, parts)
 
     def close(self) -> None:
-        """End the processes. Blocking, where they are still getting ready; idempotent."""
+        """End the processes; waits for them if they are still getting ready. Idempotent."""
         if self.process_id:
             for line in self._lines:
                 line.end.close()
@@ -179,8 +175,8 @@ class Decoders:
         self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities
     ) -> list[ImagePart]:
         self._devices += 1
-        alone, least = (-(-len(jobs) // (count * len(self._lines))) for count in (1, _CHUNKS_EACH))
-        size = max(least, min(alone, _SMALLEST_CHUNK))
+        share = -(-len(jobs) // len(self._lines))
+        size = min(share, max(_UNDIVIDED, -(-share // _CHUNKS_EACH)))
         chunks = [jobs[start : start + size] for start in range(0, len(jobs), size)]
         left_out = dict(source.left_out)
         waiting = deque(enumerate(chunks))
@@ -202,7 +198,7 @@ class Decoders:
 
         for line in self._lines:
             give(line)
-        from orchestrator.sets.image.layout import ImagePart  # only now: they decode meanwhile
+        from orchestrator.sets.image.layout import ImagePart  # imported while they decode
 
         while busy:
             for descriptor, _ in poll.poll():
@@ -224,23 +220,23 @@ class Decoders:
 # --- in the forks
 
 
-def _be(work: Callable[[], None]) -> NoReturn:
-    """Do something in a fork, which does not return into what its parent was doing."""
+def _end_after(work: Callable[[], None]) -> NoReturn:
+    """Work in a fork and end it, so that it does not continue its parent's code."""
     code = 1
     try:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         work()
         code = 0
     except (_LostError, OSError, OrchestratorError):
-        pass  # who asked is gone, or meets the same
-    except BaseException:  # noqa: BLE001 - who asked learns that this process is gone, and goes on without
+        pass  # the process that decides is gone, or meets the same error when it decodes
+    except BaseException:  # noqa: BLE001 - the other process sees that this one has ended, and decodes itself
         traceback.print_exc()
     finally:
         os._exit(code)
 
 
-def _begin(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
-    """Read what all decoders need, fork the others, and be the first."""
+def _lead(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
+    """Be the first decoder: read what all decoders need, then fork the others."""
     for mine, _ in pairs:
         mine.close()
     ends = [end for _, end in pairs]
@@ -249,12 +245,12 @@ def _begin(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.sock
     asked = AskedCapabilities(AnyDevice(_VULKAN_1_3))
     jobs = source.pipelines
     build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], asked)
-    gc.freeze()  # so that collecting does not copy what all have
+    gc.freeze()  # so that garbage collection does not copy shared pages
     forks = []
     for end in ends[1:]:
         process_id = os.fork()
         if process_id == 0:
-            _be(lambda: _serve(source, ends, end, tuple(asked.answers)))  # noqa: B023
+            _end_after(lambda: _serve(source, ends, end, tuple(asked.answers)))  # noqa: B023
         forks.append(process_id)
     try:
         _serve(source, ends, ends[0], tuple(asked.answers))
@@ -288,14 +284,14 @@ def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...]) -> None
 
 
 class _AskedByLine:
-    """Implements `DeviceCapabilities`: asks who has the device, everything once."""
+    """`DeviceCapabilities` that asks the process that has the device, each question once."""
 
     def __init__(self, line: _Line) -> None:
         self._line = line
         self._known: dict[_Asked, Value] = {}
 
     def begin(self, usual: tuple[_Asked, ...]) -> None:
-        """It is another device; ask at once what is usually asked."""
+        """Forget the answers of the last device; ask the new one the usual questions."""
         self._known.clear()
         self._learn(usual)
 

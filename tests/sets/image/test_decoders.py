@@ -38,7 +38,7 @@ PATIENCE_S = 60.0
 def chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small chunks of a small set."""
     monkeypatch.setattr(module, "_FEWEST", 1)
-    monkeypatch.setattr(module, "_SMALLEST_CHUNK", 1)
+    monkeypatch.setattr(module, "_UNDIVIDED", 1)
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_decoders_make_the_image_of_one_thread_of_captured_sets(corpus: Corpus) 
 
 def keys_of_both(path: str) -> tuple[int, bool]:
     """Of how many pipelines RADV has keys, and whether both ways get the same; for a process of its own."""
-    vars(module).update(_FEWEST=1, _SMALLEST_CHUNK=1)
+    vars(module).update(_FEWEST=1, _UNDIVIDED=1)
     with PipelineSet.open(path) as opened, closing(Decoders.start(opened, 3)) as decoders:
         device = open_device("radv:navi21", request=opened.groups[0].request)
         keys = []
