@@ -207,7 +207,7 @@ def own_interpreter() -> None:
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 
 
-_ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+_ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 _AGAIN_S = 0.01
 
 signals_held = False

@@ -7,14 +7,14 @@ r"""How a store recovers from a crash: the previous generation, sentinels, the q
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
     quarantine/<number>-NAME     a file that was refused
 
-Generations: a save first gives the current file its second name, NAME.previous, so at every moment one of the
-two is whole. A successful load of the current generation removes the previous one.
+Generations: unless there is a previous one, a save first gives the current file a second name, NAME.previous.
+So at every moment one of the two is whole. A successful load of the current one removes the previous one.
 
 Sentinels: whoever is given the content of a file may crash on it. During that time, a sentinel lies beside
 the file. A process that dies then leaves it behind, and the next process sees which content may be the cause.
-A sentinel names content by its hash, so it never accuses content that was saved later. It is
-locked as long as its process lives; the process id is for people. It accuses nothing until its line is whole,
-nor after a restart of the machine, so it is not synced. If none can be made, loading goes on without it.
+A sentinel names content by its hash, so it never accuses content that was saved later. It is locked as long
+as its process lives; the process id is for people. It accuses nothing until its line is whole, nor after a
+restart of the machine, so it is not synced. If none can be made, loading goes on without it.
 
 A process that somebody kills while it loads leaves the same trace, so one death proves nothing. Content is
 given up after more deaths in a row than the caller tolerates. Each death in a row is of a process that began
