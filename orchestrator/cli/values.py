@@ -176,8 +176,9 @@ def read_key(path: Path | None) -> MacKey | None:
     try:
         return MacKey.read(path)
     except (ReadError, ValueError) as error:
-        reason = error.reason if isinstance(error, ReadError) else str(error)
-        step = "make one: head -c 32 /dev/urandom > team.key; chmod 600 team.key"
+        text = error.reason if isinstance(error, ReadError) else str(error)
+        reason, _, step = text.partition("; mend: ")
+        step = step or "make one: head -c 32 /dev/urandom > team.key; chmod 600 team.key"
         raise UsageError(f"--key {path}: {reason}", step) from None
 
 

@@ -338,7 +338,7 @@ class SaveError(OrchestratorError):
         kept = (
             "; the new file is in place, but a power loss now may lose it"
             if replaced
-            else "; the file that was there before is unchanged"
+            else "; what was there before is unchanged"
         )
         left = f"; {leftover} could not be removed" if leftover is not None else ""
         super().__init__(f"{path}: {step} failed: {reason}{kept}{left}")

@@ -73,10 +73,7 @@ class MacKey:
             ValueError: It is too short to be a secret.
         """
         if len(content) < _LEAST_KEY_BYTES:
-            raise ValueError(
-                f"a key of {len(content)} bytes can be guessed, {_LEAST_KEY_BYTES} are needed: make one with "
-                "`head -c 32 /dev/urandom`"
-            )
+            raise ValueError(f"a key of {len(content)} bytes can be guessed; {_LEAST_KEY_BYTES} are needed")
         # A key of BLAKE2b has at most 64 bytes; hashed, all bytes of a longer file count.
         return cls(hashlib.blake2b(content, digest_size=64, person=_DERIVED).digest())
 

@@ -144,9 +144,7 @@ def test_a_missing_directory_is_an_error_with_its_cause(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
-    with pytest.raises(
-        SaveError, match="the file system is full; the file that was there before is unchanged"
-    ):
+    with pytest.raises(SaveError, match="the file system is full; what was there before is unchanged"):
         write_atomically(tmp_path / "file", CHUNKS, FaultyFileOperations(Fault.ENOSPC, 1))
 
 

@@ -53,7 +53,7 @@ def test_a_key_file_counts_to_its_last_byte_and_is_not_shown(tmp_path: Path) -> 
 def test_key_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(MissingFileError):
         MacKey.read(tmp_path / "none")
-    with pytest.raises(ValueError, match="a key of 31 bytes can be guessed, 32 are needed"):
+    with pytest.raises(ValueError, match="a key of 31 bytes can be guessed; 32 are needed"):
         MacKey.read(key_file(tmp_path / "short", SECRET[:-1]))
     with pytest.raises(ReadError, match="more than the 4096"):
         MacKey.read(key_file(tmp_path / "long", bytes(4097)))
