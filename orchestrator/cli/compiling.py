@@ -109,9 +109,7 @@ def compile_options(arguments: CompileArguments, selector: str) -> CompileOption
             "use --mode per-worker or two-level",
         )
     if arguments.identifiers and arguments.mode == "none":
-        raise UsageError(
-            "--identifiers: mode none has no cache in which they could find anything", "leave one out"
-        )
+        raise UsageError("--identifiers: mode none has no cache, so they would find nothing", "leave one out")
     return CompileOptions(
         selector=selector,
         driver_caches=arguments.driver_caches,

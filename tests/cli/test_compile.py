@@ -197,7 +197,7 @@ def test_identifiers_and_no_spirv_the_second_time(
 def test_identifiers_without_a_cache_are_refused(call: Call, small_set: Path) -> None:
     done = call("compile", str(small_set), "--identifiers", "--mode", "none", "--device", "simulated")
     assert done.code == ExitCode.BAD_INPUT
-    assert "nothing would be found by them" in done.err
+    assert "they would find nothing" in done.err
 
 
 def test_what_a_killed_run_left_is_gone_after_a_run_that_writes_nothing(
