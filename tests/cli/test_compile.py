@@ -539,7 +539,7 @@ def _directory_in_its_place(path: Path, _stack: ExitStack) -> str:
 def _link_in_its_place(path: Path, _stack: ExitStack) -> str:
     path.symlink_to(path.with_name("elsewhere"))
     path.with_name("elsewhere").write_bytes(b"")
-    return "it is a symbolic link, which is not followed"
+    return "it is a symbolic link; links are not followed"
 
 
 def _previous_generation_unreadable(path: Path, _stack: ExitStack) -> str:
