@@ -51,6 +51,7 @@ ENTRY: Final = "orchestrator.children"
 _READ_SIZE = 1 << 16
 _WORDS_KEPT = 4096
 _GRACE_S = 5.0
+_HEARING_S = 30.0
 _A = TypeVar("_A", bound=msgspec.Struct)
 
 
@@ -213,8 +214,7 @@ class Child(Generic[_A]):
             status = self._reap()
             for pipe in (self._requests, self._answers):
                 pipe.close()
-            # All that could write to its stderr are dead, or have left its process group.
-            self.listen().join(1.0)
+            self._hear_out()
             words = self._words.decode("utf-8", "replace").strip()
             self._ended = Ended(status, words, self._fault, not exited)
         return self._ended
@@ -295,6 +295,22 @@ class Child(Generic[_A]):
                 self._words = (self._words + data)[-_WORDS_KEPT:]
                 if (hear := self.on_words) is not None:
                     hear(data)
+
+    def _hear_out(self) -> None:
+        """Hear all that it printed. All that could write to its stderr are dead, or have left its group."""
+        listener, deadline = self.listen(), time.monotonic() + _HEARING_S
+        listener.join(1.0)
+        while listener.is_alive() and self._is_unheard() and time.monotonic() < deadline:
+            listener.join(0.1)  # it had no processor yet
+
+    def _is_unheard(self) -> bool:
+        """Whether there is something to read of what it printed, or the end of that."""
+        poll = select.poll()
+        try:
+            poll.register(self._printed, select.POLLIN)
+        except ValueError:  # the listener has closed it
+            return False
+        return bool(poll.poll(0))
 
     def _exits_within(self, limit_s: float) -> bool:
         """Whether it exits; does not reap it, so that no other process gets its process group's id."""

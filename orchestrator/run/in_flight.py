@@ -246,13 +246,14 @@ class InFlightTable:
         if bool(stamp) is ended or not doing or (ended and doing not in OF_PIPELINES):
             return None
         if count > _HELD:
-            return Flight(Doing(doing), tuple(range(smallest, largest + 1)), stamp)
-        body = at + _SLOT.size
-        numbers = np.frombuffer(self._memory[body : body + 4 * count], np.int32)
+            numbers = tuple(range(smallest, largest + 1))
+        else:
+            body = at + _SLOT.size
+            numbers = tuple(np.frombuffer(self._memory[body : body + 4 * count], np.int32).tolist())
         # Where the process lives, the call may have ended meanwhile, and another one may have the slot.
         if _SLOT.unpack_from(self._memory, at)[0] != stamp:
             return None
-        return Flight(Doing(doing), tuple(numbers.tolist()), stamp)
+        return Flight(Doing(doing), numbers, stamp)
 
 
 _NOTHING = np.zeros(0, np.int32)

@@ -121,6 +121,26 @@ def test_only_the_last_words_are_kept_however_many_there_are() -> None:
     assert words.endswith("the last words\nwhy it ended")
 
 
+def test_what_is_heard_late_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread that listens may have no processor for a second."""
+    listen, join, joined = Child._listen, threading.Thread.join, threading.Event()
+
+    def late(child: Child[Said]) -> None:
+        assert joined.wait(PATIENCE_S)
+        listen(child)
+
+    def in_vain(thread: threading.Thread, timeout: float | None = None) -> None:
+        if timeout == 1.0:
+            joined.set()
+        else:
+            join(thread, timeout)
+
+    monkeypatch.setattr(Child, "_listen", late)
+    monkeypatch.setattr(threading.Thread, "join", in_vain)
+    with started() as child:
+        assert ended(child.ask(Do("exits", 1), PATIENCE_S)).words == "why it ended"
+
+
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_exit_is_a_value(code: int) -> None:
     with started() as child:
