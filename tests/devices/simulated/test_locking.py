@@ -26,7 +26,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.devices.simulated.locking import LockWait, ReadWriteLock
 
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 
 

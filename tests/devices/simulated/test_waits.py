@@ -19,6 +19,14 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the statistics 
 
 SLEEP_S = 0.05
 SLEEP_NS = 50_000_000
+PATIENCE_S = 60.0
+
+
+def until_asleep(thread: ThreadStatistics) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while thread.is_runnable():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
 
 
 def test_a_thread_is_seen_by_another() -> None:
@@ -33,10 +41,7 @@ def test_a_thread_is_seen_by_another() -> None:
     sleeper = threading.Thread(target=sleep)
     sleeper.start()
     ready.wait()
-    deadline = time.monotonic() + 30
-    while made[0].is_runnable() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    assert not made[0].is_runnable()
+    until_asleep(made[0])
     assert made[0].delay_ns() is not None
     gate.set()
     sleeper.join()
@@ -58,23 +63,28 @@ def test_what_is_slept_and_not_at_a_lock_is_left_out() -> None:
 
 def waited(before_sleep: threading.Event | None = None) -> tuple[int, int]:
     """A wait in another thread that lasts SLEEP_S until it is handed over and about as long after that."""
-    made: list[ThreadWait] = []
+    made: list[tuple[ThreadStatistics, ThreadWait]] = []
     found: list[tuple[int, int]] = []
-    gate = threading.Lock()
+    gate, begun = threading.Lock(), threading.Event()
     gate.acquire()
 
     def wait() -> None:
-        made.append(ThreadWait(ThreadStatistics()))
+        statistics = ThreadStatistics()
+        made.append((statistics, ThreadWait(statistics)))
+        begun.set()
         while before_sleep is not None and not before_sleep.is_set():
             # Without the interpreter's lock, which the other thread has while it looks.
             hashlib.pbkdf2_hmac("sha256", b"", b"", 300_000)
         gate.acquire()
-        found.append(made[0].over())
+        found.append(made[0][1].over())
 
     waiter = threading.Thread(target=wait)
     waiter.start()
+    assert begun.wait(PATIENCE_S)
+    if before_sleep is None:
+        until_asleep(made[0][0])
     time.sleep(SLEEP_S)
-    made[0].handed()
+    made[0][1].handed()
     time.sleep(SLEEP_S)
     gate.release()
     if before_sleep is not None:
