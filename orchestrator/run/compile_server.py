@@ -17,7 +17,7 @@ import math
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -486,6 +486,7 @@ class Connection:
     server: CompileServer
     table: InFlightTable
     ended: Ended | None = None
+    _ends: bool = False
     _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
     _numbers: int = 0
     _sending: trio.Lock = field(factory=trio.Lock)
@@ -514,8 +515,9 @@ class Connection:
         child = self.server.child
         left = child.packed(request)
         async with self._sending:  # the pipe may take a request in parts
-            while not self.lost and (left := left[child.write_some(left) :]):
-                await trio.lowlevel.wait_writable(child.request_descriptor)
+            with suppress(trio.ClosedResourceError):  # it ends meanwhile
+                while not self._ends and (left := left[child.write_some(left) :]):
+                    await trio.lowlevel.wait_writable(child.request_descriptor)
 
     async def listen(self) -> None:
         """Sort answers, and hear what is printed, until the server ends."""
@@ -530,6 +532,8 @@ class Connection:
                 break
             await trio.lowlevel.wait_readable(child.answer_descriptor)
             child.read_some()
+        self._ends = True
+        trio.lowlevel.notify_closing(child.request_descriptor)  # else who waits for it may wait for ever
         self.ended = await trio.to_thread.run_sync(child.end)
         for each in self._mail.values():
             each.send_nowait(self.ended)

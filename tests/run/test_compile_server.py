@@ -1,0 +1,64 @@
+"""The connection to the process that compiles, where that process ends amid a request."""
+
+from __future__ import annotations
+
+import os
+from typing import cast
+
+import attrs
+import trio
+import trio.testing
+
+from orchestrator.children.parent import Ended
+from orchestrator.run.compile_server import CompileServer, Connection, Stop
+from orchestrator.run.in_flight import InFlightTable
+
+
+@attrs.define
+class Stuck:
+    """A child that reads nothing, and said what is no answer."""
+
+    answer_descriptor: int
+    request_descriptor: int
+    is_over: bool = True
+
+    def packed(self, _request: Stop) -> memoryview:
+        return memoryview(bytes(1 << 20))
+
+    def write_some(self, data: memoryview) -> int:
+        try:
+            return os.write(self.request_descriptor, data)
+        except BlockingIOError:
+            return 0
+
+    def listen(self) -> None:
+        pass
+
+    def take(self) -> None:
+        pass
+
+    def end(self) -> Ended:
+        # In this order the system tells nobody that it cannot be written any more.
+        os.close(self.request_descriptor)
+        os.close(self.answer_descriptor)
+        return Ended(-9)
+
+
+@attrs.define
+class Server:
+    child: Stuck
+
+
+async def test_who_sends_waits_for_no_pipe_that_was_closed() -> None:
+    child = Stuck(*os.pipe())
+    os.set_blocking(child.request_descriptor, False)
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    connection = Connection(cast(CompileServer, Server(child)), InFlightTable(descriptor))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(connection.send, Stop(1))
+            await trio.testing.wait_all_tasks_blocked()
+            await connection.listen()
+    await connection.send(Stop(1))
+    assert connection.lost
+    os.close(descriptor)
