@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -333,7 +333,8 @@ class CacheKeeper:
             self._changed = trio.Event()
             due, self._due = self._due, None
             if due is not None:
-                await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
+                with self._saving():  # in this thread, in which `progress` asks what is due
+                    await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
 
     async def _watch(self, stop: trio.Event) -> None:
         await stop.wait()
@@ -355,7 +356,8 @@ class CacheKeeper:
         self._decider.created(now, merge.pipelines, merge.primary_bytes)
         due = due or self._decider.due(now)
         if due is not None:
-            self._save(primary, due, LOCK_WAIT_S)
+            with self._saving():
+                self._save(primary, due, LOCK_WAIT_S)
 
     # --- at the end
 
@@ -373,7 +375,8 @@ class CacheKeeper:
             # One generation is left, and a run that loads it again and again would never make a second one.
             self._decider.created(now, 1)
         if self._decider.forced(reason) is not None:
-            self._save(primary, reason, self.last_lock_wait_s)
+            with self._saving():
+                self._save(primary, reason, self.last_lock_wait_s)
 
     def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
         """The job's summary so far (the load, and runs before) with this run's saves; after `finish`."""
@@ -419,16 +422,20 @@ class CacheKeeper:
             self._decider.created(now, compiled - self._told)
             self._told = compiled
 
-    def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
+    @contextmanager
+    def _saving(self) -> Iterator[None]:
+        """Let the decider know of the save in the block."""
         self._decider.started()
-        worked = False
+        before = len(self.saves)
         try:
-            save = self._try(primary, reason, lock_wait_s)
-            self.saves.append(save)
-            worked = not save.error
+            yield
         finally:
+            worked = len(self.saves) > before and not self.saves[-1].error
             ended = self._decider.saved if worked else self._decider.failed
             ended(time.monotonic_ns())
+
+    def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
+        self.saves.append(self._try(primary, reason, lock_wait_s))
 
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         self.content = b""
