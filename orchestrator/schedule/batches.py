@@ -127,6 +127,8 @@ class ReadyQueue:
         masks: For each line, the buckets that have entries, as bits. A line is kind * PRIORITIES + priority.
         open: The lines that have entries, as bits.
         repeats: Whether a job may have two entries; set by the caller that enters a job again.
+        sinks: Whether the later one may be in a lower bucket; set as `repeats`. An entry is then stale, too,
+            if it is more than one bucket above its job's rank: logarithms may differ in their last bit.
     """
 
     def __init__(self, table: JobTable, state: int, each_ns: int = 0) -> None:
@@ -136,6 +138,7 @@ class ReadyQueue:
         self.masks: list[int] = []
         self.open = 0
         self.repeats = False
+        self.sinks = False
         self._buckets: list[dict[int, Bucket]] = []
 
     def lines(self, priority: int) -> list[int]:
@@ -386,6 +389,11 @@ MOST_HIT = 0.9
 MANY = 16
 """Where so many jobs have one label, one of them is measured before batches hold several."""
 
+_UNTOLD: Final = 256.0
+_TELLS: Final = 4096.0
+"""Where every label is measured, a job whose label was not yet is ordered as if it took `_UNTOLD` times its
+estimate, and the job that will measure it `_TELLS` times: before all that is known, but for giants."""
+
 _NOBODY = -1
 
 
@@ -401,6 +409,10 @@ class Affinity:
     86 of its permutations 1.7 s, when all else was done after 1.4 s. So a job whose label has MANY jobs goes
     alone until one of them was measured; the others get a new estimate where the first was far off.
 
+    Where compiles are long, which the scheduler finds out, jobs of every label do. First come one job of each
+    label, the longest by estimate, and jobs without a label. Then come those whose label is in flight, for
+    what is not done yet is likely long. Those whose label was measured come last, the longest first.
+
     Affinity does not unbalance workers. It only orders jobs inside a window, and where no job in the window
     suits, the first one is taken. Only short jobs are passed over, at most 1/SHORT of a worker's share of
     what is left. So the longest job always starts first, and towards the end affinity has no effect.
@@ -414,16 +426,20 @@ class Affinity:
         at_home: Jobs that were assigned to the home of their label, without the first of each label.
         moved: Jobs that were assigned elsewhere.
         active: Whether any job has a label.
+        measures_all: Whether jobs of every label go alone until one was measured.
     """
 
     def __init__(self, table: JobTable, jobs: JobGraph | None, links: Links) -> None:
         self._table = table
         self.at_home = 0
         self.moved = 0
+        self.measures_all = False
         self._modules = 0
         self._home: Int32s = np.empty(0, np.int32)
         # For each label: measured over estimated cost. Negative: not measured yet. 0: fewer than MANY jobs.
         self._factor = np.empty(0, np.float64)
+        # For each label: measured time of its first compile over the first estimate. 0: none was measured.
+        self._told = np.empty(0, np.float64)
         self.extend(jobs, links, 0)
 
     def extend(self, jobs: JobGraph | None, links: Links, first: int) -> None:
@@ -449,6 +465,7 @@ class Affinity:
         factor = np.where(np.bincount(own[own >= 0], minlength=highest + 1) >= MANY, -1.0, 0.0)
         factor[: len(self._factor)] = self._factor
         self._factor = factor
+        self._told = np.append(self._told, np.zeros(highest + 1 - len(self._told)))
 
     def suits(self, job: int, worker: int) -> bool:
         """Whether the home of a job's label is this worker, or none yet."""
@@ -491,14 +508,15 @@ class Affinity:
         self._home[new] = worker
 
     def is_unmeasured(self, job: int) -> bool:
-        """Whether a job's label has MANY jobs, and no compile of them was measured."""
+        """Whether a job's label has MANY jobs, or all are measured, and no compile of it was measured."""
         label = self._table.label_at[job]
-        return label >= 0 and bool(self._factor[label] < 0)
+        return label >= 0 and bool(not self._told[label] if self.measures_all else self._factor[label] < 0)
 
     def unmeasured(self, jobs: Int32s) -> npt.NDArray[np.bool_]:
         """`is_unmeasured` for many jobs."""
         labels = self._table.label[jobs]
-        return np.asarray((labels >= 0) & (self._factor[labels] < 0))
+        untold = self._told[labels] == 0 if self.measures_all else self._factor[labels] < 0
+        return np.asarray((labels >= 0) & untold)
 
     def measured(self, jobs: Int32s) -> float | None:
         """The time of compiling some jobs was measured.
@@ -514,11 +532,31 @@ class Affinity:
         self._factor[label] = factor
         return factor
 
+    def tell(self, job: int, ratio: float) -> bool:
+        """A job was compiled alone, in `ratio` times its first estimate; returns whether its label is new."""
+        label = self._table.label_at[job]
+        if label < 0 or self._told[label]:
+            return False
+        self._told[label] = ratio
+        return True
+
+    def peers(self, job: int) -> Int32s:
+        """All jobs with the label of a job."""
+        return np.flatnonzero(self._table.label == self._table.label_at[job]).astype(np.int32)
+
+    def order(self, jobs: Int32s) -> npt.NDArray[np.float64]:
+        """Factors on the first estimates of jobs, given the longest first, that order them; see the class."""
+        labels = self._table.label[jobs]
+        told = np.where(labels >= 0, self._told[labels], 0.0)
+        tells = np.zeros(len(jobs), np.bool_)
+        tells[np.unique(labels, return_index=True)[1]] = True
+        tells &= ~np.isin(labels, self._table.label[self._table.state == ASSIGNED])
+        return np.where(told > 0, told, np.where(tells | (labels < 0), _TELLS, _UNTOLD))
+
     def corrected(self, job: int, factor: float) -> Int32s:
         """Set the factor on the estimates of a job's label; returns all jobs of the label."""
-        label = self._table.label_at[job]
-        self._factor[label] = factor
-        return np.flatnonzero(self._table.label == label).astype(np.int32)
+        self._factor[self._table.label_at[job]] = factor
+        return self.peers(job)
 
 
 def _module_labels(start: npt.NDArray[np.int64], index: Int32s) -> Int32s:
@@ -623,6 +661,7 @@ class Selector:
     def _few(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> list[int]:
         state_at, cost_at, ready = self._table.state_at, self._table.cost_at, queue.state
         priority_at, priority, repeats = self._table.priority_at, line % PRIORITIES, queue.repeats
+        rank_at, sinks = self._table.rank_at, queue.sinks
         chosen: list[int] = []
         left_ns = limits.time_ns
         passed = 0
@@ -636,7 +675,11 @@ class Selector:
             while position < tail:
                 job = at[position]
                 position += 1
-                if state_at[job] != ready or (repeats and priority_at[job] != priority):
+                if (
+                    state_at[job] != ready
+                    or (repeats and priority_at[job] != priority)
+                    or (sinks and bucket_of(rank_at[job]) + 1 < number)
+                ):
                     bucket.remove(position - 1)
                     continue
                 time_ns = limits.base_ns + limits.slope * cost_at[job]
@@ -709,6 +752,9 @@ class Selector:
             gone = table.state[seen] != queue.state
             if queue.repeats:
                 gone |= table.priority[seen] != line % PRIORITIES
+            if queue.sinks:
+                numbers, sizes = np.array(segments).T
+                gone |= buckets_of(table.rank[seen]) + 1 < np.repeat(numbers, sizes)
             places = np.flatnonzero(~gone)
             if queue.repeats:
                 places = places[np.sort(np.unique(seen[places], return_index=True)[1])]

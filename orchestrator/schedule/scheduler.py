@@ -182,6 +182,15 @@ most once more."""
 _UNENDED: Final = 0.3
 """Part of the jobs in flight that counts as left. Half of them are, if all estimates hold."""
 
+_LONG_NS: Final = 750_000
+_LONG_WORKERS: Final = 16
+_FIRST_COMPILES: Final = 8
+_JUDGED_COMPILES: Final = 8
+"""Compiles are long if they take on average `_LONG_NS` times the number of workers, of which `_LONG_WORKERS`
+are counted at least: 12 ms, as long as 27 answers of 450 us. A call of its own for each label then costs less
+than it saves (benchmarks/results/2-cores/scheduling.md). The first `_FIRST_COMPILES` are not judged, nor any
+after `_JUDGED_COMPILES` for each worker."""
+
 _FAR_OFF: Final = 2.0
 """An estimate that is wrong by this factor is corrected for all jobs of that label."""
 
@@ -843,6 +852,18 @@ class Lifecycle:
             self.queue.repeats = True  # the queue still holds their old entries
             self.queue.push_all(jobs[table.state[jobs] == READY])
 
+    def reorder(self, jobs: Int32s, factors: npt.NDArray[np.float64]) -> None:
+        """Order those jobs that wait for a compile by their first estimates, each times its factor."""
+        table = self.table
+        there = (table.state[jobs] <= JOINED) & (table.flags[jobs] & (HIT | SPECULATIVE | DUPLICATE) == 0)
+        jobs = jobs[there]
+        table.rank[jobs] = np.maximum(np.rint(self.costs[jobs] * factors[there]), 1).astype(np.int64)
+        self.queue.repeats = self.queue.sinks = True
+        self.queue.push_all(jobs[table.state[jobs] == READY])
+        jobs = np.sort(jobs)
+        self._outlast(jobs)
+        self._inherit(*self.links.edges_of(jobs))
+
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
         table = self.table
@@ -1080,6 +1101,12 @@ class Scheduler:
         self._learning: list[tuple[Experience, int]] = [(self._experiences.hits, 0)] * workers
         self._open = self.options.streaming
         self._cancelled = False
+        self._compiles = 0
+        self._compiled_ns = 0
+        self._may_reorder = self._prefers and not (self._open or self.options.costs_recorded)
+        self._reordered = False
+        self._long_ns = _LONG_NS * max(workers, _LONG_WORKERS)
+        self._alone: list[tuple[int, int]] = []
         if not self._open:
             self._life.enter(np.arange(self.count, dtype=np.int32))
 
@@ -1420,6 +1447,8 @@ class Scheduler:
             The corrected estimate of the jobs, so that one label does not distort what is learned of a kind;
             else `cost`.
         """
+        if self._may_reorder:
+            self._order_by_labels(jobs, elapsed_ns)
         factor = self._affinity.measured(jobs)
         if factor is None:
             return cost
@@ -1429,6 +1458,36 @@ class Scheduler:
             factor = measured
             self._life.correct(self._affinity.corrected(int(jobs[0]), factor), factor)
         return int(first * factor)
+
+    def _order_by_labels(self, jobs: Int32s, elapsed_ns: int) -> None:
+        """Jobs were compiled. Where compiles are long, measure each label soon and order all others by it."""
+        number = len(jobs)
+        self._compiles = compiles = self._compiles + number
+        self._compiled_ns = compiled_ns = self._compiled_ns + elapsed_ns
+        if number == 1:
+            self._alone.append((int(jobs[0]), elapsed_ns))
+        # Under a deadline short jobs are to fill the time that is left.
+        long = compiled_ns >= self._long_ns * compiles and self._deadline_ns == math.inf
+        if not (long or self._reordered):
+            self._may_reorder = compiles < _JUDGED_COMPILES * self.workers
+        elif compiles >= _FIRST_COMPILES:
+            self._affinity.measures_all = long
+            self._reorder()
+
+    def _reorder(self) -> None:
+        """Order jobs by what was measured of their labels: first all that are queued, then who gets news."""
+        affinity, life = self._affinity, self._life
+        news = [job for job, took_ns in self._alone if affinity.tell(job, took_ns / int(life.costs[job]))]
+        self._alone.clear()
+        if not self._reordered:
+            self._reordered = True
+            jobs = np.flatnonzero(self._table.state <= JOINED).astype(np.int32)
+        elif news:
+            jobs = affinity.peers(news[0])
+        else:
+            return
+        jobs = jobs[np.argsort(-life.costs[jobs], kind="stable")]
+        life.reorder(jobs, affinity.order(jobs))
 
     def supplied(self, jobs: Iterable[int]) -> None:
         """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
@@ -1560,7 +1619,9 @@ class Scheduler:
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
                 cautious = True
                 longest_ns = FLOORS[queue.masks[line].bit_length() - 1]
-                picky = longest_ns * SHORT * workers <= table.open_cost
+                # Ranks are measured times once jobs were reordered, and estimates before.
+                open_ns = table.open_cost * (slope if self._reordered else 1.0)
+                picky = longest_ns * SHORT * workers <= open_ns
         else:  # followers: one worker creates them while others may be idle
             size = min(size, share if experience.proven else 1)
         limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent, cautious)

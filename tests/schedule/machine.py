@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from orchestrator.schedule import Assignment, JobGraph, JobState, Order, Scheduler
+from orchestrator.schedule.batches import PRIORITIES, ReadyQueue, bucket_of
 
 QUEUED = {JobState.WAITING, JobState.READY, JobState.PINNED, JobState.JOINED}
 
@@ -108,6 +109,7 @@ def assert_consistent(scheduler: Scheduler, lacking: set[int] | frozenset[int] =
     assert ready <= entries(life.queue) | entries(life.hits) | entries(life.wave)
     pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
     assert pinned <= set().union(*(entries(queue) for queues in life.duplicates for queue in queues))
+    assert life.queue.sinks <= life.queue.repeats
     live = [0] * scheduler.count
     for job, state in enumerate(states):
         if state in QUEUED | {JobState.ASSIGNED}:
@@ -117,12 +119,14 @@ def assert_consistent(scheduler: Scheduler, lacking: set[int] | frozenset[int] =
     assert all((table.live_dependents[job] > 0) >= (live[job] > 0) for job in queued)
 
 
-def entries(queue: object) -> set[int]:
-    """Job numbers in a ready queue, stale ones included."""
-    buckets = queue._buckets  # type: ignore[attr-defined]
+def entries(queue: ReadyQueue) -> set[int]:
+    """Job numbers in a ready queue, without entries that are stale for their job's priority or rank."""
+    table = queue._table
     return {
-        int(job)
-        for line in buckets
-        for bucket in line.values()
-        for job in bucket.jobs[bucket.head : bucket.tail]
+        job
+        for line, buckets in enumerate(queue._buckets)
+        for number, bucket in buckets.items()
+        for job in bucket.jobs[bucket.head : bucket.tail].tolist()
+        if not queue.repeats or table.priority[job] == line % PRIORITIES
+        if not queue.sinks or bucket_of(int(table.rank[job])) + 1 >= number
     }

@@ -191,6 +191,15 @@ class Schedule(RuleBasedStateMachine):
                 assert scheduler._table.priority[job] == min(urgent), "something more urgent was ready"
                 assert flags[job] & SPECULATIVE or min(urgent) not in tried, "a compile went before a try"
 
+    @precondition(lambda self: self.scheduler._affinity.active)
+    @rule(data=st.data(), took_ns=st.integers(1, 10**10))
+    def compiles_are_long(self, data: st.DataObject, took_ns: int) -> None:
+        """Jobs get another order, as after a long compile."""
+        job = data.draw(st.integers(0, self.scheduler.count - 1))
+        self.scheduler._alone.append((job, took_ns))
+        self.scheduler._affinity.measures_all = data.draw(st.booleans())
+        self.scheduler._reorder()
+
     @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:

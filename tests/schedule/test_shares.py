@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import heapq
 import os
+import statistics
 from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,8 +25,8 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule
-from orchestrator.schedule import Assignment, JobState, ScheduleOptions, Scheduler, Wait
-from orchestrator.schedule.costs import candidate_duplicates
+from orchestrator.schedule import Assignment, JobState, Priority, ScheduleOptions, Scheduler, Wait
+from orchestrator.schedule.costs import candidate_duplicates, code_numbers
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -35,6 +37,7 @@ WORKERS = 16
 SEEDS = int(os.environ.get("ORCHESTRATOR_SCHEDULE_SEEDS", "5"))
 EXAMPLES = int(os.environ.get("ORCHESTRATOR_SCHEDULE_EXAMPLES", "100"))
 HIT_NS = 20_000
+MS = 1_000_000
 Hits = Callable[[int, int], bool]
 
 
@@ -122,6 +125,110 @@ def test_wrong_keys_and_costs_leave_no_worker_without_work(image: CreateInfoImag
         assert found.compiled == len(image)
         assert found.makespan_ns <= 1.1 * max(int(true_ns.max()), int(true_ns.sum()) / WORKERS)
         assert found.idle_share <= 0.1
+
+
+def shader_costs(image: CreateInfoImage, each_ns: int, seed: int) -> npt.NDArray[np.int64]:
+    """The first shader says how long a compile takes, within a tenth, and nothing says it of a shader."""
+    rng, modules = np.random.default_rng(seed), image.module_slot_module
+    first = modules[np.minimum(image.module_slot_start[:-1], len(modules) - 1)]
+    drawn = rng.lognormal(0.0, 0.8, int(modules.max()) + 1)[first] * rng.uniform(0.9, 1.1, len(image))
+    return np.asarray(drawn * (each_ns / drawn.mean()), np.int64)
+
+
+def code_keys(image: CreateInfoImage) -> list[bytes | None]:
+    """One key for all pipelines of the same code."""
+    candidates = candidate_duplicates(image).tolist()
+    return [
+        number.to_bytes(8, "little") if candidate else None
+        for number, candidate in zip(code_numbers(image).tolist(), candidates, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("follow", [False, True])
+def test_long_compiles_of_one_shader_say_when_the_others_begin(image: CreateInfoImage, follow: bool) -> None:
+    keys = code_keys(image) if follow else None  # all followers miss
+    ratios, idle = [], []
+    for seed in range(max(9, SEEDS)):
+        true_ns = shader_costs(image, 30_000_000, seed)
+        schedule = unsteered_schedule(CacheMode.PER_WORKER)
+        scheduler = scheduler_of(image, WORKERS, schedule, pipeline_keys=keys)
+        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        assert_consistent(scheduler)
+        ratios.append(found.makespan_ns / max(int(true_ns.max()), int(true_ns.sum()) / WORKERS))
+        idle.append(found.idle_share)
+    assert statistics.median(ratios) <= 1.06
+    assert statistics.median(idle) <= 0.06
+
+
+@pytest.mark.parametrize("each_ns", [500_000, 2_400_000])
+def test_the_order_of_short_compiles_is_not_changed(image: CreateInfoImage, each_ns: int) -> None:
+    def taken(may_reorder: bool, seed: int) -> list[list[int]]:
+        scheduler = scheduler_of(image, WORKERS, unsteered_schedule(CacheMode.PER_WORKER))
+        scheduler._may_reorder &= may_reorder
+        order, request = list[list[int]](), scheduler.request
+
+        def noted(worker: int) -> object:
+            answer = request(worker)
+            if isinstance(answer, Assignment):
+                order.append(jobs_of(answer))
+            return answer
+
+        scheduler.request = noted  # type: ignore[method-assign, assignment]
+        simulate(scheduler, shader_costs(image, each_ns, seed), lambda job, worker: False)
+        return order
+
+    for seed in range(SEEDS):
+        assert taken(True, seed) == taken(False, seed)
+
+
+COLD = ScheduleOptions(target_ns=100 * MS, expect_hits=0.0)
+
+
+def taken_by_one(
+    options: ScheduleOptions, deadline_ns: float | None = None, *, may_reorder: bool = True
+) -> list[list[int]]:
+    """The batches of one of two workers: 20 shaders of three pipelines, of which shader N takes 20 + N ms."""
+    modules = {job: [job // 3] for job in range(60)}
+    scheduler = Scheduler(job_graph(60, costs=[MS + job for job in range(60)], modules=modules), 2, options)
+    scheduler._may_reorder &= may_reorder
+    if options.streaming:
+        scheduler.enter(np.arange(60, dtype=np.int32), Priority.SOON)
+    scheduler.set_deadline(deadline_ns)
+    taken = []
+    while isinstance(answer := scheduler.request(0), Assignment):
+        taken.append(jobs_of(answer))
+        took = sum((20 + job // 3) * MS for job in taken[-1])
+        scheduler.finished(0, answer, compiles=len(taken[-1]), elapsed_ns=took)
+        assert_consistent(scheduler)
+    assert sorted(job for jobs in taken for job in jobs) == list(range(60))
+    return taken
+
+
+def test_one_pipeline_of_each_shader_is_compiled_alone_and_then_the_rest_longest_first() -> None:
+    taken = taken_by_one(COLD)
+    # Nine go by their estimates before it is seen that compiles are long: shaders 19, 18 and 17.
+    assert sorted(job for jobs in taken[:5] for job in jobs) == list(range(51, 60))
+    assert taken[5:22] == [[3 * shader + 2] for shader in reversed(range(17))]
+    rest = [job // 3 for jobs in taken[22:] for job in jobs]
+    assert rest == sorted(rest, reverse=True)
+    assert max(map(len, taken[22:])) > 1
+
+
+@pytest.mark.parametrize(
+    ("options", "deadline_ns"),
+    [
+        (evolve(COLD, streaming=True), None),
+        (evolve(COLD, costs_recorded=True), None),
+        (evolve(COLD, affinity=False), None),
+        (COLD, 1e18),
+    ],
+)
+def test_who_steers_or_knows_costs_or_has_a_deadline_keeps_the_order(
+    options: ScheduleOptions, deadline_ns: float | None
+) -> None:
+    kept = taken_by_one(options, deadline_ns)
+    assert kept == taken_by_one(options, deadline_ns, may_reorder=False)
+    assert kept != taken_by_one(COLD)
 
 
 def test_shaders_that_take_longer_than_their_length_says_are_found_out_before_batches_are_made() -> None:
@@ -281,6 +388,7 @@ def test_whatever_keys_say_each_job_is_created_once(data: st.DataObject) -> None
         count,
         kinds=drawn(1),
         libraries=linking,
+        modules={job: [each] for job, each in enumerate(drawn(5))},
         keys=drawn(12),
         pipeline_keys=drawn(3),
         costs=[10**7] * count,
