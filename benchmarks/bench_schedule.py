@@ -9,9 +9,9 @@
                 (lognormal, sigma 0.8), or come from the JSON reports of cold runs (--costs, one per set). The
                 scheduler knows none of them, or those of an earlier run.
     long        From which compile time on does it help to measure each shader early? As answers, with nothing
-                known, over mean compile times, with and without that rule. The costs go by the first shader, or
-                are 2/3 to 4/3 of the mean, of which nothing tells. Either nothing follows, or pipelines of the
-                same code follow the first of them, and all miss. One row for each case: medians and 90th
+                known, over mean compile times, with and without that rule. Costs go by the first shader, or
+                are 2/3 to 4/3 of the mean, of which nothing tells. Either nothing follows, or pipelines of
+                the same code follow the first of them, and all miss. A row is a case: medians and 90th
                 percentiles over the seeds.
     blind       Jobs of 20 to 40 ms with unknown costs: the scheduler against a list in random order, and
                 against the longest first, as if costs were known.
