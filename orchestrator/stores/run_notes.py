@@ -99,8 +99,11 @@ def places_of(known: Keys, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArr
         # np.isin sorts too, and imports numpy.ma.
         order = np.argsort(keys)
         ascending = keys[order]
-        nearest = np.minimum(np.searchsorted(known, ascending), len(known) - 1)
-        places[order], found[order] = nearest, known[nearest] == ascending
+        if np.array_equal(ascending, known):  # another run of the same set
+            places[order], found[:] = np.arange(len(known)), True
+        else:
+            nearest = np.minimum(np.searchsorted(known, ascending), len(known) - 1)
+            places[order], found[order] = nearest, known[nearest] == ascending
     return places, found
 
 

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from orchestrator.stores.run_notes import add_contents, read_contents
+from orchestrator.stores.run_notes import CacheContents, Durations, add_contents, read_contents
 
 FIRST, SECOND, OTHER = (bytes([number] * 16) for number in range(1, 4))
 
@@ -72,3 +74,11 @@ def test_no_flipped_bit_and_no_other_length_is_accepted(cache_file: Path) -> Non
     for size in (*range(len(good)), len(good) + 1):
         path.write_bytes((good + b"\0")[:size])
         assert len(read_contents(cache_file)) == 0
+
+
+@given(st.lists(st.integers(0, 9), max_size=8), st.sets(st.integers(0, 9)))
+def test_what_is_noted_is_found_in_any_order(asked: list[int], noted: set[int]) -> None:
+    wanted, known = keys(*asked), keys(*sorted(noted))
+    assert CacheContents(known).held(wanted).tolist() == [each in noted for each in asked]
+    times = Durations(known, known.astype(np.int64) + 1)
+    assert times.of(wanted).tolist() == [each + 1 if each in noted else 0 for each in asked]
