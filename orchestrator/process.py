@@ -78,6 +78,7 @@ class StageClock:
 
 
 _own: list[StageClock] = []
+_generated: list[GeneratedCode] = []
 
 
 def process_clock() -> StageClock:
@@ -140,11 +141,11 @@ class GeneratedCode:
         return code
 
     def save(self) -> None:
-        """Write the file if something new was compiled; does nothing if it cannot be written."""
+        """Add what was compiled anew to the file; does nothing if it cannot be written."""
         if not self._has_news or sys.dont_write_bytecode:
             return
         self._has_news = False
-        data = marshal.dumps(self._known)
+        data = marshal.dumps(_read(self._path) | self._known)
         new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -178,6 +179,12 @@ def keep_generated_code() -> GeneratedCode:
     return kept
 
 
+def save_generated_code() -> None:
+    """Keep the byte code that this process compiled, if it is ours; a fork without `atexit` calls it."""
+    for each in _generated:
+        each.save()
+
+
 def own_interpreter() -> None:
     """Set this interpreter up for one job, before numpy is imported.
 
@@ -199,7 +206,8 @@ def own_interpreter() -> None:
     if not _own:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
-        atexit.register(keep_generated_code().save)
+        _generated.append(keep_generated_code())
+        atexit.register(save_generated_code)
         sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

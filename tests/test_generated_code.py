@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.process import GeneratedCode
+from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
 
 PROGRAM = """
@@ -101,3 +102,35 @@ def test_other_text_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     exec(GeneratedCode(path).compile("x = 2", "<one>", "exec"), scope)
     assert scope["x"] == 2
     assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+def test_what_several_processes_compile_is_kept_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    one, other = (GeneratedCode(tmp_path / "kept") for _ in range(2))
+    for each, number in ((one, 1), (other, 2)):
+        each.compile(f"x = {number}", f"<{number}>", "exec")
+        each.save()
+    monkeypatch.setattr("builtins.compile", None)
+    again = GeneratedCode(tmp_path / "kept")
+    for number in (1, 2):
+        scope: dict[str, int] = {}
+        exec(again.compile(f"x = {number}", f"<{number}>", "exec"), scope)
+        assert scope["x"] == number
+
+
+def test_the_process_that_compiles_pipelines_keeps_its_own(folder: Path, tmp_path: Path) -> None:
+    """It is a fork, and is ended without the interpreter's end."""
+    command = [sys.executable, "-m", "orchestrator", "compile", str(sample_path()), "-d", "simulated"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run(
+        [*command, "--cache-dir", str(tmp_path / "cache"), "--json"],
+        capture_output=True,
+        cwd=REPOSITORY,
+        env=environment | {"PYTHONPYCACHEPREFIX": str(folder)},
+        check=True,
+    )
+    names = GeneratedCode(kept(folder))._known
+    for module in ("run.supervisor", "run.execution", "run.keeping", "run.caches", "cli.compile_arguments"):
+        assert any(f"orchestrator.{module}." in name for name in names), module

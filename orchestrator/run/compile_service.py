@@ -26,7 +26,7 @@ from attrs import define, field
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.opening import load_driver, preload
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import StageClock
+from orchestrator.process import StageClock, save_generated_code
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
@@ -204,7 +204,9 @@ class _Server:
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
-        self._worker().compile(request, options, source, control, clock)
+        worker = self._worker()
+        save_generated_code()  # before a driver can write into it
+        worker.compile(request, options, source, control, clock)
 
 
 def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
