@@ -544,10 +544,14 @@ class Affinity:
         """All jobs with the label of a job."""
         return np.flatnonzero(self._table.label == self._table.label_at[job]).astype(np.int32)
 
+    def told(self, jobs: Int32s) -> npt.NDArray[np.float64]:
+        """What `tell` was told of the labels of jobs; 0 where nothing was."""
+        labels = self._table.label[jobs]
+        return np.where(labels >= 0, self._told[labels], 0.0)
+
     def order(self, jobs: Int32s) -> npt.NDArray[np.float64]:
         """Factors on the first estimates of jobs, given the longest first, that order them; see the class."""
-        labels = self._table.label[jobs]
-        told = np.where(labels >= 0, self._told[labels], 0.0)
+        labels, told = self._table.label[jobs], self.told(jobs)
         tells = np.zeros(len(jobs), np.bool_)
         tells[np.unique(labels, return_index=True)[1]] = True
         tells &= ~np.isin(labels, self._table.label[self._table.state == ASSIGNED])

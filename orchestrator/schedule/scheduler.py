@@ -852,6 +852,10 @@ class Lifecycle:
             self.queue.repeats = True  # the queue still holds their old entries
             self.queue.push_all(jobs[table.state[jobs] == READY])
 
+    def longest_first(self, jobs: Int32s) -> Int32s:
+        """Jobs by their first estimates."""
+        return jobs[np.argsort(-self.costs[jobs], kind="stable")]
+
     def reorder(self, jobs: Int32s, factors: npt.NDArray[np.float64]) -> None:
         """Order those jobs that wait for a compile by their first estimates, each times its factor."""
         table = self.table
@@ -1481,13 +1485,12 @@ class Scheduler:
         self._alone.clear()
         if not self._reordered:
             self._reordered = True
-            jobs = np.flatnonzero(self._table.state <= JOINED).astype(np.int32)
-        elif news:
-            jobs = affinity.peers(news[0])
+            jobs = life.longest_first(np.flatnonzero(self._table.state <= JOINED).astype(np.int32))
+            life.reorder(jobs, affinity.order(jobs))
         else:
-            return
-        jobs = jobs[np.argsort(-life.costs[jobs], kind="stable")]
-        life.reorder(jobs, affinity.order(jobs))
+            for job in news:
+                peers = life.longest_first(affinity.peers(job))
+                life.reorder(peers, affinity.told(peers))
 
     def supplied(self, jobs: Iterable[int]) -> None:
         """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
