@@ -267,6 +267,8 @@ class SteeredRun:
         if self._time_limit_s is not None:
             self._end_ns = time.perf_counter_ns() + round(self._time_limit_s * 1e9)
         self._begun = True
+        if self._steering.stop.is_set():
+            self.exchange.cancel()  # before `watch` can, which begins with the workers
         self._hear(self._steering.said())
 
     @contextmanager
