@@ -189,7 +189,7 @@ class Schedule(RuleBasedStateMachine):
             if follows and not scheduler.tells_hits:
                 assert before[leader] is JobState.CREATED, "the same work twice at a time"
                 # One by second-level key may go to an idle worker until such a key was seen to hit.
-                if self.options.pin_followers and not any(self.pipeline_keys):
+                if self.options.pin_followers and self.keys[leader] == self.keys[job]:
                     assert self.assigned[leader] == worker, "compiled again by another worker"
             if before[job] is JobState.READY and self.deadline_ns is None:
                 assert scheduler._table.priority[job] == min(urgent), "something more urgent was ready"
