@@ -105,7 +105,7 @@ _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
 """Asking for keys ends when it has taken this share of what compiling is estimated to take."""
-_KEYS_SAMPLED: Final = 4096
+_KEYS_SAMPLED: Final = 16 * _KEYS_AT_ONCE
 """Of more than twice as many pipelines, so many are asked first; if no two have one key, the rest is not.
 
 Of 65,280 pipelines of which 3 % are like another one, so many contain four pairs on average.

@@ -223,9 +223,11 @@ def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -
     if not options.plan:
         return False
     identity = _identity_of(source, options)
-    for path in () if identity is None else find_plans(directory, identity)[:1]:
+    if identity is None:
+        return False
+    for path in find_plans(directory, identity)[:1]:
         with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
-            if identity is not None and is_whole_plan(partial(read_plan_head, path, identity)):
+            if is_whole_plan(partial(read_plan_head, path, identity)):
                 _early[path] = _EarlyPlan(path, identity)
                 return True
     return False

@@ -479,7 +479,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             for name in ("keys", "kinds", "status", "driver_ns", "worker")
         )
         order = PipelineJobs(keys, kinds).in_order()
-        first = _firsts(keys[order], kinds[order])
+        first = PipelineJobs(keys[order], kinds[order]).firsts()
         differ = bool(first.all())
         if not differ:  # of equal ones the worst comes first
             order = np.lexsort((np.arange(len(keys)), -rank[status], keys, kinds))
@@ -503,13 +503,6 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
             keys[first], kinds[first], status[chosen], spent, worker[chosen], dict(sorted(reasons.items()))
         )
         return joined, places
-
-
-def _firsts(keys: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """Which of pipelines in order differ from the one before, shape (n,)."""
-    first = np.ones(len(keys), np.bool_)
-    first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
-    return first
 
 
 _COLUMNS_OF_OUTCOMES: Final = ("keys", "kinds", "status", "driver_ns", "worker", "handles")

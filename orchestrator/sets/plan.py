@@ -282,10 +282,8 @@ class SetPlan:
         groups = (*(each.group for each in self.groups), *self.rest)
         every = PipelineJobs.joined([each.pipelines for each in groups])
         order = every.in_order()
-        keys, kinds = every.keys[order], every.kinds[order]
-        first = np.ones(len(keys), np.bool_)
-        first[1:] = (keys[1:] != keys[:-1]) | (kinds[1:] != kinds[:-1])
-        return PipelineJobs(keys[first], kinds[first])
+        every = PipelineJobs(every.keys[order], every.kinds[order])
+        return every.where(every.firsts())
 
 
 class _Problem(msgspec.Struct, array_like=True):

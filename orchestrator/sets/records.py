@@ -222,6 +222,12 @@ class PipelineJobs(Sequence[PipelineJob]):
         kinds = self.kinds[order]
         return order[np.argsort(kinds, kind="stable")] if (kinds[1:] < kinds[:-1]).any() else order
 
+    def firsts(self) -> npt.NDArray[np.bool_]:
+        """Which differ from the one before, where they are in order, shape (n,)."""
+        first = np.ones(len(self), np.bool_)
+        first[1:] = (self.keys[1:] != self.keys[:-1]) | (self.kinds[1:] != self.kinds[:-1])
+        return first
+
     def counts(self) -> dict[PipelineKind, int]:
         """Number of pipelines of each kind."""
         numbers = np.bincount(self.kinds, minlength=len(_KINDS)).tolist()
