@@ -107,14 +107,10 @@ def explain(error: OrchestratorError) -> Failure:
             step = error.next_step or "`orchestrator VERB --help` says what is expected"
             return Failure("usage", message, step, bad_input, {})
         case ArchiveError():
-            step = _refused_step(error.reason) or (
-                "check the path"
-                if any(
-                    each in error.reason
-                    for each in ("cannot be opened", "cannot be created", "cannot be written")
-                )
-                else "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
-                "`.toml`, or the word sample"
+            step = _refused_step(error.reason) or next(
+                (step for words, step in _ARCHIVE_STEPS.items() if words in error.reason),
+                "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
+                "`.toml`, or the word sample",
             )
             where = {"path": _utf8(error.path), "offset": error.offset}
             return Failure("archive", message, step, bad_input, where)
@@ -149,6 +145,14 @@ def explain(error: OrchestratorError) -> Failure:
 
 
 _FILES = "allow more open files, such as with `ulimit -n 65536`"
+_ARCHIVE_STEPS: Final = {
+    "cannot be opened": "check the path",
+    "cannot be created": "check the path",
+    "cannot be written": "check the path",
+    "it is a pipe": "write what it gives to a file and name that, since a set is opened more than once",
+    "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
+}
+
 _ROOM = "make room, or name another place with --cache-dir or -o"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {

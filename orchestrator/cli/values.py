@@ -9,12 +9,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.errors import UsageError
 
+from orchestrator.errors import ArchiveError
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.devices.request import DeviceRequest
@@ -237,6 +238,7 @@ def damage_to_measure(names: Sequence[str]) -> str:
         return (
             f"damaged: {places} {'place' if places == 1 else 'places'} of {opened.name} cannot be read, and "
             "the rest is measured; `orchestrator list` shows what was lost"
+        ArchiveError: One is a pipe, or something else that is no regular file.
         )
 
 
@@ -252,21 +254,32 @@ def archive_paths(names: Sequence[str]) -> list[str]:
             f"{manifests[0]}: a manifest cannot be combined with other sets",
             f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
         )
-    return [_archive(name) for name in names]
+    return list(names) if manifests else [_archive(name) for name in names]
 
 
 def set_paths(names: Sequence[str]) -> tuple[str, ...]:
     """The files of a set, absolute, for a process that opens it by its paths.
 
     Raises:
-        UsageError: The package came without its sample.
+        UsageError: As `archive_paths`, which raises ArchiveError too.
     """
-    return tuple(str(Path(_archive(name)).absolute()) for name in names)
+    return tuple(str(Path(path).absolute()) for path in archive_paths(names))
 
 
 def _archive(name: str) -> str:
+
+
+def _for_all_processes(name: str) -> str:
+    """A path that leads to the same file in each process that opens it; /dev/stdin and /dev/fd do not."""
+    from orchestrator.sets.inputs import irregular
+
+    with suppress(OSError, ValueError):  # whoever opens it says why it cannot be
+        # Not left to the child that opens it: its /dev/fd is another one.
+        if kind := irregular(Path(name).stat().st_mode):
+            raise ArchiveError(name, 0, f"no regular file: it is {kind}")
+    return os.path.realpath(name) if name.startswith(("/dev/", "/proc/")) else name
     if name != SAMPLE:
-        return name
+        return _for_all_processes(name)
     from orchestrator.sets.sample import sample_path
 
     try:

@@ -9,8 +9,17 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Final
 
 from orchestrator.errors import OrchestratorError
+
+_KINDS: Final = {
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a directory",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
 
 
 class InputError(OrchestratorError):
@@ -31,8 +40,8 @@ def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
         # Non-blocking, so that a pipe is refused below instead of waited for.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as stream:  # noqa: PTH123 - of a descriptor
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError("it is no regular file")
+            if kind := irregular(os.fstat(descriptor).st_mode):
+                raise InputError(f"no regular file: it is {kind}")
             data = stream.read(cap + 1)
     except OSError as error:
         raise InputError(f"cannot be read: {error.strerror or error}") from error
@@ -41,6 +50,11 @@ def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
     if len(data) > cap:
         raise InputError(f"larger than {cap} bytes")
     return data
+
+
+def irregular(mode: int) -> str:
+    """What something is that is no regular file, by its mode; "" for a regular file."""
+    return "" if stat.S_ISREG(mode) else _KINDS.get(stat.S_IFMT(mode), "something else")
 
 
 def is_regular(path: Path) -> bool:

@@ -78,8 +78,9 @@ def run_program(
     *arguments: str | os.PathLike[str],
     environment: Mapping[str, str] | None = None,
     unset: tuple[str, ...] = (),
+    descriptors: tuple[int, ...] = (),
 ) -> Done:
-    """Run `python -m orchestrator` in a process of its own."""
+    """Run `python -m orchestrator` in a process of its own, which has some descriptors of this one."""
     variables = {**os.environ, **(environment or {})}
     for name in unset:
         variables.pop(name, None)
@@ -89,6 +90,7 @@ def run_program(
         env=variables,
         capture_output=True,
         text=True,
+        pass_fds=descriptors,
         timeout=300,
         check=False,
     )

@@ -14,7 +14,7 @@ import pytest
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, run_program
 
 _INPUTS: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
     "list": lambda path: ("list", path),
@@ -45,6 +45,36 @@ def test_no_verb_waits_for_a_pipe_or_reads_a_device(call: Call, tmp_path: Path, 
 
 @pytest.mark.parametrize("verb", ["pack", "merge", "bench", "export", "binaries export"])
 def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str) -> None:
+@pytest.mark.parametrize("verb", ["list", "compile", "compile several"])
+def test_a_pipe_of_the_shell_is_refused_with_what_to_do(small_set: Path, tmp_path: Path, verb: str) -> None:
+    """As `<(cat SET)`: children have no such descriptor, so this process says what it is."""
+    devices = {"list": (), "compile": ("-d", "simulated"), "compile several": ("-d", "0", "-d", "1")}[verb]
+    reading, writing = os.pipe()
+    os.write(writing, small_set.read_bytes()[:1000])
+    os.close(writing)
+    words = (verb.split()[0], f"/dev/fd/{reading}", *devices, "--json")
+    done = run_program(*words, descriptors=(reading,))
+    os.close(reading)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "no regular file: it is a pipe" in done.err
+    assert "write what it gives to a file" in done.document["error"]["next_step"]
+
+
+def test_a_file_on_a_descriptor_is_a_set_like_any_other(small_set: Path, tmp_path: Path) -> None:
+    with small_set.open("rb") as opened:
+        path = f"/dev/fd/{opened.fileno()}"
+        words = ("compile", path, "-d", "simulated", "--cache-dir", tmp_path, "--json")
+        done = run_program(*words, descriptors=(opened.fileno(),))
+    assert done.code == ExitCode.OK
+
+
+def test_a_directory_is_named_as_what_it_is(call: Call, tmp_path: Path) -> None:
+    done = call("compile", tmp_path, "-d", "simulated", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "it is a directory" in done.err
+    assert "name the files in it" in done.document["error"]["next_step"]
+
+
     pipe, manifest = tmp_path / "pipe", tmp_path / "set.toml"
     os.mkfifo(pipe)
     manifest.write_text("manifest = 1\n")

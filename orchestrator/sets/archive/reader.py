@@ -675,7 +675,9 @@ def _map(name: str, descriptor: int) -> mmap.mmap:
     """Map a whole regular file."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        raise ArchiveError(name, 0, "not an archive: not a regular file")
+        from orchestrator.sets.inputs import irregular
+
+        raise ArchiveError(name, 0, f"no regular file: it is {irregular(status.st_mode)}")
     if status.st_size == 0:
         raise ArchiveError(name, 0, "not an archive: the file is empty")
     try:
