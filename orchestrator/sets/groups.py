@@ -50,6 +50,7 @@ from orchestrator.sets.records import (
     PipelineJobs,
     RecordSource,
     RecordTag,
+    document_text,
 )
 
 FeatureChain = tuple[tuple[int, dict[str, int]], ...]
@@ -208,7 +209,7 @@ def decode_application(key: int, payload: bytes) -> Application:
         RecordError: It is damaged.
     """
     tag = RecordTag.APPLICATION_INFO
-    document = _decode(_application_decoder, tag, key, _as_utf8(payload))
+    document = _decode(_application_decoder, tag, key, _as_utf8(document_text(payload)))
     chain = []
     for members in document.physical_device_features.chain:
         if "sType" not in members:
@@ -234,7 +235,7 @@ def decode_link(key: int, payload: bytes) -> Link:
     Raises:
         RecordError: It is damaged.
     """
-    link = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, payload).link
+    link = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, document_text(payload)).link
     return Link(int(link.application, 16), link.tag, int(link.hash, 16))
 
 
@@ -326,9 +327,9 @@ def _read_all(
                 report(Damage(record_offset(source, tag, key), int(tag), key, error.reason))
 
 
-def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, payload: bytes) -> _D:
+def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, text: bytes) -> _D:
     try:
-        document = decoder.decode(payload.split(b"\0", 1)[0])
+        document = decoder.decode(text)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RecordError(tag, key, f"{tag.name.lower()}: {error}") from error
     if document.version not in FORMAT_VERSIONS:
@@ -337,14 +338,14 @@ def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, payload
     return document
 
 
-def _as_utf8(payload: bytes) -> bytes:
+def _as_utf8(text: bytes) -> bytes:
     """A document in UTF-8: recorders copy the names that applications give themselves byte by byte.
 
     Names in another encoding are read as Latin-1, since their features matter and their names are for
     display.
     """
     try:
-        payload.decode()
+        text.decode()
     except UnicodeDecodeError:
-        return payload.decode("latin-1").encode()
-    return payload
+        return text.decode("latin-1").encode()
+    return text

@@ -27,6 +27,17 @@ FORMAT_VERSION = 6
 FORMAT_VERSIONS = (5, 6)
 """The versions of payloads that are read."""
 
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def document_text(payload: bytes) -> bytes:
+    """The JSON of a record: up to the first NUL byte, without the mark that some editors put before UTF-8.
+
+    The format's own parser passes over that mark too, and no key depends on it.
+    """
+    end = payload.find(b"\0")  # what follows may be a module's code, which is not copied here
+    return (payload if end < 0 else payload[:end]).removeprefix(_BYTE_ORDER_MARK)
+
 
 class RecordTag(enum.IntEnum):
     """What a record holds; the numbers are those of the archive format."""

@@ -33,7 +33,7 @@ import numpy.typing as npt
 
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash, module_hashes
-from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag
+from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag, document_text
 from orchestrator.sets.spirv.walk import HEADER_WORDS, MAGIC, spirv_words
 
 CODE_SIZE_MAX = 64 << 20
@@ -145,7 +145,7 @@ def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
     """The JSON, and the code: plain bytes, or a view of encoded ones."""
     json_size = payload.find(b"\0")
     view = memoryview(payload)
-    document = _decoder.decode(view if json_size < 0 else view[:json_size])
+    document = _decoder.decode(document_text(payload))
     if document.version not in FORMAT_VERSIONS:
         raise ValueError(f"version {document.version} of the JSON is not supported (5 and 6 are)")
     module = document.shader_modules.get(f"{key:016x}")

@@ -43,7 +43,7 @@ from orchestrator.sets.archive.state_hashes import (
 )
 from orchestrator.sets.groups import Application, decode_application, decode_link
 from orchestrator.sets.image.documents import TABLES, SharedStates, UnknownStructureError, decode_document
-from orchestrator.sets.records import Damage, RecordSource, RecordTag
+from orchestrator.sets.records import Damage, RecordSource, RecordTag, document_text
 
 
 class _Head(msgspec.Struct):
@@ -127,7 +127,7 @@ class RecordProof:
 def application_start(payload: bytes) -> tuple[int, ...]:
     """Start value of the hash of a record of format 5, the key of its application; else empty."""
     try:
-        head = _head_decoder.decode(payload.split(b"\0", 1)[0])
+        head = _head_decoder.decode(document_text(payload))
         return (int(head.application, 16),) if head.version == 5 and head.application else ()
     except ValueError:  # msgspec's errors are ValueErrors
         return ()
@@ -159,7 +159,7 @@ def _application_refusal(application: Application, payload: bytes) -> str | None
     ):
         return None
     try:
-        payload.decode()
+        document_text(payload).decode()
         encoding = "utf-8"
     except UnicodeDecodeError:
         encoding = "latin-1"  # as it was decoded: recorders copy names byte by byte

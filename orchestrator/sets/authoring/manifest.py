@@ -198,7 +198,7 @@ def read_manifest(path: Path) -> Manifest:
             message names the file, the table and the key.
     """
     try:
-        document = tomllib.loads(read_input(path, MAX_MANIFEST_BYTES).decode())
+        document = tomllib.loads(read_input(path, MAX_MANIFEST_BYTES).decode("utf-8-sig"))
     except InputError as error:
         split = "; split it into several manifests" if "larger" in str(error) else ""
         raise ManifestError(f"{path}: {error}{split}") from error

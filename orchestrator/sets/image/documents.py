@@ -36,7 +36,7 @@ from msgspec import Meta
 from orchestrator.errors import RecordError
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
-from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag
+from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag, document_text
 
 #: Members of a graphics pipeline that are decoded once and shared; none of them holds a handle.
 SHARED_STATES: Final = frozenset({
@@ -355,7 +355,7 @@ def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStat
         UnknownStructureError: A pNext chain holds a structure that is not in the registry or not in sets.
         RecordError: It is not such a document, or a member is unknown or out of its range.
     """
-    text = payload.split(b"\0", 1)[0]
+    text = document_text(payload)
     return _decode(tag, key, text, states, _decoder_of(tag, _may_have_chains(text)))
 
 
@@ -482,7 +482,7 @@ class PipelineDocuments(Generic[Made]):
 
     def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
         """What a record holds; raises as `decode_document`."""
-        text = payload.split(b"\0", 1)[0]
+        text = document_text(payload)
         for places in self._places.get(len(text), ()):
             if (found := self._like(tag, key, text, places)) is not None:
                 return found

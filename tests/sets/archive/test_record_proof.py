@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.hashes import (
     application_hash,
     features_hash,
@@ -19,6 +20,7 @@ from orchestrator.sets.archive.hashes import (
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.state_hashes import Era, state_hash
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordSource, RecordTag
@@ -78,6 +80,20 @@ def test_a_record_under_another_name_is_found(tag: RecordTag, sample: MemoryReco
     ((found, reason),) = verified(sample)
     assert found == OTHER
     assert f"its content has the key {key:016x}" in reason
+
+
+def test_a_byte_order_mark_before_a_document_changes_nothing(sample: MemoryRecords) -> None:
+    """The format's own parser passes over it."""
+    marked = MemoryRecords("marked")
+    for tag in RecordTag:
+        for key in sample.keys(tag):
+            marked.add(tag, key, b"\xef\xbb\xbf" + sample.payload(tag, key))
+    assert verified(marked) == []
+    sets = [PipelineSet.from_records(each) for each in (sample, marked)]
+    assert sets[0].applications == sets[1].applications
+    plain, same = [build_image(each, each.pipelines, AnyDevice()) for each in sets]
+    assert plain.image.buffer.tobytes() == same.image.buffer.tobytes()
+    assert not same.problems
 
 
 @pytest.mark.parametrize(

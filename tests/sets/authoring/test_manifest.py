@@ -68,6 +68,15 @@ def test_the_shortest_example_of_the_page(write: Any) -> None:
     assert decoded(packed, "graphics.ui").pNext[0].pColorAttachmentFormats == [50]
 
 
+def test_a_manifest_may_be_saved_as_windows_editors_do(write: Any) -> None:
+    """With a byte-order mark, and lines that end in CR LF."""
+    text = examples("shortest")
+    plain = load_manifest(write(text)).report
+    path = write("")
+    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
+    assert load_manifest(path).report == plain
+
+
 def test_the_whole_example_of_the_page(write: Any, tmp_path: Path) -> None:
     path = write(examples("whole"))
     report = pack_manifest(path, tmp_path / "set.foz")
