@@ -37,7 +37,8 @@ class ExitCode(enum.IntEnum):
     BAD_INPUT: wrong usage, an invalid file, or a place that cannot be written.
     NO_DEVICE: no device was found, or it cannot be used.
     BUG: the program itself failed; not 1, which means that it did its work.
-    OUT_OF_TIME: the time limit ended the work early; running again continues it.
+    OUT_OF_TIME: the time limit, or that of a process's CPU time, ended the work early; running again
+        continues it.
     INTERRUPTED: stopped by SIGINT, SIGTERM or SIGHUP; results so far are kept.
     BROKEN_PIPE: the reader of the output is gone, as after SIGPIPE.
     """
@@ -144,7 +145,6 @@ def explain(error: OrchestratorError) -> Failure:
             return _explain_other(error, message)
 
 
-_FILES = "allow more open files, such as with `ulimit -n 65536`"
 _ARCHIVE_STEPS: Final = {
     "cannot be opened": "check the path",
     "cannot be created": "check the path",
@@ -153,6 +153,7 @@ _ARCHIVE_STEPS: Final = {
     "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
 }
 
+_FILES = "allow more open files, such as with `ulimit -n 65536`"
 _ROOM = "make room, or name another place with --cache-dir or -o"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {

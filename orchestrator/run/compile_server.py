@@ -259,12 +259,13 @@ class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
 
 
 class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
-    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes."""
+    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes; its CPU time."""
 
     number: int
     status: int
     peak_bytes: int = 0
 
+    cpu_s: float = 0.0
 
 Answer = (
     Opened

@@ -43,7 +43,7 @@ from orchestrator.run.compile_server import (
     shared_turns,
 )
 from orchestrator.run.in_flight import InFlightTable
-from orchestrator.run.memory import limit_memory
+from orchestrator.run.limits import limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.opening import open_paths
@@ -179,7 +179,8 @@ class _Server:
         with fork.lock:
             _, status, used = os.wait4(fork.process_id, 0)
             fork.reaped = True
-        self.channel.send(Exited(number, os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024))
+        code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
+        self.channel.send(Exited(number, code, used.ru_maxrss * 1024, cpu_s))
 
     def _worker(self) -> Worker:
         """The worker, which does the work of a fork; the first call imports what only that needs."""

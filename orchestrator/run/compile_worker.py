@@ -54,7 +54,7 @@ from orchestrator.run.compile_server import (
 )
 from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.memory import MemoryGate, limit_memory
+from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
@@ -104,6 +104,7 @@ class Worker:
         """
         directory = Path(request.cache_directory) if request.cache_directory else None
         opened_as, costs = b"", RecordedCosts(None)
+        is_cpu_spent, cpu_limit = False, note_of_cpu_limit()
 
         def opener(device_request: DeviceRequest) -> Device:
             nonlocal opened_as, costs
@@ -153,6 +154,14 @@ class Worker:
             steering = Steering(on_settled=hears, on_saved=on_saved, steered=request.steered)
             steering.say(*request.said)
             token = trio.lowlevel.current_trio_token()
+
+            def stop_in_time() -> None:
+                nonlocal is_cpu_spent
+                is_cpu_spent = True
+                with suppress(trio.RunFinishedError):  # the compile is over
+                    token.run_sync_soon(steering.stop.set, idempotent=True)
+
+            on_cpu_limit(stop_in_time)
             with first_error():
                 async with trio.open_nursery() as nursery:
 
@@ -182,6 +191,9 @@ class Worker:
                         clock=clock,
                     )
                     nursery.cancel_scope.cancel()
+            if report.stopped and is_cpu_spent:
+                notes = (*report.notes, cpu_limit)
+                report = msgspec.structs.replace(report, out_of_time=True, notes=notes)
             return report
 
         gate = MemoryGate()

@@ -65,7 +65,7 @@ from orchestrator.devices.identifiers import ModuleIdentification, has_identific
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.accounting import driver_time_ns
-from orchestrator.run.memory import MemoryGate
+from orchestrator.run.limits import MemoryGate
 
 _HEADER: Final = struct.Struct("<I")
 _SLOT: Final = struct.Struct("<QIIii")  # stamp, what, count, smallest, largest
@@ -400,9 +400,7 @@ class AnnouncingDevice:
         keep: bool,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
-        if self.gate.is_short:
-            self.gate.wait(self.table.flights)
-        slot = self.table.begin(Doing.CREATE, indices)
+        slot = self.gate.enter(self.table.flights, lambda: self.table.begin(Doing.CREATE, indices))
         began_ns = time.perf_counter_ns()
         try:
             batch = self.device.create_pipelines(

@@ -58,6 +58,7 @@ from orchestrator.run.compile_server import (
     with_checkpoints,
 )
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
+from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits
 from orchestrator.run.records import (
     CompileReport,
@@ -136,6 +137,7 @@ async def compile_supervised(
     Raises:
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
         DeviceError: The driver ends every process, for any pipeline.
+        CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
             calls in flight have returned; the compiled pipelines are saved, and the child has ended.
     """
@@ -402,8 +404,9 @@ class _Supervisor:
             await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status)
         stuck = death.overdue and Doing.LOAD in death.steps
+        is_cpu_spent = ended is not None and ended_at_cpu_limit(ended.status, getattr(ended, "cpu_s", 0.0))
         crashed = stuck or (
-            isinstance(ended, Exited) and not (death.killed or death.overdue)
+            isinstance(ended, Exited) and not (death.killed or death.overdue or is_cpu_spent)
         )  # else its server did
         if self.directory is not None and opened is not None:
             settled = await trio.to_thread.run_sync(self._settle, self.directory, *opened, crashed)
@@ -415,6 +418,8 @@ class _Supervisor:
                     f"the driver did not come back from loading {path} within {limit_s} s: "
                     "the file is given up"
                 )
+        if is_cpu_spent:
+            raise CpuTimeError
         return death
 
     def _require_target(self) -> None:

@@ -37,7 +37,7 @@ from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
 from orchestrator.run.compile_server import CompileServer, first_error, shared_sets, shared_turns
-from orchestrator.run.memory import memory_sizes
+from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering

@@ -38,7 +38,7 @@ from orchestrator.run.compile_server import (
     first_error,
 )
 from orchestrator.run.in_flight import Doing
-from orchestrator.run.memory import kills_for_memory, memory_is_short
+from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit, kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
@@ -137,6 +137,7 @@ class SuspectTrials:
 
         Raises:
             DeviceError: A fork could not get ready.
+            CpuTimeError: A fork used up its CPU time, which says nothing of its pipeline.
         """
         self._queue, self._junk, self._others = deque([*suspects, *others]), junk, frozenset(others)
         count = len(self._queue)
@@ -264,6 +265,8 @@ class SuspectTrials:
                 case Exited() if survived == len(jobs) and (late or not answer.status):
                     # Late it was closing the device, which says nothing of a pipeline.
                     return _Attempt(survived, peak_bytes=answer.peak_bytes)
+                case Exited() if ended_at_cpu_limit(answer.status, answer.cpu_s) and not late:
+                    raise CpuTimeError
                 case Exited():
                     ended = Ended(answer.status)
                     if not began and not is_from_outside(answer.status):

@@ -17,7 +17,7 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.errors import DriverError
 from orchestrator.run import in_flight
 from orchestrator.run.in_flight import Doing, InFlightTable, announcing
-from orchestrator.run.memory import MemoryGate
+from orchestrator.run.limits import MemoryGate
 
 
 @pytest.fixture
