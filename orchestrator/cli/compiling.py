@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
-from orchestrator.cli.output import display
+from orchestrator.cli.output import OutputError, display
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
@@ -176,6 +176,7 @@ def _compile_one(
     output: Output,
     clock: StageClock,
 ) -> ExitCode:
+    unwritten: list[OutputError] = []
     with ExitStack() as held:
         if arguments.key is not None:
             raise UsageError("--key signs packs", "name the pack's directory with --out")
@@ -206,9 +207,8 @@ def _compile_one(
             if server is None:
                 report = _compile_here(paths, options, directory, company, clock)
             else:
-                log = arguments.driver_log
-                file = None if log is None else held.enter_context(log.open("wb"))
-                report = _compile_supervised(server, paths, options, directory, company, file)
+                log = held.enter_context(_log_file(arguments.driver_log, unwritten))
+                report = _compile_supervised(server, paths, options, directory, company, log)
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
@@ -226,7 +226,27 @@ def _compile_one(
         show_end(output, report, code)
     # After the report: that they cannot be written costs nothing but them.
     _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
+    for error in unwritten:
+        raise error
     return code
+
+
+@contextmanager
+def _log_file(path: Path | None, unwritten: list[OutputError]) -> Iterator[BinaryIO | None]:
+    """The file of --driver-log for a block; `unwritten` tells afterwards that it did not take all."""
+    if path is None:
+        yield None
+        return
+    file = path.open("wb")
+    try:
+        yield file
+    finally:
+        try:
+            file.close()  # it holds what was not written before
+        except OSError as error:
+            from orchestrator.stores.files.atomic_file import likely_cause
+
+            unwritten.append(OutputError(f"--driver-log {path}: cannot be written: {likely_cause(error)}"))
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def is_plain(stream: IO[str]) -> bool:
 
 
 class OutputError(OrchestratorError):
-    """stdout cannot be written, such as on a full disk."""
+    """stdout, or a file that is written beside the work, cannot be written, such as on a full disk."""
 
 
 class _Stream:

@@ -129,7 +129,7 @@ async def compile_supervised(
             if a process dies.
         server: A child that was started before for the same set and options; it is closed in the end. None
             starts one.
-        log: Receives everything that the driver prints.
+        log: Receives everything that the driver prints; nothing more once it failed, which a note says.
 
     Returns:
         The report. Pipelines that a worker process compiled before it died count as compiled.
@@ -652,6 +652,8 @@ class _Supervisor:
                 messages=self.words.messages(),
             )
         )
+        if self.words.unlogged:
+            self._notes.append(f"not all that the driver printed is in the log: {self.words.unlogged}")
         fields = {name: getattr(report, name) for name in report.__struct_fields__}
         return CompileReport.of(
             **fields
@@ -914,10 +916,12 @@ class DriverWords:
     Attributes:
         log: Receives all messages too, or None.
         in_driver: Gives the keys of the pipelines in the driver now; None: nothing is counted.
+        unlogged: Why the log takes no more, or "".
     """
 
     log: BinaryIO | None = None
     in_driver: Callable[[], Iterable[int]] | None = None
+    unlogged: str = ""
     _cases: dict[frozenset[int], _Case] = field(factory=dict)
     _rest: bytes = b""
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -925,8 +929,12 @@ class DriverWords:
     def take(self, data: bytes) -> None:
         """Take printed bytes."""
         if self.log is not None:
-            self.log.write(data)
-            self.log.flush()
+            try:
+                self.log.write(data)
+                self.log.flush()
+            except (OSError, ValueError) as error:
+                # Whoever reads goes on, else the driver would wait for its reader.
+                self.log, self.unlogged = None, str(error)
         if (in_driver := self.in_driver) is None:
             return
         keys = frozenset(in_driver())

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
+from orchestrator.cli import compiling
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
@@ -43,8 +45,6 @@ def test_no_verb_waits_for_a_pipe_or_reads_a_device(call: Call, tmp_path: Path, 
     assert done.document
 
 
-@pytest.mark.parametrize("verb", ["pack", "merge", "bench", "export", "binaries export"])
-def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str) -> None:
 @pytest.mark.parametrize("verb", ["list", "compile", "compile several"])
 def test_a_pipe_of_the_shell_is_refused_with_what_to_do(small_set: Path, tmp_path: Path, verb: str) -> None:
     """As `<(cat SET)`: children have no such descriptor, so this process says what it is."""
@@ -75,6 +75,8 @@ def test_a_directory_is_named_as_what_it_is(call: Call, tmp_path: Path) -> None:
     assert "name the files in it" in done.document["error"]["next_step"]
 
 
+@pytest.mark.parametrize("verb", ["pack", "merge", "bench", "export", "binaries export"])
+def test_no_verb_replaces_what_is_no_file(call: Call, tmp_path: Path, verb: str) -> None:
     pipe, manifest = tmp_path / "pipe", tmp_path / "set.toml"
     os.mkfifo(pipe)
     manifest.write_text("manifest = 1\n")
@@ -108,6 +110,28 @@ def test_a_manifest_of_nonsense_is_bad_input(call: Call, tmp_path: Path, text: s
     done = call("compile", path, "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert done.document["error"]["kind"] == "manifest"
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["text", "json"])
+def test_a_driver_log_on_a_full_disk_costs_nothing_but_itself(
+    call: Call, tmp_path: Path, small_set: Path, monkeypatch: pytest.MonkeyPatch, json: tuple[str, ...]
+) -> None:
+    log = tmp_path / "log"
+
+    def full(
+        server: object, paths: object, options: object, directory: Path, company: object, file: BinaryIO
+    ) -> Any:
+        file.write(b"what a driver prints")  # and the disk takes none of it
+        os.dup2(os.open("/dev/full", os.O_WRONLY), file.fileno())
+        return compiled(server, paths, options, directory, company, file)
+
+    compiled: Any = compiling._compile_supervised
+    monkeypatch.setattr(compiling, "_compile_supervised", full)
+    words = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--driver-log", log, *json)
+    done = call("compile", small_set, *words)
+    assert done.code == ExitCode.BAD_INPUT
+    assert f"--driver-log {log}: cannot be written: No space left on device" in done.err
+    assert done.document["cache_file"]["saved_bytes"] if json else "compute" in done.out
 
 
 def test_verify_finds_what_compile_refuses(call: Call, tmp_path: Path, small_set: Path) -> None:

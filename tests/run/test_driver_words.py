@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 from orchestrator.run.supervisor import DriverWords
 
@@ -49,6 +50,16 @@ def test_what_comes_when_nothing_is_counted_is_only_kept() -> None:
     words.take(b"in a trial\n")
     assert said(words) == [(1, "beside", [])]
     assert log.getvalue() == b"before\nbeside\nin a trial\n"
+
+
+def test_a_log_that_is_full_ends_neither_the_reading_nor_the_counting(tmp_path: Path) -> None:
+    """If nobody read on, the driver would wait for its reader."""
+    with Path("/dev/full").open("wb", 0) as log:
+        words = DriverWords(log, lambda: [1])
+        words.take(b"one\n")
+        words.take(b"two\n")
+    assert said(words) == [(2, "one", [1])]
+    assert "No space left" in words.unlogged
 
 
 def test_a_flood_costs_a_bounded_memory() -> None:
