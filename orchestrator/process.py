@@ -33,6 +33,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
 
+    from threading import Thread
 _PLACE: Final = Path(__file__).with_name("attrs_classes.py")
 _HEAD: Final = importlib.util.MAGIC_NUMBER
 _SUM_BYTES: Final = 4
@@ -299,5 +300,16 @@ def flush_c_streams() -> None:
 
 
 def may_fork() -> bool:
-    """Whether this process can be forked safely: it is ours and has one thread."""
-    return bool(_own) and len(os.listdir("/proc/self/task")) == 1  # noqa: PTH208 - names alone
+    """Whether this process can be forked safely: it is ours and has one thread.
+
+    A thread counts until it `has_exited`, so whoever joins one in a process that may fork waits for that.
+    """
+    return bool(_own) and len(os.listdir(_THREADS)) == 1  # noqa: PTH208 - names alone
+
+
+def has_exited(thread: Thread) -> bool:
+    """Whether the system has no such thread any more. Python's `join` may return a little earlier."""
+    return not os.path.exists(f"{_THREADS}/{thread.native_id}")  # noqa: PTH110 - as above
+_THREADS: Final = "/proc/self/task"
+
+

@@ -44,7 +44,7 @@ from orchestrator.children.protocol import (
     serve_as_fork,
 )
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import flush_c_streams
+from orchestrator.process import flush_c_streams, has_exited
 
 ENTRY: Final = "orchestrator.children"
 
@@ -302,6 +302,8 @@ class Child(Generic[_A]):
         listener.join(1.0)
         while listener.is_alive() and self._is_unheard() and time.monotonic() < deadline:
             listener.join(0.1)  # it had no processor yet
+        while not (listener.is_alive() or has_exited(listener)) and time.monotonic() < deadline:
+            time.sleep(0.001)  # or this process could not fork the next child
 
     def _is_unheard(self) -> bool:
         """Whether there is something to read of what it printed, or the end of that."""

@@ -99,3 +99,32 @@ def test_forks_made_one_after_another_hold_nothing_of_each_other() -> None:
         # Each that lives has the other end.
         assert select.select([alive_file], [], [], 120.0)[0], "a fork outlives its parent"
         assert alive_file.read() == b""
+
+
+AGAIN = """
+import ctypes, os
+from orchestrator.process import may_fork, own_interpreter
+own_interpreter()
+from orchestrator.children import parent
+from orchestrator.children.protocol import SERVICES
+from tests.children.misbehaving import SERVICE, Do, Said
+SERVICES[SERVICE] = "tests.children.misbehaving"
+library, key = ctypes.CDLL(None), ctypes.c_uint()
+assert not library.pthread_key_create(ctypes.byref(key), library.sleep)
+def hold_back(_):
+    library.pthread_setspecific(key, ctypes.c_void_p(1))
+for _ in range(2):
+    assert may_fork()
+    with parent.Child(SERVICE, Said, program=None) as child:
+        child.on_words = hold_back
+        child.ask(Do("prints"))
+print("forked twice")
+"""
+
+
+def test_a_parent_may_fork_again_when_a_child_has_ended() -> None:
+    """Python joins a thread before the system has ended it, here a second before: it sleeps as it exits."""
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", AGAIN], capture_output=True, text=True, cwd=REPOSITORY, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "forked twice\n", "")
