@@ -44,6 +44,7 @@ _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the 
 
 
 class StageClock:
+_TLS: Final = ("trio._ssl", "trio._dtls", "trio._highlevel_ssl_helpers")
     """Divides time into stages: every moment belongs to exactly one. One thread at a time.
 
     Args:
@@ -190,9 +191,25 @@ def own_interpreter() -> None:
     """Set this interpreter up for one job, before numpy is imported.
 
     - If the caller closed stdin, stdout or stderr, they lead to /dev/null, so that no other file gets their
+class _Unused(ModuleType):
+    """Stands for a module whose names another one exports, and that is not imported here."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+        def refuse(*_arguments: object, **_named: object) -> NoReturn:
+            raise RuntimeError(f"{self.__name__}.{name} is not available in a process of the orchestrator")
+
+        made = type(name, (), {"__new__": refuse, "__module__": self.__name__})
+        setattr(self, name, made)
+        return made
+
+
       numbers.
     - The process's clock begins at the time when the system started the process.
-    - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings.
+    - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings; trio has no
+      TLS, which no process of ours uses and which takes 12 ms to import.
     - SIGCHLD is no longer ignored. A child inherits that from its caller, and then the system would not tell
       how the processes that it starts have ended.
     - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
@@ -214,6 +231,8 @@ def own_interpreter() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
+        for name in _TLS:
+            sys.modules.setdefault(name, _Unused(name))
 
 
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

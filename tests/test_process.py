@@ -101,6 +101,31 @@ print(len(os.listdir("/proc/self/task")), gc.get_threshold()[0] > 10_000, *clock
     assert python(code).stdout.split() == ["1", "True", "start", "imports"]
 
 
+def test_an_interpreter_of_ours_has_trio_without_tls() -> None:
+    code = """
+import sys
+from orchestrator.process import own_interpreter
+own_interpreter()
+import trio
+print(trio.run(trio.to_thread.run_sync, len, "works"), "ssl" in sys.modules)
+for name in ("SSLStream", "DTLSEndpoint", "open_ssl_over_tcp_stream"):
+    try:
+        getattr(trio, name)(None)
+    except RuntimeError as error:
+        print(error)
+import ssl
+print(ssl.create_default_context() is not None)
+"""
+    none = "is not available in a process of the orchestrator"
+    assert python(code).stdout.splitlines() == [
+        "5 False",
+        f"trio._ssl.SSLStream {none}",
+        f"trio._dtls.DTLSEndpoint {none}",
+        f"trio._highlevel_ssl_helpers.open_ssl_over_tcp_stream {none}",
+        "True",
+    ]
+
+
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
     code = (

@@ -639,9 +639,9 @@ class _Supervisor:
     def _joined(self, report: CompileReport) -> CompileReport:
         """The report of all worker processes, from that of the last, which had all pipelines. Blocking."""
         table = report.pipelines
-        hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
-        again = hits & np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
         if self._supervision.processes > 1:
+            hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
+            again = hits & np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
             status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
             table = msgspec.structs.replace(table, status=status)
         culprits = self._culprits | self._known(report)

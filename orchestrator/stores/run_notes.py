@@ -209,7 +209,8 @@ def add_contents(
         known = read_contents(cache_file, operations)
         kept = known.keys if known.data_hash in (data_hash, *before) else known.keys[:0]
         # The newest first, as for compile times.
-        all_keys = np.unique(np.concatenate([keys, kept])[:MOST_ENTRIES])
+        newest = np.concatenate([keys, kept])[:MOST_ENTRIES]
+        all_keys, _ = np.unique(newest, return_index=True)  # without an index it imports numpy.ma
         body = data_hash + all_keys.astype("<u8").tobytes()
         return _header(_CONTENTS_MAGIC, len(all_keys), body), body
 
