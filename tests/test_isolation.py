@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY, driver_manifest
 
 MODULE = """
@@ -118,8 +118,5 @@ def test_a_session_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
     note = tmp_path / "note"
     output = run(tmp_path, "-x", module=ENDLESS, NOTE=str(note))
     assert "stopping after 1 failures" in output
-    status = Path(f"/proc/{note.read_text()}/stat")
-    end = time.monotonic() + 120
-    while status.exists() and status.read_text().rpartition(")")[2].split()[0] not in "ZX":
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    process = int(note.read_text())
+    until(lambda: is_gone(process))

@@ -28,6 +28,7 @@ from tests.hosts.run_host import (
     recorded_application,
     strip_prefix_header,
 )
+from tests.processors import one_processor
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import path_in
 from tests.stores.packs import key_file
@@ -161,24 +162,15 @@ def test_a_run_that_is_killed_leaves_a_pack_of_what_was_finished(
     driver_manifest("radv:navi21")
     out = tmp_path / "pack"
     targets = ("simulated", "radv:navi21")
-    # More workers than there are processors, so that one target runs after the other.
     arguments = ["compile", small_set, *(each for one in targets for each in ("-d", one)), "--out", out]
     heard, tells = os.pipe()
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "orchestrator",
-            *map(str, arguments),
-            "-j",
-            "64",
-            "--progress",
-            f"jsonl:{tells}",
-        ],
-        pass_fds=[tells],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    with one_processor():  # so that one target runs after the other
+        process = subprocess.Popen(
+            [sys.executable, "-m", "orchestrator", *map(str, arguments), "--progress", f"jsonl:{tells}"],
+            pass_fds=[tells],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
     os.close(tells)
     with process, os.fdopen(heard) as lines:
         for line in lines:

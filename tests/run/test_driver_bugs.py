@@ -222,7 +222,7 @@ def open_hanger(request: DeviceRequest) -> SimulatedDevice:
 
 @pytest.mark.parametrize(
     ("name", "key", "words"),
-    [("open_crasher", CRASHER, "SIGABRT"), ("open_hanger", HANGER, "did not come back from it within 1 s")],
+    [("open_crasher", CRASHER, "SIGABRT"), ("open_hanger", HANGER, "did not come back from it within 3 s")],
 )
 async def test_a_crash_and_a_hang(archive: Path, folder: Path, name: str, key: int, words: str) -> None:
     opener = Opener(
@@ -233,7 +233,8 @@ async def test_a_crash_and_a_hang(archive: Path, folder: Path, name: str, key: i
         folder,
         opener,
         spirv_val=ModulePolicy.ISOLATE,
-        trial_limits=TrialLimits(pipeline_s=1.0, opener=f"{__name__}:{name}"),
+        # Long for the others' sake: a busy machine is no hang.
+        trial_limits=TrialLimits(pipeline_s=3.0, opener=f"{__name__}:{name}"),
     )
     assert counts(report) == {"compiled": COUNT - 1, "failed": 1}
     (failed,) = report.of_status(OutcomeStatus.FAILED)

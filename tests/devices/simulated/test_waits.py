@@ -1,7 +1,8 @@
 """What threads wait for.
 
 The simulated driver tells waits for a lock, for a processor and for the interpreter apart, and who hands a
-lock over sees what the waiter does.
+lock over sees what the waiter does. A machine may take the processor away between two readings of the clocks,
+so where they are compared, the best of some attempts counts.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the statistics 
 SLEEP_S = 0.05
 SLEEP_NS = 50_000_000
 PATIENCE_S = 60.0
+ATTEMPTS = 10
 
 
 def until_asleep(thread: ThreadStatistics) -> None:
@@ -53,10 +55,13 @@ def test_a_thread_is_seen_by_another() -> None:
 
 
 def test_what_is_slept_and_not_at_a_lock_is_left_out() -> None:
-    work = ThreadWork(ThreadStatistics())
-    time.sleep(SLEEP_S)
-    as_the_interpreters, as_the_locks = work.duration_ns(0), work.duration_ns(10**12)
-    assert as_the_locks >= SLEEP_NS
+    for _ in range(ATTEMPTS):
+        work = ThreadWork(ThreadStatistics())
+        time.sleep(SLEEP_S)
+        as_the_interpreters, as_the_locks = work.duration_ns(0), work.duration_ns(10**12)
+        assert as_the_locks >= SLEEP_NS
+        if as_the_locks - as_the_interpreters >= 0.9 * SLEEP_NS:
+            break
     assert as_the_locks - as_the_interpreters >= 0.9 * SLEEP_NS
     assert work.duration_ns(SLEEP_NS // 2) - as_the_interpreters >= 0.4 * SLEEP_NS
 
@@ -102,6 +107,9 @@ def test_a_wait_ends_when_the_lock_is_handed_over() -> None:
 
 
 def test_a_thread_that_never_slept_waited_runnable() -> None:
-    wait_ns, asleep_ns = waited(threading.Event())
-    assert wait_ns > 0
+    for _ in range(ATTEMPTS):
+        wait_ns, asleep_ns = waited(threading.Event())
+        assert wait_ns > 0
+        if not asleep_ns:  # else it slept for the interpreter's lock
+            break
     assert asleep_ns == 0
