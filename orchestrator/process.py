@@ -1,7 +1,8 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
-It has the interpreter's settings, kept byte code of generated methods, the signals that ask for the end
-(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock of stages.
+It has the settings of the interpreter and of the C library, kept byte code of generated methods, the signals
+that ask for the end (SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock
+of stages.
 
 Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
 (`nohup`, a shell's `&`) stays ignored. No signal is lost: one that comes while the program is being imported
@@ -25,26 +26,29 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
-
     from threading import Thread
+
 _PLACE: Final = Path(__file__).with_name("attrs_classes.py")
 _HEAD: Final = importlib.util.MAGIC_NUMBER
 _SUM_BYTES: Final = 4
 _SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # on a line of its own
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
+_TUNABLES: Final = "GLIBC_TUNABLES"  # ld.so(8)
+_THREAD_CACHE: Final = "glibc.malloc.tcache"
+_FREED_BLOCKS: Final = f"{_THREAD_CACHE}_count=4000:{_THREAD_CACHE}_max=256"
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
+_TLS: Final = ("trio._ssl", "trio._dtls", "trio._highlevel_ssl_helpers")
 _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
 
 
 class StageClock:
-_TLS: Final = ("trio._ssl", "trio._dtls", "trio._highlevel_ssl_helpers")
     """Divides time into stages: every moment belongs to exactly one. One thread at a time.
 
     Args:
@@ -187,10 +191,6 @@ def save_generated_code() -> None:
         each.save()
 
 
-def own_interpreter() -> None:
-    """Set this interpreter up for one job, before numpy is imported.
-
-    - If the caller closed stdin, stdout or stderr, they lead to /dev/null, so that no other file gets their
 class _Unused(ModuleType):
     """Stands for a module whose names another one exports, and that is not imported here."""
 
@@ -206,6 +206,10 @@ class _Unused(ModuleType):
         return made
 
 
+def own_interpreter() -> None:
+    """Set this interpreter up for one job, before numpy is imported.
+
+    - If the caller closed stdin, stdout or stderr, they lead to /dev/null, so that no other file gets their
       numbers.
     - The process's clock begins at the time when the system started the process.
     - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings; trio has no
@@ -227,12 +231,50 @@ class _Unused(ModuleType):
         _generated.append(keep_generated_code())
         atexit.register(save_generated_code)
         sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
+        for name in _TLS:
+            sys.modules.setdefault(name, _Unused(name))
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
-        for name in _TLS:
-            sys.modules.setdefault(name, _Unused(name))
+
+
+def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """An environment in which a driver's compiler allocates faster, for a process that is not yet started.
+
+    A compiler allocates and frees small blocks all the time. The GNU C library keeps freed blocks for the
+    thread that freed them, but only 7 of a size; the rest goes through an arena, with its lock and its
+    search. RADV compiles faster with more of them (benchmarks/results). They are kept up to 256 bytes only,
+    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12. The library reads this
+    setting only when a program starts. One that the user made stays.
+
+    Args:
+        environment: The variables to start from, which are not changed.
+    """
+    tunables = environment.get(_TUNABLES, "")
+    if _THREAD_CACHE in tunables:
+        return dict(environment)
+    return {**environment, _TUNABLES: f"{tunables}:{_FREED_BLOCKS}" if tunables else _FREED_BLOCKS}
+
+
+def restart_for_compiling() -> None:
+    """Start this program again in its `compiling_environment`, which takes as long as to start Python.
+
+    Returns if the process has that environment already, its C library is another one, or it cannot be
+    started again.
+    """
+    environment = compiling_environment(os.environ)
+    if environment == os.environ or not (sys.executable and _is_gnu()):
+        return
+    with contextlib.suppress(OSError):  # then it compiles a little slower
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
+
+
+def _is_gnu() -> bool:
+    try:
+        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
+    except (ValueError, OSError):
+        return False
 
 
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
@@ -318,6 +360,9 @@ def flush_c_streams() -> None:
     ctypes.CDLL(None).fflush(None)
 
 
+_THREADS: Final = "/proc/self/task"
+
+
 def may_fork() -> bool:
     """Whether this process can be forked safely: it is ours and has one thread.
 
@@ -329,6 +374,3 @@ def may_fork() -> bool:
 def has_exited(thread: Thread) -> bool:
     """Whether the system has no such thread any more. Python's `join` may return a little earlier."""
     return not os.path.exists(f"{_THREADS}/{thread.native_id}")  # noqa: PTH110 - as above
-_THREADS: Final = "/proc/self/task"
-
-

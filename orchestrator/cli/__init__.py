@@ -5,11 +5,14 @@ from __future__ import annotations
 import sys
 from typing import NoReturn
 
-from orchestrator.process import end_process, interrupted_by_signals, own_interpreter
+from orchestrator.cli.early import compiles_much, is_program
+from orchestrator.process import end_process, interrupted_by_signals, own_interpreter, restart_for_compiling
 
 
 def main() -> NoReturn:
     """Run the program. It owns this process and ends it."""
+    if is_program() and compiles_much(sys.argv[1:]):
+        restart_for_compiling()
     with interrupted_by_signals(held=True):  # until a verb can handle the interruption
         own_interpreter()
         from orchestrator.cli.program import EarlyParse

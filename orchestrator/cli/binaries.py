@@ -15,10 +15,11 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
+from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import age_ns, devices_here
-from orchestrator.cli.values import cache_directory, read_key, require_writable, size_bytes
+from orchestrator.cli.values import read_key, require_writable, size_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration

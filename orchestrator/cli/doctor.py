@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
+from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import (
     Output,
@@ -29,7 +30,6 @@ from orchestrator.cli.output import (
     version_text,
 )
 from orchestrator.cli.values import (
-    cache_directory,
     opened_device,
     time_limit_seconds,
     unfit_directory,

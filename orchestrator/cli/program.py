@@ -82,26 +82,25 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
             if problem:
                 usage = "`orchestrator --help` shows what there is"
                 return report(Failure("usage", problem, usage, ExitCode.BAD_INPUT, {}), json=json)
-            code = _run(tokens, results, parsing, json=json)
-            results.flush()
-            process.signals_held = True  # it ends in any case: from here on with this code
+            try:
+                code = _run(tokens, results, parsing, json=json)
+                results.flush()
+            finally:
+                # It ends in any case, so from here on nothing changes how.
+                process.signals_held = True
         except BrokenPipeError:
-            process.signals_held = True
             # What is left in the stream's buffer must go somewhere when the interpreter flushes it at its
             # end.
             discard(sys.stdout)
             return ExitCode.BROKEN_PIPE
         except OutputError as error:
-            process.signals_held = True
             return report(explain(error), json=False)
         except KeyboardInterrupt:
-            process.signals_held = True
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
             interrupted = "interrupted before it was done"
             failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
             return _last_words(failure, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result
-            process.signals_held = True
             if (refused := explain_system(error)) is not None:
                 return _last_words(refused, results, json=json)
             traceback.print_exc()

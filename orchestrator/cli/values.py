@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import UsageError
-
 from orchestrator.errors import ArchiveError
+
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.devices.request import DeviceRequest
@@ -76,15 +77,6 @@ def time_limit_seconds(text: str, option: str = "--time-limit") -> float:
     if found is None or not float(found[1]):
         raise UsageError(f"{option} {text!r}: a time above 0 is expected", "such as 90s, 20m or 2h")
     return float(found[1]) * _UNITS[found[2]]
-
-
-def cache_directory(given: Path | None) -> Path:
-    """The directory for cache files, which may not be there."""
-    if given is not None:
-        return given
-    import platformdirs
-
-    return platformdirs.user_cache_path("orchestrator")
 
 
 def named_directory(given: Path | None) -> Path:
@@ -238,7 +230,6 @@ def damage_to_measure(names: Sequence[str]) -> str:
         return (
             f"damaged: {places} {'place' if places == 1 else 'places'} of {opened.name} cannot be read, and "
             "the rest is measured; `orchestrator list` shows what was lost"
-        ArchiveError: One is a pipe, or something else that is no regular file.
         )
 
 
@@ -247,6 +238,7 @@ def archive_paths(names: Sequence[str]) -> list[str]:
 
     Raises:
         UsageError: As `open_set`.
+        ArchiveError: One is a pipe, or something else that is no regular file.
     """
     manifests = [name for name in names if name.lower().endswith(".toml")]
     if manifests and len(names) > 1:
@@ -267,6 +259,14 @@ def set_paths(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _archive(name: str) -> str:
+    if name != SAMPLE:
+        return _for_all_processes(name)
+    from orchestrator.sets.sample import sample_path
+
+    try:
+        return str(sample_path())
+    except FileNotFoundError as error:
+        raise UsageError(f"the sample set is not there: {error}") from error
 
 
 def _for_all_processes(name: str) -> str:
@@ -278,11 +278,3 @@ def _for_all_processes(name: str) -> str:
         if kind := irregular(Path(name).stat().st_mode):
             raise ArchiveError(name, 0, f"no regular file: it is {kind}")
     return os.path.realpath(name) if name.startswith(("/dev/", "/proc/")) else name
-    if name != SAMPLE:
-        return _for_all_processes(name)
-    from orchestrator.sets.sample import sample_path
-
-    try:
-        return str(sample_path())
-    except FileNotFoundError as error:
-        raise UsageError(f"the sample set is not there: {error}") from error

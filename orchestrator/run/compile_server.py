@@ -29,6 +29,7 @@ from orchestrator import errors
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
+from orchestrator.process import compiling_environment
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -264,8 +265,8 @@ class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
     number: int
     status: int
     peak_bytes: int = 0
-
     cpu_s: float = 0.0
+
 
 Answer = (
     Opened
@@ -415,6 +416,7 @@ class CompileServer:
                 SERVICE,
                 Answer,
                 limits=LIMITS,
+                environment=None if program is None else compiling_environment(os.environ),
                 program=program,
                 descriptors=(table, papers, *kept),
                 listens=False,

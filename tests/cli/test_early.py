@@ -1,0 +1,154 @@
+"""What is decided before the program is imported: whether it starts again for its work."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator import process
+from orchestrator.cli.early import compiles_much
+from orchestrator.process import compiling_environment, restart_for_compiling
+from orchestrator.stores.kinds import PLAN
+from tests.drivers import REPOSITORY
+
+LARGE = 4 << 20
+DAY_S = 86_400
+
+
+def file_of(path: Path, size: int, age_s: float = 0.0) -> str:
+    """A sparse file, last written so long before a fixed day."""
+    with path.open("wb") as file:
+        file.truncate(size)
+    os.utime(path, (1e9 - age_s, 1e9 - age_s))
+    return str(path)
+
+
+def test_sets_of_four_mebibytes_together_are_much(tmp_path: Path) -> None:
+    half, rest = file_of(tmp_path / "a.foz", LARGE // 2), file_of(tmp_path / "b.foz", LARGE // 2)
+    empty = ["--cache-dir", str(tmp_path / "nothing")]
+    assert compiles_much(["compile", half, rest, *empty])
+    assert not compiles_much(["compile", half, *empty])
+    assert not compiles_much(["list", half, rest, *empty])
+    assert not compiles_much([])
+    assert compiles_much(["calibrate"])
+
+
+def test_what_is_no_file_counts_nothing(tmp_path: Path) -> None:
+    large = file_of(tmp_path / "a.foz", LARGE)
+    odd = ["sample", "no\0file", str(tmp_path), str(tmp_path / "absent"), "--device"]
+    assert not compiles_much(["compile", *odd])
+    assert compiles_much(["compile", *odd, large, f"--cache-dir={tmp_path / 'nothing'}"])
+
+
+@pytest.mark.parametrize("spelling", ["--cache-dir {}", "--cache-dir={}"])
+def test_a_set_with_a_newer_plan_was_compiled_before(tmp_path: Path, spelling: str) -> None:
+    large = file_of(tmp_path / "a.foz", LARGE, age_s=DAY_S)
+    caches = tmp_path / "caches"
+    caches.mkdir()
+    command = ["compile", large, *spelling.format(caches).split(" ")]
+    file_of(caches / "radv.pipeline-cache", 10)
+    assert compiles_much(command)
+    plan = caches / f"radv.1234{PLAN.suffix}"
+    file_of(plan, 10, age_s=2 * DAY_S)
+    assert compiles_much(command), "the plan is of another set, or of an older version of it"
+    file_of(plan, 10)
+    assert not compiles_much(command)
+
+
+def test_the_directory_is_the_default_one_where_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    large = file_of(tmp_path / "a.foz", LARGE, age_s=DAY_S)
+    assert compiles_much(["compile", large])
+    (tmp_path / "orchestrator").mkdir()
+    file_of(tmp_path / "orchestrator" / f"a{PLAN.suffix}", 10)
+    assert not compiles_much(["compile", large])
+
+
+def test_a_setting_of_the_user_stays() -> None:
+    ours = compiling_environment({"A": "b"})
+    assert ours == {"A": "b", "GLIBC_TUNABLES": ours["GLIBC_TUNABLES"]}
+    assert ours["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
+    assert compiling_environment(ours) == ours
+    for each in ("glibc.malloc.tcache_count=3", "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=64"):
+        assert compiling_environment({"GLIBC_TUNABLES": each}) == {"GLIBC_TUNABLES": each}
+    other = compiling_environment({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"})
+    assert other["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=2:{ours['GLIBC_TUNABLES']}"
+
+
+def test_a_program_that_cannot_start_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = []
+
+    def refuse(*arguments: object) -> None:
+        tried.append(arguments)
+        raise OSError(7, "Argument list too long")
+
+    monkeypatch.setattr(os, "execve", refuse)
+    monkeypatch.setattr(process, "_is_gnu", lambda: True)
+    monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
+    restart_for_compiling()
+    assert len(tried) == 1
+    monkeypatch.setattr(process, "_is_gnu", lambda: False)
+    restart_for_compiling()
+    monkeypatch.setattr(process, "_is_gnu", lambda: True)
+    monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
+    restart_for_compiling()
+    assert len(tried) == 1
+
+
+def test_only_the_program_itself_starts_again(tmp_path: Path) -> None:
+    """A program that calls `main` may have done what must not be done twice."""
+    for name in ("orchestrator", "wrapper.py"):
+        (tmp_path / name).write_text("from orchestrator.cli.early import is_program\nprint(is_program())")
+
+    def said(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=True,
+            env=environment,
+        )
+        return done.stdout.strip()
+
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    assert said(str(tmp_path / "orchestrator"), "compile", "game.foz") == "True"
+    assert said(str(tmp_path / "orchestrator")) == "True"
+    assert said(str(tmp_path / "wrapper.py"), "compile", "game.foz") == "False"
+    changed = "import sys; sys.argv = ['orchestrator', 'compile', 'game.foz']; "
+    assert (
+        said("-c", f"{changed}from orchestrator.cli.early import is_program; print(is_program())") == "False"
+    )
+
+
+def test_a_large_set_is_compiled_in_that_environment(tmp_path: Path) -> None:
+    """Each interpreter that starts notes its environment; the last is the one that reads the set."""
+    starts = tmp_path / "starts"
+    (tmp_path / "sitecustomize.py").write_text(
+        f"import os\nwith open({str(starts)!r}, 'a') as file:\n"
+        "    print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), file=file)\n"
+    )
+    broken = file_of(tmp_path / "zeros.foz", LARGE)
+    environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
+    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    command = (sys.executable, "-m", "orchestrator", "compile", broken, "--device", "simulated")
+    done = subprocess.run(
+        [*command, "--cache-dir", str(tmp_path / "caches")],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "zeros.foz" in done.stderr
+    noted = [line.split(" ") for line in starts.read_text().splitlines()]
+    wanted = compiling_environment({})["GLIBC_TUNABLES"] if process._is_gnu() else ""
+    assert [each[1] for each in noted] == (["", wanted] if wanted else [""])
+    assert len({each[0] for each in noted}) == 1, "the same process"
