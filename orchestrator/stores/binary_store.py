@@ -30,7 +30,6 @@ Assumptions: one object per file and process, not used after a fork. Thread-safe
 from __future__ import annotations
 
 import os
-import secrets
 import struct
 import threading
 import time
@@ -1193,7 +1192,7 @@ class _Opening:
         lock = self.path.with_name(self.path.name + "-lock")
         if lock.exists():
             self.operations.unlink(lock)
-        nonce = secrets.token_bytes(16)
+        nonce = os.urandom(16)
         # The stamp comes first, so that a store never lacks it.
         write_atomically(self.stamp, [_stamp(nonce)], self.operations)
         # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.

@@ -24,7 +24,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import secrets
 import shlex
 import stat
 import sys
@@ -395,7 +394,7 @@ _PROBE_SIZE = 1 << 16
 
 def temporary_of(path: Path) -> Path:
     """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`."""
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{TEMPORARY_SUFFIX}")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}")
 
 
 def write_atomically(

@@ -35,7 +35,6 @@ from __future__ import annotations
 import errno
 import os
 import re
-import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -346,7 +345,7 @@ def _write_sentinel(path: Path, seen: DeadSentinel, operations: FileOperations) 
 
 
 def _new_sentinel(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{secrets.token_hex(8)}{SENTINEL_SUFFIX}")
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{SENTINEL_SUFFIX}")
 
 
 def set_aside(path: Path, operations: FileOperations) -> bool:
