@@ -14,6 +14,7 @@ pipeline.
 
 from __future__ import annotations
 
+import importlib
 import os
 import platform
 import time
@@ -100,6 +101,7 @@ from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
     from orchestrator.run.identification import Identification
+    from orchestrator.sets.image.decoders import Decoders
 
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -372,6 +374,11 @@ class CompileJob:
     def _stopped(self) -> bool:
         return self.cache.stop is not None and self.cache.stop.is_set()
 
+    @property
+    def _decoders(self) -> Decoders | None:
+        """Processes that decode the set in the place of this one."""
+        return self.source.decoders if isinstance(self.source, SharedSet) else None
+
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
         self.clock.enter("read")
@@ -453,6 +460,8 @@ class CompileJob:
         if isinstance(waiting, PlannedGroup):
             chunks = planned_group(waiting, self.opener, during=self._during_step)
         else:
+            if not self._groups and self._decoders is None:
+                beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             chunks = opened_group(
                 self.source, waiting, self.opener, subset=options.subset, during=self._during_step
             )
@@ -475,8 +484,8 @@ class CompileJob:
             self._waiting.extend(opened.split)
             self._plan.take(opened)
             if not self._waiting:
-                if isinstance(self.source, SharedSet) and self.source.decoders is not None:
-                    beside.start_soon(trio.to_thread.run_sync, self.source.decoders.close)
+                if self._decoders is not None:
+                    beside.start_soon(trio.to_thread.run_sync, self._decoders.close)
                 beside.start_soon(self._save_plan, ())
             elif self._plan.is_shared:
                 # Others need not wait for what is decoded when this group was compiled.
@@ -799,6 +808,11 @@ class CompileJob:
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
         )
+
+
+def _import_decoding() -> None:
+    """Import what decodes, while a device is being opened."""
+    importlib.import_module("orchestrator.sets.image.builder")
 
 
 def _group(waiting: FeatureGroup | PlannedGroup) -> FeatureGroup:
