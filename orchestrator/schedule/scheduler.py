@@ -171,9 +171,9 @@ _LEAST_NS: Final = 250_000
 _TURN_NS: Final = 60_000
 """Nor is it shorter than this times the workers: between two calls each holds the GIL so long (estimated)."""
 
-_ANSWER_NS: Final = 1_000_000
-"""Least time of a batch of compiles towards the end, times the number of workers: with 16, 16 ms. Between
-two calls a worker holds the GIL for 250 us, and handing it over takes as long: half of the GIL stays free."""
+_ANSWER_NS: Final = 1_500_000
+"""Least time of a batch of compiles towards the end, times the number of workers: with 16, 24 ms. Between
+two calls a worker holds the GIL for 250 us. To hand it over takes as long, and up to 700 us if many wait."""
 
 _LEAST_ANSWERS: Final = 0.5
 """Part of that least time which remains at the very end, where estimates are exact: each worker then asks at

@@ -155,7 +155,7 @@ def test_batches_shrink_towards_the_end() -> None:
 
 
 def test_many_workers_leave_each_other_time_to_ask_at_the_end() -> None:
-    # 16 workers: 16 ms a batch, so 8 jobs of 1.9 ms; but never more than a worker's share of what is left,
+    # 16 workers: 24 ms a batch, so 12 jobs of 1.9 ms; but never more than a worker's share of what is left,
     # part of what the others are at included.
     scheduler = Scheduler(job_graph(1600, costs=[5_000_000] * 1600), 16, ScheduleOptions(target_ns=10**8))
     left, batches = 1600, list[tuple[int, int]]()
@@ -165,7 +165,7 @@ def test_many_workers_leave_each_other_time_to_ask_at_the_end() -> None:
         scheduler.finished(0, answer, compiles=batches[-1][1], elapsed_ns=1_900_000 * batches[-1][1])
     late = [(left, size) for left, size in batches[1:] if left < 64 * 8]
     assert late
-    assert all(size == max(1, min(8, left // 16)) for left, size in late), late
+    assert all(size == max(1, min(12, left // 16)) for left, size in late), late
 
 
 def test_a_kind_does_not_wait_for_another() -> None:
