@@ -43,6 +43,9 @@ _OBJECTS_BETWEEN_COLLECTIONS = 250_000
 _TUNABLES: Final = "GLIBC_TUNABLES"  # ld.so(8)
 _THREAD_CACHE: Final = "glibc.malloc.tcache"
 _FREED_BLOCKS: Final = f"{_THREAD_CACHE}_count=4000:{_THREAD_CACHE}_max=256"
+_KEPT: Final = (("trim_threshold", -1, 256 << 20), ("top_pad", -2, 4 << 20), ("mmap_threshold", -3, 32 << 20))
+"""Names, numbers (mallopt(3)) and bytes: what a thread keeps at the end of its memory, by how much that
+grows, and from what size on a block comes from the system."""
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
 _TLS: Final = ("trio._ssl", "trio._dtls", "trio._highlevel_ssl_helpers")
 _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
@@ -242,19 +245,52 @@ def own_interpreter() -> None:
 def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a driver's compiler allocates faster, for a process that is not yet started.
 
-    A compiler allocates and frees small blocks all the time. The GNU C library keeps freed blocks for the
+    It has the settings of `keep_freed_memory`, and one that the GNU C library reads only when a program
+    starts. A compiler allocates and frees small blocks all the time. The library keeps freed blocks for the
     thread that freed them, but only 7 of a size; the rest goes through an arena, with its lock and its
     search. RADV compiles faster with more of them (benchmarks/results). They are kept up to 256 bytes only,
-    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12. The library reads this
-    setting only when a program starts. One that the user made stays.
+    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12.
+
+    Settings that the user made stay.
 
     Args:
         environment: The variables to start from, which are not changed.
     """
     tunables = environment.get(_TUNABLES, "")
-    if _THREAD_CACHE in tunables:
-        return dict(environment)
-    return {**environment, _TUNABLES: f"{tunables}:{_FREED_BLOCKS}" if tunables else _FREED_BLOCKS}
+    added = [] if _THREAD_CACHE in tunables else [_FREED_BLOCKS]
+    if not _keeps_memory(environment):
+        added += [f"glibc.malloc.{name}={size}" for name, _, size in _KEPT]
+    return (
+        {**environment, _TUNABLES: ":".join(filter(None, (tunables, *added)))} if added else {**environment}
+    )
+
+
+def keep_freed_memory() -> None:
+    """Let this process's C library keep the memory that a compiler frees.
+
+    The GNU C library grows the memory of a thread by 128 KiB at a time, and gives back what is free at its
+    end. Each time the thread needs a lock of the system that all threads of the process share. RADV compiles
+    faster without that, the more so with many workers (benchmarks/results). Memory that was never used takes
+    none of the machine's, but counts for RLIMIT_DATA.
+
+    Settings that the user made stay. Does nothing with another C library. Thread-safe.
+    """
+    if _keeps_memory(os.environ) or not _is_gnu():
+        return
+    import ctypes
+
+    library = ctypes.CDLL(None)
+    for _, number, size in _KEPT:
+        library.mallopt(number, size)
+
+
+def _keeps_memory(environment: Mapping[str, str]) -> bool:
+    """Whether somebody has decided what the C library keeps."""
+    tunables = environment.get(_TUNABLES, "")
+    return any(
+        f"glibc.malloc.{name}=" in tunables or f"MALLOC_{name.upper()}_" in environment
+        for name, _, _ in _KEPT
+    )
 
 
 def restart_for_compiling() -> None:
@@ -263,9 +299,9 @@ def restart_for_compiling() -> None:
     Returns if the process has that environment already, its C library is another one, or it cannot be
     started again.
     """
-    environment = compiling_environment(os.environ)
-    if environment == os.environ or not (sys.executable and _is_gnu()):
+    if _THREAD_CACHE in os.environ.get(_TUNABLES, "") or not (sys.executable and _is_gnu()):
         return
+    environment = compiling_environment(os.environ)
     with contextlib.suppress(OSError):  # then it compiles a little slower
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
 

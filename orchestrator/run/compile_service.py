@@ -26,7 +26,7 @@ from attrs import define, field
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.opening import load_driver, preload
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import StageClock, save_generated_code
+from orchestrator.process import StageClock, keep_freed_memory, save_generated_code
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
@@ -194,6 +194,8 @@ class _Server:
         clock = StageClock("imports")
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         limit_memory(options.trial_limits.memory_bytes)
+        if not options.trial_limits.memory_bytes:
+            keep_freed_memory()
         # The decoders are forked here, before this process has a driver or other threads.
         turn = shared_turns.get(self.opening.archives)
         count = _decoders(request, options, self.source, in_turn=turn is not None)

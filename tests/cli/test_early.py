@@ -13,9 +13,9 @@ from orchestrator import process
 from orchestrator.cli.early import compiles_much
 from orchestrator.process import compiling_environment, restart_for_compiling
 from orchestrator.stores.kinds import PLAN
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, unsupported
 
-LARGE = 4 << 20
+LARGE = 8 << 20  # with any number of processors
 DAY_S = 86_400
 
 
@@ -27,8 +27,12 @@ def file_of(path: Path, size: int, age_s: float = 0.0) -> str:
     return str(path)
 
 
-def test_sets_of_four_mebibytes_together_are_much(tmp_path: Path) -> None:
-    half, rest = file_of(tmp_path / "a.foz", LARGE // 2), file_of(tmp_path / "b.foz", LARGE // 2)
+@pytest.mark.parametrize(("processors", "mebibytes"), [(1, 8), (2, 4), (8, 1), (64, 1)])
+def test_from_some_mebibytes_on_sets_together_are_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processors: int, mebibytes: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
+    half, rest = (file_of(tmp_path / name, mebibytes << 19) for name in ("a.foz", "b.foz"))
     empty = ["--cache-dir", str(tmp_path / "nothing")]
     assert compiles_much(["compile", half, rest, *empty])
     assert not compiles_much(["compile", half, *empty])
@@ -70,15 +74,65 @@ def test_the_directory_is_the_default_one_where_none_is_named(
     assert not compiles_much(["compile", large])
 
 
+THREAD_CACHE = "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
+KEPT = (
+    "glibc.malloc.trim_threshold=268435456:glibc.malloc.top_pad=4194304:glibc.malloc.mmap_threshold=33554432"
+)
+
+
 def test_a_setting_of_the_user_stays() -> None:
     ours = compiling_environment({"A": "b"})
-    assert ours == {"A": "b", "GLIBC_TUNABLES": ours["GLIBC_TUNABLES"]}
-    assert ours["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
+    assert ours == {"A": "b", "GLIBC_TUNABLES": f"{THREAD_CACHE}:{KEPT}"}
     assert compiling_environment(ours) == ours
-    for each in ("glibc.malloc.tcache_count=3", "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=64"):
-        assert compiling_environment({"GLIBC_TUNABLES": each}) == {"GLIBC_TUNABLES": each}
-    other = compiling_environment({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"})
-    assert other["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=2:{ours['GLIBC_TUNABLES']}"
+    for each, added in (
+        ("glibc.malloc.tcache_count=3", KEPT),
+        ("glibc.malloc.arena_max=2:glibc.malloc.tcache_max=64", KEPT),
+        ("glibc.malloc.top_pad=0", THREAD_CACHE),
+        ("glibc.malloc.arena_max=2", f"{THREAD_CACHE}:{KEPT}"),
+    ):
+        assert compiling_environment({"GLIBC_TUNABLES": each}) == {"GLIBC_TUNABLES": f"{each}:{added}"}
+    theirs = {"MALLOC_TOP_PAD_": "0"}
+    assert compiling_environment(theirs) == {**theirs, "GLIBC_TUNABLES": THREAD_CACHE}
+
+
+ALLOCATES = """
+import ctypes
+from orchestrator.process import keep_freed_memory
+class Counts(ctypes.Structure):  # of mallinfo2(3)
+    _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks".split()]
+    _fields_ += [(name, ctypes.c_size_t) for name in "fsmblks uordblks fordblks keepcost".split()]
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.mallinfo2.restype = Counts
+def grown():
+    before, _ = library.mallinfo2(), library.malloc(4_000_000)
+    after = library.mallinfo2()
+    return after.hblks - before.hblks, after.arena > before.arena + 4_000_000
+print(grown())
+keep_freed_memory()
+print(grown())
+"""
+
+
+@pytest.mark.parametrize(
+    "setting", [{}, {"MALLOC_TOP_PAD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.top_pad=0"}]
+)
+def test_what_a_compiler_frees_is_kept(setting: dict[str, str]) -> None:
+    """A large block comes from memory that the library keeps, and not from the system alone."""
+    if not process._is_gnu():
+        unsupported("another C library has other settings")
+    names = ("GLIBC_TUNABLES", "MALLOC_TOP_PAD_")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    done = subprocess.run(
+        [sys.executable, "-c", ALLOCATES],
+        env={**environment, **setting},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    alone, kept = "(1, False)", "(0, True)"
+    assert done.stdout.splitlines() == [alone, alone if setting else kept]
 
 
 def test_a_program_that_cannot_start_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
