@@ -47,7 +47,16 @@ _KEPT: Final = (("trim_threshold", -1, 256 << 20), ("top_pad", -2, 4 << 20), ("m
 """Names, numbers (mallopt(3)) and bytes: what a thread keeps at the end of its memory, by how much that
 grows, and from what size on a block comes from the system."""
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
-_TLS: Final = ("trio._ssl", "trio._dtls", "trio._highlevel_ssl_helpers")
+_NETWORK: Final = (
+    "idna",
+    "trio._ssl",
+    "trio._dtls",
+    "trio._highlevel_open_tcp_listeners",
+    "trio._highlevel_open_tcp_stream",
+    "trio._highlevel_open_unix_stream",
+    "trio._highlevel_serve_listeners",
+    "trio._highlevel_ssl_helpers",
+)
 _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
 
 
@@ -216,7 +225,7 @@ def own_interpreter() -> None:
       numbers.
     - The process's clock begins at the time when the system started the process.
     - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings; trio has no
-      TLS, which no process of ours uses and which takes 12 ms to import.
+      network connections, which no process of ours makes and which take 15 ms to import.
     - SIGCHLD is no longer ignored. A child inherits that from its caller, and then the system would not tell
       how the processes that it starts have ended.
     - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
@@ -225,6 +234,7 @@ def own_interpreter() -> None:
     - The garbage collector runs more rarely. Imports make a hundred thousand objects that live as long as the
       process; to search them for cycles again and again took a tenth of the start.
     """
+    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # first: what is imported here makes objects, too
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
@@ -234,12 +244,11 @@ def own_interpreter() -> None:
         _generated.append(keep_generated_code())
         atexit.register(save_generated_code)
         sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
-        for name in _TLS:
+        for name in _NETWORK:
             sys.modules.setdefault(name, _Unused(name))
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)
 
 
 def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:

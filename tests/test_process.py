@@ -101,14 +101,14 @@ print(len(os.listdir("/proc/self/task")), gc.get_threshold()[0] > 10_000, *clock
     assert python(code).stdout.split() == ["1", "True", "start", "imports"]
 
 
-def test_an_interpreter_of_ours_has_trio_without_tls() -> None:
+def test_an_interpreter_of_ours_has_trio_without_connections() -> None:
     code = """
 import sys
 from orchestrator.process import own_interpreter
 own_interpreter()
 import trio
-print(trio.run(trio.to_thread.run_sync, len, "works"), "ssl" in sys.modules)
-for name in ("SSLStream", "DTLSEndpoint", "open_ssl_over_tcp_stream"):
+print(trio.run(trio.to_thread.run_sync, len, "works"), {"ssl", "idna.core"} & sys.modules.keys())
+for name in ("SSLStream", "DTLSEndpoint", "open_ssl_over_tcp_stream", "open_tcp_stream", "serve_tcp"):
     try:
         getattr(trio, name)(None)
     except RuntimeError as error:
@@ -118,10 +118,12 @@ print(ssl.create_default_context() is not None)
 """
     none = "is not available in a process of the orchestrator"
     assert python(code).stdout.splitlines() == [
-        "5 False",
+        "5 set()",
         f"trio._ssl.SSLStream {none}",
         f"trio._dtls.DTLSEndpoint {none}",
         f"trio._highlevel_ssl_helpers.open_ssl_over_tcp_stream {none}",
+        f"trio._highlevel_open_tcp_stream.open_tcp_stream {none}",
+        f"trio._highlevel_open_tcp_listeners.serve_tcp {none}",
         "True",
     ]
 
