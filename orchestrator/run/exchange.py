@@ -35,8 +35,8 @@ _WAIT = Wait()
 class Exchange:
     """The scheduler, shared by the workers and who steers.
 
-    `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all else
-    belongs to the trio thread.
+    `swap`, `unneeded`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all
+    else belongs to the trio thread.
 
     Args:
         scheduler: Who decides what is next; nobody else may use it from now on.
@@ -190,6 +190,19 @@ class Exchange:
                 self._waiting += 1
                 if (self._listeners or self.patient) and self.at_rest:
                     self._tell()
+            return answer, self._changes
+
+    def unneeded(self, worker: int) -> tuple[Wait | Done | None, int]:
+        """Whether a worker without a batch need not `swap`, by `Scheduler.unneeded`; with the changes so far.
+
+        Quick enough for the trio thread, so that such a worker needs no thread of its own.
+        """
+        with self._lock:
+            answer = self._scheduler.unneeded(worker)
+            if isinstance(answer, Wait):
+                self._idle.add(worker)
+                self._not_needed = True
+                self._waiting += 1
             return answer, self._changes
 
     def cancel(self) -> None:

@@ -86,7 +86,7 @@ from orchestrator.run.records import (
     timing_of,
 )
 from orchestrator.run.steering import SteeredRun, Steering
-from orchestrator.schedule import Assignment, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
+from orchestrator.schedule import Assignment, Done, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
 
 if TYPE_CHECKING:
     from orchestrator.run.supply import SpirvSupply
@@ -279,15 +279,20 @@ class Worker:
             ExternalSynchronizationError: The caller uses the cache at the same time.
         """
         while True:
-            seen = await trio.to_thread.run_sync(self._stint, abandon_on_cancel=False, limiter=limiter)
-            if seen is None:
+            answer, seen = self._exchange.unneeded(self.number)
+            if answer is None:
+                answer, seen = await trio.to_thread.run_sync(
+                    self._stint, abandon_on_cancel=False, limiter=limiter
+                )
+            if not isinstance(answer, Wait):
+                self.arrived_ns = self.arrived_ns or time.perf_counter_ns()
                 return
             began_ns = time.perf_counter_ns()
             await self._exchange.wait_changed(seen)
             self.waiting_ns += time.perf_counter_ns() - began_ns
 
-    def _stint(self) -> int | None:
-        """Work in this thread until nothing can be assigned now (a number of changes) or ever (None)."""
+    def _stint(self) -> tuple[Wait | Done, int]:
+        """Work in this thread until nothing can be assigned, now or ever; with the number of changes."""
         ended: Assignment | None = None
         done = _Ended()
         began = Usage.now()
@@ -312,10 +317,9 @@ class Worker:
                 self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
         self.usage = self.usage.plus(Usage.now(), began)
-        if isinstance(answer, Wait):
-            return seen
-        self.arrived_ns = time.perf_counter_ns()
-        return None
+        if isinstance(answer, Done):
+            self.arrived_ns = time.perf_counter_ns()
+        return answer, seen
 
     def _goes_on(self) -> bool:
         """Whether the next call of a batch may be made."""

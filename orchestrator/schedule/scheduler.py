@@ -1198,9 +1198,24 @@ class Scheduler:
     @property
     def satisfied(self) -> bool:
         """Whether only expected hits are queued, and as many workers as may take them have some."""
+        return not self._team.has_room and self._has_only_hits
+
+    def unneeded(self, worker: int) -> Wait | Done | None:
+        """Whether a worker without a batch need not `request` one: told at once, and nothing is assigned.
+
+        Returns:
+            Done if nothing is left for anybody. Wait if only expected hits are queued and the workers before
+            it are as many as may take them at a time. Else None.
+        """
+        if self._cancelled or not (self._table.queued or self._open):
+            return _DONE
+        return _WAIT if worker >= self._team.most and self._has_only_hits else None
+
+    @property
+    def _has_only_hits(self) -> bool:
         life, table = self._life, self._table
         only_hits = life.hits.open and not (life.queue.open or life.wave.open)
-        return bool(only_hits) and not self._team.has_room and table.queued == table.states[READY]
+        return bool(only_hits) and table.queued == table.states[READY]
 
     @property
     def in_flight(self) -> int:

@@ -163,7 +163,15 @@ class Schedule(RuleBasedStateMachine):
             for job, state in enumerate(before)
             if state is JobState.READY and flags[job] & SPECULATIVE
         }
+        told = scheduler.unneeded(worker)
         answer = scheduler.request(worker, self.now_ns)
+        assert told != Done(), "the stream is open, so there is no end"
+        compiles = [
+            job
+            for job, state in enumerate(before)
+            if state is JobState.READY and flags[job] & (HIT | SPECULATIVE) != HIT
+        ]
+        assert told is None or not compiles, "it is told to wait while a compile is ready"
         if not isinstance(answer, Assignment):
             assert not urgent or self.deadline_ns is not None, "a worker idles while a job is ready"
             assert isinstance(answer, (Wait, Paused)), "the stream is open, so there is no end"
