@@ -48,6 +48,11 @@ def temporary_folder(what: str) -> Iterator[Path]:
             os.close(lock)
 
 
+def is_temporary(path: str) -> bool:
+    """Whether a path leads into such a folder."""
+    return any(map(_OURS.fullmatch, Path(path).parts))
+
+
 def sweep_folders(directory: Path) -> list[Path]:
     """Remove the folders of processes that are gone; returns their paths. Never raises an OSError."""
     removed = []

@@ -184,7 +184,15 @@ def explain_system(error: BaseException) -> Failure | None:
     where = {"path": _utf8(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
     place = f"{where['path']}: " if where else ""
     message = f"{place}{os.strerror(error.errno or 0)}"
+    step = _temporary_step(where.get("path", "")) or step
     return Failure("system", message, step, ExitCode.BAD_INPUT, where)
+
+
+def _temporary_step(path: str) -> str:
+    """What to do if a temporary file of ours cannot be written, whose place no option names; else ""."""
+    from orchestrator.temporary import is_temporary
+
+    return "make room there, or name another folder with TMPDIR" if is_temporary(path) else ""
 
 
 def _refused_step(reason: str) -> str:
@@ -226,6 +234,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
             if "there is no store" in message:
                 step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
             where = {"path": _utf8(str(vars(error)["path"]))}
+            step = _temporary_step(where["path"]) or step
             return Failure("store", message, step, ExitCode.BAD_INPUT, where)
     return Failure("other", message, getattr(error, "next_step", ""), ExitCode.BAD_INPUT, {})
 

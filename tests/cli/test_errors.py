@@ -69,6 +69,16 @@ def test_an_archive_that_cannot_be_opened_is_no_case_for_inspect() -> None:
     assert step == "check the path"
 
 
+@pytest.mark.parametrize("folder", ["/tmp/orchestrator-calibrate-0a1b2c3d", "/tmp/own"])
+def test_for_a_temporary_file_no_option_is_named(folder: str) -> None:
+    full = OSError(errno.ENOSPC, "", f"{folder}/x")
+    steps = [explain(SaveError(Path(folder, "x"), "write", "full")).next_step]
+    steps += [each.next_step for each in [explain_system(full)] if each is not None]
+    of_options = "TMPDIR" not in steps[0]
+    assert of_options == (folder == "/tmp/own")
+    assert [("TMPDIR" in each, "--cache-dir" in each) for each in steps] == [(not of_options, of_options)] * 2
+
+
 def test_names_that_are_not_utf8_can_be_reported(capsys: pytest.CaptureFixture[str]) -> None:
     report(explain(ArchiveError("\udcff.foz", 0, "x")), json=True)
     assert json.loads(capsys.readouterr().out)["error"]["path"] == "\\xff.foz"
