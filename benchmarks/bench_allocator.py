@@ -3,7 +3,8 @@
 Each sample is a whole `orchestrator compile` with an empty cache directory, timed from outside. A contender
 is how many blocks of a size glibc keeps, and up to what size (glibc.malloc.tcache_count, tcache_max); by
 itself it keeps 7, up to 1,032 bytes. The last contender has no setting: the program chooses, with the start
-that this takes. `peak_mib` is the memory of its largest process.
+that this takes. `peak_mib` is the memory of its largest process. All of
+them have the larger steps that the program sets (`keep_freed_memory`).
 
 Command: python benchmarks/bench_allocator.py --device radv:navi21 --set sascha.foz --workers 2 --samples 7
 """

@@ -48,7 +48,6 @@ _KEPT: Final = (("trim_threshold", -1, 256 << 20), ("top_pad", -2, 4 << 20), ("m
 grows, and from what size on a block comes from the system."""
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
 _NETWORK: Final = (
-    "idna",
     "trio._ssl",
     "trio._dtls",
     "trio._highlevel_open_tcp_listeners",
@@ -225,7 +224,7 @@ def own_interpreter() -> None:
       numbers.
     - The process's clock begins at the time when the system started the process.
     - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings; trio has no
-      network connections, which no process of ours makes and which take 15 ms to import.
+      network connections, which no process of ours makes and which take 13 ms to import.
     - SIGCHLD is no longer ignored. A child inherits that from its caller, and then the system would not tell
       how the processes that it starts have ended.
     - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
@@ -254,24 +253,19 @@ def own_interpreter() -> None:
 def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a driver's compiler allocates faster, for a process that is not yet started.
 
-    It has the settings of `keep_freed_memory`, and one that the GNU C library reads only when a program
-    starts. A compiler allocates and frees small blocks all the time. The library keeps freed blocks for the
+    A compiler allocates and frees small blocks all the time. The GNU C library keeps freed blocks for the
     thread that freed them, but only 7 of a size; the rest goes through an arena, with its lock and its
     search. RADV compiles faster with more of them (benchmarks/results). They are kept up to 256 bytes only,
-    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12.
-
-    Settings that the user made stay.
+    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12. The library reads this
+    setting only when a program starts; `keep_freed_memory` makes others. One that the user made stays.
 
     Args:
         environment: The variables to start from, which are not changed.
     """
     tunables = environment.get(_TUNABLES, "")
-    added = [] if _THREAD_CACHE in tunables else [_FREED_BLOCKS]
-    if not _keeps_memory(environment):
-        added += [f"glibc.malloc.{name}={size}" for name, _, size in _KEPT]
-    return (
-        {**environment, _TUNABLES: ":".join(filter(None, (tunables, *added)))} if added else {**environment}
-    )
+    if _THREAD_CACHE in tunables:
+        return {**environment}
+    return {**environment, _TUNABLES: ":".join(filter(None, (tunables, _FREED_BLOCKS)))}
 
 
 def keep_freed_memory() -> None:
@@ -284,7 +278,7 @@ def keep_freed_memory() -> None:
 
     Settings that the user made stay. Does nothing with another C library. Thread-safe.
     """
-    if _keeps_memory(os.environ) or not _is_gnu():
+    if _keeps_memory() or not _is_gnu():
         return
     import ctypes
 
@@ -293,20 +287,19 @@ def keep_freed_memory() -> None:
         library.mallopt(number, size)
 
 
-def _keeps_memory(environment: Mapping[str, str]) -> bool:
-    """Whether somebody has decided what the C library keeps."""
-    tunables = environment.get(_TUNABLES, "")
+def _keeps_memory() -> bool:
+    """Whether the user has decided what the C library keeps."""
+    tunables = os.environ.get(_TUNABLES, "")
     return any(
-        f"glibc.malloc.{name}=" in tunables or f"MALLOC_{name.upper()}_" in environment
-        for name, _, _ in _KEPT
+        f"glibc.malloc.{name}=" in tunables or f"MALLOC_{name.upper()}_" in os.environ for name, _, _ in _KEPT
     )
 
 
 def restart_for_compiling() -> None:
     """Start this program again in its `compiling_environment`, which takes as long as to start Python.
 
-    Returns if the process has that environment already, its C library is another one, or it cannot be
-    started again.
+    Returns if the environment sets the thread caches already, by this program or by the user, if the C
+    library is another one, or if the process cannot be started again.
     """
     if _THREAD_CACHE in os.environ.get(_TUNABLES, "") or not (sys.executable and _is_gnu()):
         return

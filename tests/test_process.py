@@ -107,7 +107,7 @@ import sys
 from orchestrator.process import own_interpreter
 own_interpreter()
 import trio
-print(trio.run(trio.to_thread.run_sync, len, "works"), {"ssl", "idna.core"} & sys.modules.keys())
+print(trio.run(trio.to_thread.run_sync, len, "works"), "ssl" in sys.modules)
 for name in ("SSLStream", "DTLSEndpoint", "open_ssl_over_tcp_stream", "open_tcp_stream", "serve_tcp"):
     try:
         getattr(trio, name)(None)
@@ -118,7 +118,7 @@ print(ssl.create_default_context() is not None)
 """
     none = "is not available in a process of the orchestrator"
     assert python(code).stdout.splitlines() == [
-        "5 set()",
+        "5 False",
         f"trio._ssl.SSLStream {none}",
         f"trio._dtls.DTLSEndpoint {none}",
         f"trio._highlevel_ssl_helpers.open_ssl_over_tcp_stream {none}",

@@ -76,12 +76,14 @@ def calibrate_verb(
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.devices import own_process
+    from orchestrator.process import keep_freed_memory
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
     own_process(device)
+    keep_freed_memory()  # as where a compile does its work; processes of samples are forks of this one
     output = Output(json=json)
     damage = damage_to_measure(names)
     if damage:

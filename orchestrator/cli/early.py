@@ -23,10 +23,11 @@ _PLAN_SUFFIX: Final = ".plan"  # of orchestrator.stores.kinds.PLAN, which import
 
 
 def compiles_much(tokens: Sequence[str]) -> bool:
-    """Whether the work probably takes seconds, so that it is worth 10 to 30 ms to start again for it.
+    """Whether the work probably takes seconds, so that it is worth 10 to 25 ms to start again for it.
 
-    To calibrate does. To compile does from 4 MiB of sets on with 2 processors, from 1 MiB on with 8 and more,
-    unless they were compiled before: a plan in the directory of cache files is newer than all of them.
+    To calibrate does. To compile does from 8 MiB of sets divided by the number of processors on, and not
+    below 1 MiB, unless they were compiled before: a plan in the directory of cache files is newer than all of
+    them.
 
     Args:
         tokens: The arguments of the command line.

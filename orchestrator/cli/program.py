@@ -212,9 +212,7 @@ def _without_searching() -> Iterator[None]:
     import ctypes
 
     name = "ctypes.util"
-    if name in sys.modules:
-        yield
-        return
+    there = sys.modules.pop(name, None)  # of an import before the program
     asked = ModuleType(name)
     vars(asked)["find_library"] = {"pthread": "libpthread.so.0"}.get
     sys.modules[name] = ctypes.util = asked
@@ -222,6 +220,8 @@ def _without_searching() -> Iterator[None]:
         yield
     finally:
         del sys.modules[name], ctypes.util
+        if there is not None:
+            sys.modules[name] = ctypes.util = there
 
 
 def _parse(tokens: Sequence[str], told: int) -> NoReturn:

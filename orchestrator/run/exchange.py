@@ -218,7 +218,7 @@ class Exchange:
         self.cancel()
 
     async def wait_changed(self, seen: int) -> None:
-        """Wait until something changed since an answer of `swap` that was Wait."""
+        """Wait until something changed since an answer of `swap` or `unneeded` that was Wait."""
         try:
             # Between this test and the parking there is no checkpoint, and a change unparks from the trio
             # thread, so no change is missed.

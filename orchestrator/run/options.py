@@ -107,7 +107,7 @@ class RunOptions:
     """How the pipelines of a prepared set are created.
 
     Attributes:
-        workers: Number of workers, one thread each; None for `available_workers`.
+        workers: Number of workers, at most one thread each; None for `available_workers`.
         mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
             synchronized ones, and says so in the report's notes. TWO_LEVEL falls back to PER_WORKER with a
             rolling merge where the device cannot forbid compiling.

@@ -104,6 +104,7 @@ class HitTeam:
 
     Attributes:
         most: How many workers may take hits at a time.
+        in_flight: How many have some.
     """
 
     def __init__(self, workers: int, *, few: bool) -> None:
@@ -111,13 +112,13 @@ class HitTeam:
         self.most = min(_FIRST_TEAM, workers) if few else workers
         self._best = self.most
         self._open = self.most < workers
-        self._in_flight = 0
+        self.in_flight = 0
         self._best_rate = 0.0
         self._begin()
 
     def _begin(self) -> None:
         # A batch that began with fewer workers says nothing about the new number.
-        self._ignored = self._in_flight
+        self._ignored = self.in_flight
         self._batches = 0
         self._hits = 0
         self._elapsed_ns = 0
@@ -125,15 +126,15 @@ class HitTeam:
     @property
     def has_room(self) -> bool:
         """Whether one more worker may take hits."""
-        return self._in_flight < self.most
+        return self.in_flight < self.most
 
     def joined(self) -> None:
         """A worker was given hits."""
-        self._in_flight += 1
+        self.in_flight += 1
 
     def left(self, hits: int, compiles: int, elapsed_ns: int) -> None:
         """A worker has ended a batch of expected hits, with so many hits and compiles, in `elapsed_ns`."""
-        self._in_flight -= 1
+        self.in_flight -= 1
         if not self._open:
             return
         if compiles:
@@ -1204,12 +1205,15 @@ class Scheduler:
         """Whether a worker without a batch need not `request` one: told at once, and nothing is assigned.
 
         Returns:
-            Done if nothing is left for anybody. Wait if only expected hits are queued and the workers before
-            it are as many as may take them at a time. Else None.
+            Done if nothing is left for anybody. Wait if only expected hits are queued, and enough workers
+            before it are free for them; not under a deadline, after which all are sent away. Else None.
         """
         if self._cancelled or not (self._table.queued or self._open):
             return _DONE
-        return _WAIT if worker >= self._team.most and self._has_only_hits else None
+        if self._deadline_ns != math.inf or not self._has_only_hits:
+            return None
+        compiling = sum(each is not None for each in self._assigned) - self._team.in_flight
+        return _WAIT if worker >= self._team.most + compiling else None
 
     @property
     def _has_only_hits(self) -> bool:

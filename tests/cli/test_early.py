@@ -74,25 +74,15 @@ def test_the_directory_is_the_default_one_where_none_is_named(
     assert not compiles_much(["compile", large])
 
 
-THREAD_CACHE = "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
-KEPT = (
-    "glibc.malloc.trim_threshold=268435456:glibc.malloc.top_pad=4194304:glibc.malloc.mmap_threshold=33554432"
-)
-
-
 def test_a_setting_of_the_user_stays() -> None:
     ours = compiling_environment({"A": "b"})
-    assert ours == {"A": "b", "GLIBC_TUNABLES": f"{THREAD_CACHE}:{KEPT}"}
+    assert ours == {"A": "b", "GLIBC_TUNABLES": ours["GLIBC_TUNABLES"]}
+    assert ours["GLIBC_TUNABLES"] == "glibc.malloc.tcache_count=4000:glibc.malloc.tcache_max=256"
     assert compiling_environment(ours) == ours
-    for each, added in (
-        ("glibc.malloc.tcache_count=3", KEPT),
-        ("glibc.malloc.arena_max=2:glibc.malloc.tcache_max=64", KEPT),
-        ("glibc.malloc.top_pad=0", THREAD_CACHE),
-        ("glibc.malloc.arena_max=2", f"{THREAD_CACHE}:{KEPT}"),
-    ):
-        assert compiling_environment({"GLIBC_TUNABLES": each}) == {"GLIBC_TUNABLES": f"{each}:{added}"}
-    theirs = {"MALLOC_TOP_PAD_": "0"}
-    assert compiling_environment(theirs) == {**theirs, "GLIBC_TUNABLES": THREAD_CACHE}
+    for each in ("glibc.malloc.tcache_count=3", "glibc.malloc.arena_max=2:glibc.malloc.tcache_max=64"):
+        assert compiling_environment({"GLIBC_TUNABLES": each}) == {"GLIBC_TUNABLES": each}
+    other = compiling_environment({"GLIBC_TUNABLES": "glibc.malloc.arena_max=2"})
+    assert other["GLIBC_TUNABLES"] == f"glibc.malloc.arena_max=2:{ours['GLIBC_TUNABLES']}"
 
 
 ALLOCATES = """

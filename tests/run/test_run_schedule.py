@@ -128,6 +128,21 @@ async def test_who_is_not_needed_for_hits_takes_no_thread(monkeypatch: pytest.Mo
     device.close()
 
 
+@pytest.mark.parametrize("limit_s", [0.0, 0.0005])
+async def test_all_workers_are_sent_away_when_the_time_is_over(limit_s: float) -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device, 300)
+    primary = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
+    hits = JobGraph.of_image(prepared.image, hits=np.ones(300, np.bool_))
+    scheduler = Scheduler(hits, 8, ScheduleOptions(few_for_hits=True, batch_limit=1, pin_followers=False))
+    options = RunOptions(workers=8, mode=CacheMode.SHARED, time_limit_s=limit_s)
+    with trio.fail_after(60):
+        report = await run_pipelines(device, prepared, options, primary=primary, scheduler=scheduler)
+    assert report.compiled == 0
+    assert report.stopped or limit_s
+    device.close()
+
+
 @pytest.mark.parametrize("warm", [False, True])
 async def test_a_run_that_begins_with_data_expects_hits_in_the_order_of_the_set(warm: bool) -> None:
     device = SimulatedDevice()

@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.schedule import Assignment, Done, JobState, ScheduleOptions, Scheduler, Wait
 from orchestrator.schedule.scheduler import HitTeam
-from tests.schedule.machine import job_graph
+from tests.schedule.machine import job_graph, jobs_of, requested
 
 WORKERS = 16
 
@@ -71,6 +71,20 @@ def test_who_is_not_needed_for_hits_compiles_meanwhile() -> None:
     assert len([job for job in first if job < 37]) == 2
     assert sorted(job for job in first if job >= 37) == [37, 38, 39]
     assert scheduler.satisfied
+
+
+def test_who_may_get_hits_is_not_told_that_it_is_not_needed() -> None:
+    graph = job_graph(302, hits=[job > 1 for job in range(302)], costs=[10**9] * 2 + [10**6] * 300)
+    scheduler = Scheduler(graph, 8, ScheduleOptions(few_for_hits=True, pin_followers=False))
+    assert scheduler.unneeded(7) is None  # it may get a compile
+    assert [jobs_of(requested(scheduler, worker)) for worker in (0, 1)] == [[0], [1]]
+    # Both compile for long, so two others take the hits.
+    assert [scheduler.unneeded(worker) for worker in (2, 3)] == [None, None]
+    assert scheduler.unneeded(4) == Wait()
+    scheduler.set_deadline(10**9)
+    assert scheduler.unneeded(4) is None  # after it, all are sent away
+    scheduler.cancel()
+    assert scheduler.unneeded(4) == Done()
 
 
 def test_workers_that_are_not_needed_are_told_so_until_hits_turn_out_to_be_compiles() -> None:
