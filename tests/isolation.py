@@ -3,13 +3,15 @@
 One process is one driver, so the tests of each real device run in a process of its own, and a test does not
 have to know. All tests of one target go to one child pytest; what it reports is replayed here as if the
 tests had run here, with their failures, durations and captured output. The children run one after another,
-beside the tests of the session's own process, which come first.
+beside the tests of the session's own process, which come first. Where nearly all tests are run, those of the
+command line go to a child, too: else two processors are half idle.
 
 Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
 session; the process of the session itself never opens a driver on behalf of such a test. No child is left.
 
-Which tests: those that are parametrized with a `selector` of a real device (tests.drivers.each_driver and
-each_device), or carry its name in their mark: pytest.mark.driver("radv:navi31").
+Which tests are a device's: those that are parametrized with a `selector` of a real device
+(tests.drivers.each_driver and each_device), or carry its name in their mark:
+pytest.mark.driver("radv:navi31").
 
 To debug one of them in its own process, set ORCHESTRATOR_TEST_TARGET to its target: nothing is relayed
 then.
@@ -20,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -34,6 +37,9 @@ from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driv
 
 TARGET_VARIABLE = "ORCHESTRATOR_TEST_TARGET"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
+APART = "command line"
+_APART_FOLDER = REPOSITORY / "tests" / "cli"
+_MANY = 3_000
 
 Reports = dict[str, list[pytest.TestReport]]
 
@@ -102,7 +108,8 @@ class _Sessions:
         names.write_text(
             "".join(f"{each.path}::{each.nodeid.partition('::')[2]}\n" for each in items), "utf-8"
         )
-        environment = driver_environment(target) | {TARGET_VARIABLE: target, REPORTS_VARIABLE: str(rows)}
+        own = dict(os.environ) if target == APART else driver_environment(target)
+        environment = own | {TARGET_VARIABLE: target, REPORTS_VARIABLE: str(rows)}
         return {
             "target": target,
             "command": _command(items[0].config, names),
@@ -112,7 +119,7 @@ class _Sessions:
 
     def _file(self, target: str, what: str) -> Path:
         assert self._folder is not None
-        return Path(self._folder.name) / f"{target.replace(':', '-')}.{what}"
+        return Path(self._folder.name) / f"{re.sub('[: ]', '-', target)}.{what}"
 
 
 def _command(config: pytest.Config, names: Path) -> list[str]:
@@ -125,10 +132,11 @@ def _command(config: pytest.Config, names: Path) -> list[str]:
 
 
 _SESSIONS = pytest.StashKey[_Sessions]()
+_HAS_MANY = pytest.StashKey[bool]()
 
 
 def target_of(item: pytest.Item) -> str | None:
-    """The target whose process a test belongs in; None for the process of the session."""
+    """The target whose process a test belongs in, or APART; None for the process of the session."""
     if TARGET_VARIABLE in os.environ:
         return None
     mark = item.get_closest_marker("driver")
@@ -139,7 +147,8 @@ def target_of(item: pytest.Item) -> str | None:
         # Without the driver the test runs here, where its fixture says what is missing.
         if isinstance(each, str) and is_driver(each) and find_manifest(each):
             return each
-    return None
+    has_many = item.config.stash.get(_HAS_MANY, False)
+    return APART if has_many and _APART_FOLDER in item.path.parents else None
 
 
 class _Recorder:
@@ -167,8 +176,9 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(_Recorder(config, Path(path)))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tests of other processes come last: pytest tears fixtures down on the way from one test to the next."""
+    config.stash[_HAS_MANY] = len(items) > _MANY
     items.sort(key=lambda item: target_of(item) or "")
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import isolation
 from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY, driver_manifest
 
@@ -113,6 +114,21 @@ def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.driver
+def test_of_many_tests_those_of_the_command_line_go_to_a_child(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(isolation.TARGET_VARIABLE, raising=False)
+    many = isolation._HAS_MANY
+    for has_many, folder, target in (
+        (True, Path(__file__).parent, isolation.APART),
+        (True, Path(__file__).with_name("cli"), None),
+        (False, Path(__file__).parent, None),
+    ):
+        monkeypatch.setitem(request.config.stash, many, has_many)  # type: ignore[arg-type]
+        monkeypatch.setattr(isolation, "_APART_FOLDER", folder)
+        assert isolation.target_of(request.node) == target
+
+
 def test_a_session_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
     """The sessions of targets run beside the session's own tests."""
     note = tmp_path / "note"
