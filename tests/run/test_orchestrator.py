@@ -443,7 +443,7 @@ async def test_time_on_the_run_queue_that_was_not_known_once_is_said_to_be_unkno
     monkeypatch: pytest.MonkeyPatch, first: bool, later: bool, said: bool
 ) -> None:
     # A worker asks its meter whenever it ends a stay in its thread. One of the two finds nothing at first,
-    # since all links what the other one compiles, and so stays twice.
+    # since all links what the other one compiles, and so asks before it.
     told: list[bool] = []
     somebody_waits = threading.Event()
 
@@ -460,7 +460,7 @@ async def test_time_on_the_run_queue_that_was_not_known_once_is_said_to_be_unkno
     device = SimulatedDevice(SimulatedOptions(on_compile=hold))
     image = simulated_image(range(20), libraries={index: [0] for index in range(1, 20)})
     report = await run_pipelines(device, device.prepare(image), RunOptions(workers=2))
-    assert len(told) >= 3
+    assert len(told) >= 2
     assert any("time on the run queue is not known" in note for note in report.notes) == said
 
 
