@@ -1,10 +1,15 @@
-"""How much faster does a driver compile when the C library keeps more freed blocks for each thread?
+"""How much faster does a driver compile when the C library keeps more freed memory for each thread?
 
-Each sample is a whole `orchestrator compile` with an empty cache directory, timed from outside. A contender
-is how many blocks of a size glibc keeps, and up to what size (glibc.malloc.tcache_count, tcache_max); by
-itself it keeps 7, up to 1,032 bytes. The last contender has no setting: the program chooses, with the start
-that this takes. `peak_mib` is the memory of its largest process. All of
-them have the larger steps that the program sets (`keep_freed_memory`).
+Each sample is a whole `orchestrator compile` with an empty cache directory, timed from outside. The
+contenders:
+
+    glibc                  its own settings
+    steps                  larger steps of a thread's memory, which the program sets while it runs
+    N blocks of B bytes    steps, and N freed blocks of a size, up to B bytes (glibc.malloc.tcache_count,
+                           tcache_max); by itself glibc keeps 7, up to 1,032 bytes
+    the program's choice   no setting: the program may start again for the blocks, with the time that takes
+
+`peak_mib` is the memory of the largest process.
 
 Command: python benchmarks/bench_allocator.py --device radv:navi21 --set sascha.foz --workers 2 --samples 7
 """
@@ -20,16 +25,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, compiled, set_parser_of
 
-_SETTINGS = ((7, 1_032), (1_000, 1_032), (4_000, 1_032), (4_000, 256))
+_BLOCKS = "glibc.malloc.tcache_count={}:glibc.malloc.tcache_max={}"
+_OWN = _BLOCKS.format(7, 1_032)
+_KEPT = ((1_000, 1_032), (4_000, 1_032), (4_000, 256))
+_SETTINGS = {
+    "glibc": f"{_OWN}:glibc.malloc.top_pad=131072",  # where the user sets it, the program sets no steps
+    "steps": _OWN,
+    **{f"{blocks} blocks of {size} bytes": _BLOCKS.format(blocks, size) for blocks, size in _KEPT},
+    "the program's choice": "",
+}
 _VARIABLE = "GLIBC_TUNABLES"
 
 
 def measure(job: Job) -> Figures:
     """Run one compile."""
     os.environ.pop(_VARIABLE, None)
-    if job["kept"]:
-        blocks, size = job["kept"]
-        os.environ[_VARIABLE] = f"glibc.malloc.tcache_count={blocks}:glibc.malloc.tcache_max={size}"
+    if job["tunables"]:
+        os.environ[_VARIABLE] = job["tunables"]
     with tempfile.TemporaryDirectory() as folder:
         figures, report = compiled(job["set"], job["target"], job["workers"], Path(folder, "cache"))
     return {
@@ -49,10 +61,7 @@ def main() -> None:
     if answer_if_asked(options, measure):
         return
     common = {"set": options.set, "target": options.device, "workers": options.workers}
-    jobs: dict[str, Job] = {
-        f"{blocks} blocks of {size} bytes": {**common, "kept": [blocks, size]} for blocks, size in _SETTINGS
-    }
-    jobs["the program's choice"] = {**common, "kept": []}
+    jobs: dict[str, Job] = {name: {**common, "tunables": each} for name, each in _SETTINGS.items()}
     compare(__file__, jobs, options, figure=options.figure)
 
 

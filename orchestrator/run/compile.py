@@ -88,7 +88,7 @@ from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
 from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
 from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.image.shared_set import SharedSet
+from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
@@ -101,7 +101,6 @@ from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
     from orchestrator.run.identification import Identification
-    from orchestrator.sets.image.decoders import Decoders
 
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
@@ -374,11 +373,6 @@ class CompileJob:
     def _stopped(self) -> bool:
         return self.cache.stop is not None and self.cache.stop.is_set()
 
-    @property
-    def _decoders(self) -> Decoders | None:
-        """Processes that decode the set in the place of this one."""
-        return self.source.decoders if isinstance(self.source, SharedSet) else None
-
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""
         self.clock.enter("read")
@@ -460,7 +454,7 @@ class CompileJob:
         if isinstance(waiting, PlannedGroup):
             chunks = planned_group(waiting, self.opener, during=self._during_step)
         else:
-            if not self._groups and self._decoders is None:
+            if not self._groups and decoders_of(self.source) is None:
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             chunks = opened_group(
                 self.source, waiting, self.opener, subset=options.subset, during=self._during_step
@@ -484,8 +478,8 @@ class CompileJob:
             self._waiting.extend(opened.split)
             self._plan.take(opened)
             if not self._waiting:
-                if self._decoders is not None:
-                    beside.start_soon(trio.to_thread.run_sync, self._decoders.close)
+                if (decoders := decoders_of(self.source)) is not None:
+                    beside.start_soon(trio.to_thread.run_sync, decoders.close)
                 beside.start_soon(self._save_plan, ())
             elif self._plan.is_shared:
                 # Others need not wait for what is decoded when this group was compiled.

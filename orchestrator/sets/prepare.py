@@ -36,7 +36,7 @@ from orchestrator.errors import OrchestratorError, UnknownPipelineError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
-from orchestrator.sets.image.shared_set import SharedSet
+from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import AskedDevice, DeviceAnswer, PlannedGroup, changed_answer
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
@@ -286,8 +286,7 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 
 def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
     """The image of some pipelines, by the decoders of the set where it has them."""
-    decoders = source.decoders if isinstance(source, SharedSet) else None
-    if decoders is not None:
+    if (decoders := decoders_of(source)) is not None:
         return decoders.build_image(source, jobs, capabilities)
     from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
 

@@ -43,6 +43,11 @@ class DecodingTurn:
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
 
 
+def decoders_of(source: PipelineSet) -> Decoders | None:
+    """Processes that decode a set in the place of this one; None where there are none."""
+    return source.decoders if isinstance(source, SharedSet) else None
+
+
 class SharedSet(PipelineSet):
     """A set that other processes have too, such as decoders, which build its images.
 
