@@ -18,6 +18,7 @@ from orchestrator.run.records import CompileReport, RunReport
 
 MAIN_ROW = "main"
 """The row for the stages of the run itself: opening, merging, saving."""
+_AHEAD_ROW = "next group"
 
 
 @frozen
@@ -153,6 +154,12 @@ def compile_spans(report: CompileReport) -> list[Span]:
     """The runs of a compile and its other stages: opening, preparing, loading, saving."""
     spans = [span for run in report.runs for span in run_spans(run)]
     return spans + [
-        Span(MAIN_ROW, _STAGE_NAMES.get(each.name, each.name), each.start_ns, each.duration_ns, "stage")
+        Span(
+            _AHEAD_ROW if each.ahead else MAIN_ROW,
+            _STAGE_NAMES.get(each.name, each.name),
+            each.start_ns,
+            each.duration_ns,
+            "stage",
+        )
         for each in report.stages
     ]

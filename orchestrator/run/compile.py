@@ -4,7 +4,8 @@
     plan ─────┘                              └─> plan, once all groups are decoded
 
 Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
-features are in the driver's keys and not in the identity of the cache.
+features are in the driver's keys and not in the identity of the cache. While a group runs, the next one's
+device is opened and its pipelines are decoded.
 
 Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
 before `compile_set` returns or raises (cancellation included), unless saving itself fails, which the report
@@ -19,8 +20,9 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -29,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 from attrs import define, evolve, field
+from outcome import Outcome, Value, capture
 
 from orchestrator.devices import open_device
 from orchestrator.devices.binaries import PIPELINE_BINARIES
@@ -91,7 +94,13 @@ from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
-from orchestrator.sets.prepare import DeviceOpener, PlanOutdatedError, opened_group, planned_group
+from orchestrator.sets.prepare import (
+    DeviceOpener,
+    OpenedGroup,
+    PlanOutdatedError,
+    opened_group,
+    planned_group,
+)
 from orchestrator.sets.records import FeatureGroup, PipelineJob
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
@@ -339,6 +348,41 @@ _T = TypeVar("_T")
 
 
 @define(eq=False)
+class _Opening:
+    """A group that is being opened and decoded, in a thread, or was.
+
+    Attributes:
+        chunks: As `opened_group` gives them, of which there is one; whoever takes it closes them.
+    """
+
+    chunks: Generator[OpenedGroup, None, None]
+    _result: Outcome[OpenedGroup] | None = None
+    _done: trio.Event = field(factory=trio.Event)
+
+    async def run(self, take: Callable[[OpenedGroup], None]) -> None:
+        """Open and decode it, and have it taken. A cancellation waits for that."""
+        try:
+            with trio.CancelScope(shield=True):
+                self._result = await trio.to_thread.run_sync(capture, next, self.chunks)
+            if isinstance(self._result, Value):
+                take(self._result.value)
+        finally:
+            self._done.set()
+
+    async def opened(self) -> OpenedGroup:
+        """The group; raises what `opened_group` does."""
+        await self._done.wait()
+        assert self._result is not None  # noqa: S101 - it is done
+        return self._result.unwrap()
+
+    async def close(self) -> None:
+        """Close its device. A cancellation waits for that."""
+        with trio.CancelScope(shield=True):
+            await self._done.wait()
+            await trio.to_thread.run_sync(self.chunks.close)
+
+
+@define(eq=False)
 class CompileJob:
     """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
@@ -365,6 +409,7 @@ class CompileJob:
     _schedule: CompileSchedule | None = field(default=None, init=False)
     _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     _savings: Savings = field(factory=Savings, init=False)
+    _ahead: _Opening | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
@@ -381,13 +426,14 @@ class CompileJob:
         await self._find_groups()
         try:
             async with trio.open_nursery() as beside:
-                while self._waiting and (
-                    self._device is None or not (self._stopped or self._time_left_s == 0.0)
-                ):
+                while self._waiting and (self._device is None or not self._is_over):
                     await self._run_group(self._waiting.popleft(), beside)
         except ExceptionGroup as group:
             # What is beside the groups raises nothing; a caller wants the error itself.
             raise group.exceptions[0] from None
+        finally:
+            if self._ahead is not None:
+                await self._ahead.close()
         self.clock.enter("save")
         await trio.to_thread.run_sync(self._note_groups)
         self.clock.enter("report")
@@ -448,42 +494,81 @@ class CompileJob:
             return None
         return max(0.0, limit - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether no other group begins."""
+        return self._stopped or self._time_left_s == 0.0
+
+    def _opening(
+        self,
+        waiting: FeatureGroup | PlannedGroup,
+        beside: trio.Nursery,
+        during: Callable[[str], AbstractContextManager[None]],
+    ) -> _Opening:
+        """Begin to open a group."""
+        if isinstance(waiting, PlannedGroup):
+            opening = _Opening(planned_group(waiting, self.opener, during=during))
+        else:
+            subset = self.options.subset
+            opening = _Opening(opened_group(self.source, waiting, self.opener, subset=subset, during=during))
+
+        def take(opened: OpenedGroup) -> None:
+            if not (isinstance(waiting, PlannedGroup) and self._is_left_out(opened)):
+                self._take_opened(waiting, opened, beside)
+
+        beside.start_soon(opening.run, take)
+        return opening
+
+    def _is_left_out(self, opened: OpenedGroup) -> bool:
+        """Whether a pipeline of a group is left out of the set."""
+        left_out = self.source.left_out.keys()
+        return bool(left_out) and not left_out.isdisjoint(opened.built.image.keys.tolist())
+
+    def _take_opened(
+        self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup, beside: trio.Nursery
+    ) -> None:
+        """Keep an opened group for the plan, and the plan where this is the last of it."""
+        self._waiting.extend(opened.split)
+        self._plan.take(opened)
+        rest = tuple(_group(each) for each in self._waiting if each is not waiting)
+        if not rest:
+            if (decoders := decoders_of(self.source)) is not None:
+                beside.start_soon(trio.to_thread.run_sync, decoders.close)
+            beside.start_soon(self._save_plan, ())
+        elif self._plan.is_shared:
+            # Others need not wait for what is decoded when this group was compiled.
+            beside.start_soon(self._save_plan, rest)
+
+    def _open_ahead(self, beside: trio.Nursery) -> None:
+        """Begin to open the next group, if that may be."""
+        options = self.options
+        alone = self.identification is not None or options.trial_limits.memory_bytes
+        if self._waiting and options.open_ahead and not alone and not self._is_over:
+            self._ahead = self._opening(self._waiting[0], beside, partial(self._clocked, ahead=True))
+
     async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
         options, clock = self.options, self.clock
         clock.enter("open")
-        if isinstance(waiting, PlannedGroup):
-            chunks = planned_group(waiting, self.opener, during=self._during_step)
-        else:
-            if not self._groups and decoders_of(self.source) is None:
+        opening, self._ahead = self._ahead, None
+        if opening is None:
+            if not (self._groups or isinstance(waiting, PlannedGroup)) and decoders_of(self.source) is None:
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
-            chunks = opened_group(
-                self.source, waiting, self.opener, subset=options.subset, during=self._during_step
-            )
+            opening = self._opening(waiting, beside, self._during_step)
         try:
             try:
-                opened = await trio.to_thread.run_sync(next, chunks)
+                opened = await opening.opened()
             except PlanOutdatedError as error:
                 self._plan.outdated(str(error))
                 await self._leave_plan(waiting)
                 return
             group, built = opened.group, opened.built  # without what was split off
-            left_out = self.source.left_out.keys()
-            if isinstance(waiting, PlannedGroup) and left_out and left_out & set(built.image.keys.tolist()):
+            if isinstance(waiting, PlannedGroup) and self._is_left_out(opened):
                 self._plan.set_aside()
                 await self._leave_plan(waiting)
                 return
             device = self._device = opened.device
             if options.inspect_executables:
                 _inspector(device)  # raises before anything is compiled
-            self._waiting.extend(opened.split)
-            self._plan.take(opened)
-            if not self._waiting:
-                if (decoders := decoders_of(self.source)) is not None:
-                    beside.start_soon(trio.to_thread.run_sync, decoders.close)
-                beside.start_soon(self._save_plan, ())
-            elif self._plan.is_shared:
-                # Others need not wait for what is decoded when this group was compiled.
-                beside.start_soon(self._save_plan, tuple(map(_group, self._waiting)))
             self._take_group(group, built, device)
             self._leave_out(problem_outcomes(built))
             if options.spirv_val is not ModulePolicy.OFF:
@@ -505,6 +590,7 @@ class CompileJob:
             report: RunReport | None = None
             try:
                 self.on_stage("compiling")
+                self._open_ahead(beside)
                 async with self.cache.keeping(primary):
                     report = await self._run_pipelines(device, prepared, primary)
                 report = await self._keep_identifiers(identified, report)
@@ -525,8 +611,7 @@ class CompileJob:
                 await self._inspect(device, prepared, report)
         finally:
             clock.enter("close")
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(chunks.close)
+            await opening.close()
 
     async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
         """Keep what was learned of modules, and say what that takes."""
@@ -652,12 +737,12 @@ class CompileJob:
             return await trio.to_thread.run_sync(work)
 
     @contextmanager
-    def _clocked(self, stage: str) -> Iterator[None]:
+    def _clocked(self, stage: str, *, ahead: bool = False) -> Iterator[None]:
         started = time.perf_counter_ns()
         try:
             yield
         finally:
-            self._stages.append(Stage(stage, started, time.perf_counter_ns() - started))
+            self._stages.append(Stage(stage, started, time.perf_counter_ns() - started, ahead))
 
     def _during_step(self, step: str) -> AbstractContextManager[None]:
         """Tell of a step of `opened_group`, and time it; called in its thread."""

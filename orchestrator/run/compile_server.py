@@ -292,6 +292,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         request: What the device is opened as.
+        identity: The `DeviceIdentity`, as MessagePack.
         keys: Of each pipeline.
         kinds: Of each pipeline.
         recorded_ns: What compiling each took before, int64; 0 where that is not known.
@@ -304,6 +305,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     """
 
     request: bytes
+    identity: bytes
     keys: bytes
     kinds: bytes
     recorded_ns: bytes

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -103,29 +104,29 @@ class Worker:
             clock: Of this process.
         """
         directory = Path(request.cache_directory) if request.cache_directory else None
-        opened_as, costs = b"", RecordedCosts(None)
         is_cpu_spent, cpu_limit = False, note_of_cpu_limit()
 
         def opener(device_request: DeviceRequest) -> Device:
-            nonlocal opened_as, costs
-            opened_as = msgspec.msgpack.encode(device_request)
             slot = self.table.begin(Doing.OPEN, np.zeros(0, np.int32))
             try:
                 device = _open(options, device_request)
             finally:
                 self.table.end(slot)
-            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
+            identity = msgspec.msgpack.encode(device.identity)
+            self.channel.send(Opened(request.number, identity, os.getpid()))
             costs = RecordedCosts.open(directory, device.identity)
             if request.measured_ns:
                 keys = np.array(list(request.measured_ns), np.uint64)
                 costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
-            return announcing(device, self.table, on_image, gate, map(Doing, request.given_up))
+            tell = partial(on_image, msgspec.msgpack.encode(device_request), identity, costs)
+            return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
 
-        def on_image(image: CreateInfoImage) -> None:
+        def on_image(opened_as: bytes, identity: bytes, costs: RecordedCosts, image: CreateInfoImage) -> None:
             self.in_driver = True
             recorded_ns = costs.of(image)
             tables = ImageTables(
                 request=opened_as,
+                identity=identity,
                 keys=image.keys.tobytes(),
                 kinds=image.kinds.tobytes(),
                 recorded_ns=recorded_ns.tobytes(),

@@ -331,6 +331,8 @@ class CompileOptions:
         time_limit_s: As in `RunOptions`, counted from the first pipeline of each group of the set on, over
             all groups.
         plan: Whether the decoded set is kept beside the cache file, as a plan, and taken from there.
+        open_ahead: Whether a group's device is opened, and its pipelines decoded, while the group before it
+            compiles. Not where the memory of a child is bounded, and not with identifiers.
         identifiers: Create pipelines from identifiers of their shader modules first, and read the code only
             of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
             in the cache directory. A set with a provider (`PipelineSet.supplied_by`) is compiled so in any
@@ -359,6 +361,7 @@ class CompileOptions:
     retry_quarantined: bool = False
     time_limit_s: float | None = _time_limit()
     plan: bool = True
+    open_ahead: bool = True
     identifiers: bool = False
 
     def __attrs_post_init__(self) -> None:

@@ -1637,11 +1637,13 @@ class Stage(Record, frozen=True):
             "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: Its duration.
+        ahead: Whether it was for the next group, while one compiled.
     """
 
     name: str
     start_ns: int = msgspec.field(name="start_ns")
     duration_ns: Nanoseconds
+    ahead: bool = False
 
 
 class Clock(Sums, frozen=True):

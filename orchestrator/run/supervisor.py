@@ -254,6 +254,7 @@ class _Supervisor:
     _settled_before: frozenset[int] = frozenset()
     _given_up: set[Doing] = field(factory=set)
     _fatal: set[Doing] = field(factory=set)
+    _opens_ahead: bool = True
     _costs_ns: dict[int, int] = field(factory=dict)
     _pace: _Pace | None = None
 
@@ -328,7 +329,7 @@ class _Supervisor:
             options = evolve(options, workers=1, batch_limit=1)
         if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
-        options = with_checkpoints(options)
+        options = evolve(with_checkpoints(options), open_ahead=options.open_ahead and self._opens_ahead)
         if options.time_limit_s is not None and self._since_ns:
             spent_s = (time.perf_counter_ns() - self._since_ns) / 1e9
             options = evolve(options, time_limit_s=max(0.0, options.time_limit_s - spent_s))
@@ -357,7 +358,7 @@ class _Supervisor:
         self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
         ended: Exited | Ended | None = None
-        opened: tuple[int, DeviceIdentity] | None = None
+        process_id: int | None = None
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             nursery.start_soon(self._record_times, watch)
@@ -368,8 +369,7 @@ class _Supervisor:
                     case Opened():
                         identity = msgspec.msgpack.decode(answer.identity, type=DeviceIdentity)
                         self._identities[answer.identity] = identity
-                        opened = answer.process_id, identity
-                        watch.identity = identity
+                        process_id = answer.process_id
                     case Staged() if self._supervision.processes == 1 or answer.name == _COMPILING:
                         self.on_stage(answer.name)
                     case Progressed():
@@ -400,7 +400,7 @@ class _Supervisor:
         if report is not None:
             return report
         self._costs_ns |= watch.costs_ns()
-        if opened is None:
+        if process_id is None:
             await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status)
         stuck = death.overdue and Doing.LOAD in death.steps
@@ -408,11 +408,11 @@ class _Supervisor:
         crashed = stuck or (
             isinstance(ended, Exited) and not (death.killed or death.overdue or is_cpu_spent)
         )  # else its server did
-        if self.directory is not None and opened is not None:
-            settled = await trio.to_thread.run_sync(self._settle, self.directory, *opened, crashed)
+        if self.directory is not None and process_id is not None and watch.identity is not None:
+            path = cache_path(self.directory, watch.identity)
+            settled = await trio.to_thread.run_sync(self._settle, path, process_id, crashed)
             death = evolve(death, of_cache_file=settled and crashed)
             if settled and stuck:
-                path = cache_path(self.directory, opened[1])
                 limit_s = round(self.options.trial_limits.call_limit_now_s())
                 self._notes.append(
                     f"the driver did not come back from loading {path} within {limit_s} s: "
@@ -433,10 +433,10 @@ class _Supervisor:
         if not self.options.trial_limits.opener:
             require_family(self.options.selector)
 
-    def _settle(self, directory: Path, process_id: int, identity: DeviceIdentity, crashed: bool) -> bool:
+    def _settle(self, path: Path, process_id: int, crashed: bool) -> bool:
         """Note a process's death with the cache file that it may have loaded; whether it did. Blocking."""
         try:
-            return settle_death(cache_path(directory, identity), process_id, crashed=crashed)
+            return settle_death(path, process_id, crashed=crashed)
         except FileNotFoundError:
             return False  # there is no directory yet
         except OSError as error:
@@ -539,7 +539,10 @@ class _Supervisor:
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
-            if not blamed:
+            if not blamed and death.request and Doing.OPEN in death.steps and self._opens_ahead:
+                # Beside pipelines in the driver. Without it, the next process shows what it was.
+                self._opens_ahead = False
+            elif not blamed:
                 self._give_up(death)
                 if self._is_fruitless(death):
                     blamed = [self._by_elimination(death)]
@@ -751,7 +754,7 @@ class _Watch:
 
     Attributes:
         compiled: Receives the keys of the pipelines that it compiled.
-        identity: Identity of its open device.
+        identity: Identity of the device of its image; None before there is one.
     """
 
     connection: Connection
@@ -772,6 +775,7 @@ class _Watch:
         self.remember()
         self._prepared, self._tables = prepared, None
         self._keys = np.frombuffer(self.tables.keys, np.uint64)
+        self.identity = msgspec.msgpack.decode(self.tables.identity, type=DeviceIdentity)
         self._seen, self._settled = (np.zeros(len(self._keys), np.bool_) for _ in range(2))
         self._costs.append((self._keys, np.frombuffer(self.tables.estimated_ns, np.int64)))
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
+from attrs import define, field
 
+from orchestrator.bench.trace import MAIN_ROW, compile_spans
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
@@ -132,6 +138,128 @@ def test_a_library_of_another_shard_is_compiled_and_not_counted() -> None:
     assert (seen[-1].done, seen[-1].total) == (1, 1)
     other = compiled_part(output)
     assert other.pipelines.keys.tolist() == [output]
+
+
+@define(eq=False)
+class Neighbours:
+    """Opens simulated devices of which the first compiles nothing until the second was asked for.
+
+    Attributes:
+        events: What happened, in order.
+        at_the_second: Called when the second is asked for, before it is opened.
+    """
+
+    events: list[str] = field(factory=list)
+    at_the_second: Callable[[], None] = lambda: None
+    _second: threading.Event = field(factory=threading.Event)
+
+    def __call__(self, request: DeviceRequest) -> SimulatedDevice:
+        events, name = self.events, "second" if "first opened" in self.events else "first"
+
+        class Recorded(SimulatedDevice):
+            def close(self) -> None:
+                events.append(f"{name} closed")
+                super().close()
+
+        def on_compile(_: int) -> None:
+            if name == "first" and not self._second.wait(60):
+                events.append("nobody came")
+
+        if name == "second":
+            self._second.set()
+            self.at_the_second()
+        device = Recorded(SimulatedOptions(request=request, on_compile=on_compile))
+        events.append(f"{name} opened")
+        return device
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> Path:
+    """A set of two groups, of two pipelines each."""
+    robust = {"name": "two", "robust_buffer_access": True}
+    path = archive(tmp_path / "pair.foz", [{"name": "one"}, robust])
+    with PipelineSet.open(path) as source:
+        assert [len(each.pipelines) for each in source.groups] == [2, 2]
+    return path
+
+
+async def ahead(
+    path: Path, opener: Neighbours, folder: Path, stop: trio.Event | None = None
+) -> CompileReport:
+    with PipelineSet.open(path) as source:
+        return await compile_set(
+            source, CompileOptions(workers=1), cache_directory=folder, opener=opener, stop=stop
+        )
+
+
+async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
+    pair: Path, tmp_path: Path
+) -> None:
+    opener = Neighbours()
+    report = await ahead(pair, opener, tmp_path / "cache")
+    assert opener.events == ["first opened", "second opened", "first closed", "second closed"]
+    assert [len(run) for run in report.runs] == [2, 2]
+    assert [each.opened_as.application for each in report.set.groups] == ["one", "two"]
+    opened = sorted((each.start_ns, each.ahead) for each in report.stages if each.name == "open")
+    assert [ahead for _, ahead in opened] == [False, True]
+    spans = compile_spans(report)
+    assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "next group"]
+    # What is kept is what is kept of groups that are opened one after the other.
+    plain = tmp_path / "plain"
+    with PipelineSet.open(pair) as source:
+        options = CompileOptions(workers=1, open_ahead=False)
+        alone = Opener()
+        after = await compile_set(source, options, cache_directory=plain, opener=alone)
+    assert after.counts() == report.counts()
+    (kept,), (expected,) = (list(each.glob("*.plan")) for each in (tmp_path / "cache", plain))
+    assert kept.read_bytes() == expected.read_bytes()
+
+
+async def test_groups_are_opened_one_after_the_other_where_that_is_asked_for(
+    pair: Path, tmp_path: Path
+) -> None:
+    opener = Neighbours()
+    opener._second.set()
+    with PipelineSet.open(pair) as source:
+        options = CompileOptions(workers=1, open_ahead=False)
+        report = await compile_set(source, options, cache_directory=tmp_path, opener=opener)
+    assert opener.events == ["first opened", "first closed", "second opened", "second closed"]
+    assert [len(run) for run in report.runs] == [2, 2]
+
+
+async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
+    pair: Path, tmp_path: Path
+) -> None:
+    def refuse() -> None:
+        raise DeviceError("one device at a time")
+
+    opener = Neighbours(at_the_second=refuse)
+    with pytest.raises(DeviceError, match="one device at a time"):
+        await ahead(pair, opener, tmp_path / "cache")
+    assert opener.events == ["first opened", "first closed"]
+    again = await ahead(pair, Neighbours(), tmp_path / "cache")
+    assert again.runs[0].counts()[OutcomeStatus.CACHE_HIT] == 2
+
+
+async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:
+    token, stop = trio.lowlevel.current_trio_token(), trio.Event()
+    opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(stop.set, trio_token=token))
+    report = await ahead(pair, opener, tmp_path / "cache", stop)
+    assert opener.events[:2] == ["first opened", "second opened"]
+    assert sorted(opener.events[2:]) == ["first closed", "second closed"]
+    assert report.stopped
+    assert len(report.runs) == 1
+
+
+async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:
+    token = trio.lowlevel.current_trio_token()
+    with trio.CancelScope() as scope:
+        cancel = scope.cancel
+        opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(cancel, trio_token=token))
+        await ahead(pair, opener, tmp_path / "cache")
+    assert scope.cancelled_caught
+    assert opener.events[:2] == ["first opened", "second opened"]
+    assert sorted(opener.events[2:]) == ["first closed", "second closed"]
 
 
 @pytest.mark.driver(NAVI21)

@@ -52,6 +52,7 @@ from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
 from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.test_compile_groups import archive as archive_of_applications
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
@@ -260,6 +261,20 @@ def open_and_die(request: DeviceRequest) -> SimulatedDevice:
     os.abort()
 
 
+def open_jealous(request: DeviceRequest) -> SimulatedDevice:
+    """A driver that does not survive a second device beside the first one, as the first process finds."""
+    marker = Path(os.environ[MARKER])
+    if request.application.application_name == "two" and not marker.exists():
+        marker.touch()
+        os.abort()
+
+    def on_compile(_: int) -> None:
+        while not marker.exists():
+            time.sleep(0.01)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "set.foz"
@@ -374,6 +389,7 @@ def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> Non
     watch._keys = np.array([10, 11, 12], np.uint64)
     watch._tables = ImageTables(
         request=b"",
+        identity=b"",
         keys=watch._keys.tobytes(),
         kinds=bytes(3),
         recorded_ns=bytes(24),
@@ -546,6 +562,26 @@ async def test_kills_from_outside_cost_no_cache_file(
     assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     assert not list(cache.glob(".*.loading"))
+
+
+async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody is blamed for what the device of the next group did, and all groups are compiled."""
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    robust = {"name": "two", "robust_buffer_access": True}
+    groups = archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
+    report = await supervised(groups, "open_jealous", tmp_path / "cache")
+    assert report.supervision is not None
+    assert [(each.how, each.blamed) for each in report.supervision.deaths] == [("SIGABRT", 0)]
+    assert report.supervision.processes == 2
+    assert report.supervision.culprits == ()
+    assert [len(each) for each in report.runs] == [2, 2]
+    assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 2
+    opens = [each for each in report.stages if each.name == "open"]
+    compiled = report.runs[0].barrier
+    assert compiled is not None
+    assert opens[1].start_ns > compiled.end_ns
 
 
 def is_loading(table: InFlightTable) -> bool:
