@@ -16,6 +16,7 @@ pipeline.
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import platform
 import time
@@ -115,11 +116,10 @@ _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
 """Asking for keys ends when it has taken this share of what compiling is estimated to take."""
-_KEYS_SAMPLED: Final = 16 * _KEYS_AT_ONCE
-"""Of more than twice as many pipelines, so many are asked first; if no two have one key, the rest is not.
-
-Of 65,280 pipelines of which 3 % are like another one, so many contain four pairs on average.
-"""
+_SHARE_IN_PAIRS: Final = 0.03
+_PAIRS_IN_SAMPLE: Final = 4
+"""Of many pipelines some are asked for their keys first. Where that share of all are pairs, those hold so
+many pairs on average. If no two of them have one key, the rest is not asked."""
 
 
 @define(eq=False)
@@ -205,10 +205,11 @@ class CompileSchedule:
         if use is PipelineKeyUse.AUTO and chosen.any():
             chosen &= candidate_duplicates(self.image)
         indices = np.flatnonzero(chosen).astype(np.int32)
-        sampled = use is PipelineKeyUse.AUTO and len(indices) > 2 * _KEYS_SAMPLED
+        sample = _sample_size(len(indices))
+        sampled = use is PipelineKeyUse.AUTO and len(indices) > 2 * sample
         if sampled:  # state keys are hashes, so the lowest of them are a random choice
-            places = np.argpartition(self.image.keys[indices], _KEYS_SAMPLED)
-            first, rest = np.split(indices[places], [_KEYS_SAMPLED])
+            places = np.argpartition(self.image.keys[indices], sample)
+            first, rest = np.split(indices[places], [sample])
             indices = np.concatenate((np.sort(first), np.sort(rest)))
         limit_ns = _MOST_FOR_KEYS * float(self._estimated_ns.sum())
         keys: list[bytes | None] = [None] * len(self.image)
@@ -232,7 +233,7 @@ class CompileSchedule:
                     f"long for what that can save: {self._asked} of {len(indices)} were asked for"
                 )
                 break
-            if sampled and self._asked == _KEYS_SAMPLED:
+            if sampled and self._asked == sample:
                 known = [each for each in keys if each is not None]
                 if len(set(known)) == len(known):
                     self.notes.append(
@@ -342,6 +343,15 @@ class CompileSchedule:
             leaders = np.fromiter(map(scheduler.leader_of, hits.tolist()), np.int64, len(hits))
         compiled = report.pipelines.status[leaders] == status_code(OutcomeStatus.COMPILED)
         return hits[compiled], leaders[compiled]
+
+
+def _sample_size(count: int) -> int:
+    """How many of so many pipelines are asked for their keys first: whole calls.
+
+    Of n of N pipelines, of which s N / 2 are pairs, s n^2 / 2 N are, on average.
+    """
+    size = math.isqrt(round(2 * _PAIRS_IN_SAMPLE * count / _SHARE_IN_PAIRS))
+    return -(-size // _KEYS_AT_ONCE) * _KEYS_AT_ONCE
 
 
 _T = TypeVar("_T")

@@ -29,7 +29,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
-from orchestrator.run.compile import CompileSchedule, compile_set
+from orchestrator.run.compile import CompileSchedule, _sample_size, compile_set
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, PipelineKeyUse, RunOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, RunReport
@@ -130,7 +130,7 @@ def test_of_very_many_some_are_asked_first() -> None:
     """Where no two of those have one key, the rest is not asked."""
     image = simulated_image(range(9_000), modules={key: [0] for key in range(9_000)})
     for alike, use, count in (
-        (0, PipelineKeyUse.AUTO, 4_096),
+        (0, PipelineKeyUse.AUTO, 1_792),
         (0, PipelineKeyUse.ALL, 9_000),
         (20, PipelineKeyUse.AUTO, 9_000),
     ):
@@ -139,9 +139,19 @@ def test_of_very_many_some_are_asked_first() -> None:
         schedule.ask_keys(device, device.prepare(image), use)
         assert sorted(device.asked) == list(range(count))
         assert schedule.notes == [
-            "no two of 4096 pipelines have one pipeline key, so the driver was not asked for those of 4904 "
+            "no two of 1792 pipelines have one pipeline key, so the driver was not asked for those of 7208 "
             "more"
-        ] * (count == 4_096)
+        ] * (count == 1_792)
+
+
+def test_a_sample_of_pairs_holds_some_whatever_their_number() -> None:
+    """Of 3 % pairs, at least four are in the sample on average, and not many more."""
+    for count in (10_200, 65_280, 1_000_000):
+        sample = _sample_size(count)
+        assert sample % 256 == 0
+        assert 4 <= 0.03 * sample**2 / (2 * count) < 5
+        assert 2 * sample < count
+    assert 2 * _sample_size(1_000) > 1_000  # all of them are asked for
 
 
 def test_why_keys_are_withheld_is_told_where_they_would_be_asked_for() -> None:
