@@ -23,7 +23,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -53,6 +52,7 @@ from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.keeping import CompileCache, RecordedCosts
+from orchestrator.run.limits import memory_is_short
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
@@ -112,6 +112,7 @@ from orchestrator.version import VERSION
 if TYPE_CHECKING:
     from orchestrator.run.identification import Identification
 
+_OPENING: Final = "opening the device"
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
@@ -357,6 +358,10 @@ def _sample_size(count: int) -> int:
 _T = TypeVar("_T")
 
 
+class _NotWantedError(OrchestratorError):
+    """No other group begins, so none has to be opened."""
+
+
 @define(eq=False)
 class _Opening:
     """A group that is being opened and decoded, in a thread, or was.
@@ -370,14 +375,18 @@ class _Opening:
     _done: trio.Event = field(factory=trio.Event)
 
     async def run(self, take: Callable[[OpenedGroup], None]) -> None:
-        """Open and decode it, and have it taken. A cancellation waits for that."""
+        """Open and decode it, and have it taken. A cancellation waits for the step that has begun."""
         try:
-            with trio.CancelScope(shield=True):
-                self._result = await trio.to_thread.run_sync(capture, next, self.chunks)
+            self._result = await trio.to_thread.run_sync(capture, next, self.chunks)
             if isinstance(self._result, Value):
                 take(self._result.value)
         finally:
             self._done.set()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `opened` comes back at once."""
+        return self._done.is_set()
 
     async def opened(self) -> OpenedGroup:
         """The group; raises what `opened_group` does."""
@@ -551,16 +560,18 @@ class CompileJob:
 
     def _open_ahead(self, beside: trio.Nursery) -> None:
         """Begin to open the next group, if that may be."""
-        options = self.options
-        alone = self.identification is not None or options.trial_limits.memory_bytes
-        if self._waiting and options.open_ahead and not alone and not self._is_over:
-            self._ahead = self._opening(self._waiting[0], beside, partial(self._clocked, ahead=True))
+        may_be = self.options.opens_ahead and self.identification is None and not self._is_over
+        if self._waiting and may_be and not memory_is_short():
+            self._ahead = self._opening(self._waiting[0], beside, self._during_step_ahead)
 
     async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
         options, clock = self.options, self.clock
         clock.enter("open")
         opening, self._ahead = self._ahead, None
-        if opening is None:
+        if opening is not None:
+            if not opening.is_done:
+                self.on_stage(_OPENING)
+        else:
             if not (self._groups or isinstance(waiting, PlannedGroup)) and decoders_of(self.source) is None:
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside, self._during_step)
@@ -600,9 +611,8 @@ class CompileJob:
             report: RunReport | None = None
             try:
                 self.on_stage("compiling")
-                self._open_ahead(beside)
                 async with self.cache.keeping(primary):
-                    report = await self._run_pipelines(device, prepared, primary)
+                    report = await self._run_pipelines(device, prepared, primary, beside)
                 report = await self._keep_identifiers(identified, report)
                 self._tally.take_run(report, self._beside)
                 self._notes += report.notes
@@ -639,7 +649,11 @@ class CompileJob:
             self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
 
     async def _run_pipelines(
-        self, device: Device, prepared: PreparedPipelines, primary: PipelineSource | None
+        self,
+        device: Device,
+        prepared: PreparedPipelines,
+        primary: PipelineSource | None,
+        beside: trio.Nursery,
     ) -> RunReport:
         options, cache, decision, clock = self.options, self.cache, self.cache.decision, self.clock
         clock.enter("keys")
@@ -663,6 +677,7 @@ class CompileJob:
             lambda: self._ask_keys(schedule, device, prepared),
         )
         scheduler = schedule.scheduler()
+        self._open_ahead(beside)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
         report = await run_pipelines(
@@ -756,10 +771,17 @@ class CompileJob:
 
     def _during_step(self, step: str) -> AbstractContextManager[None]:
         """Tell of a step of `opened_group`, and time it; called in its thread."""
-        stage = "opening the device" if step == "open" else "preparing"
+        stage = _OPENING if step == "open" else "preparing"
         trio.from_thread.run_sync(self.clock.enter, step)
         trio.from_thread.run_sync(self.on_stage, stage)
         return self._clocked(step)
+
+    def _during_step_ahead(self, step: str) -> AbstractContextManager[None]:
+        """Time a step of `opened_group` while another group compiles; called in its thread."""
+        trio.from_thread.check_cancelled()
+        if self._is_over:
+            raise _NotWantedError
+        return self._clocked(step, ahead=True)
 
     async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""

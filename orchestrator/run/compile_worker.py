@@ -22,7 +22,7 @@ import trio
 from attrs import define
 
 from orchestrator.children.protocol import Channel, FrameReader
-from orchestrator.devices.device import NO_SOURCE, Device
+from orchestrator.devices.device import NO_SOURCE, Device, DeviceIdentity
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
@@ -112,21 +112,20 @@ class Worker:
                 device = _open(options, device_request)
             finally:
                 self.table.end(slot)
-            identity = msgspec.msgpack.encode(device.identity)
-            self.channel.send(Opened(request.number, identity, os.getpid()))
-            costs = RecordedCosts.open(directory, device.identity)
+            self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
+            tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
+            return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
+
+        def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage) -> None:
+            self.in_driver = True
+            costs = RecordedCosts.open(directory, identity)
             if request.measured_ns:
                 keys = np.array(list(request.measured_ns), np.uint64)
                 costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
-            tell = partial(on_image, msgspec.msgpack.encode(device_request), identity, costs)
-            return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
-
-        def on_image(opened_as: bytes, identity: bytes, costs: RecordedCosts, image: CreateInfoImage) -> None:
-            self.in_driver = True
             recorded_ns = costs.of(image)
             tables = ImageTables(
                 request=opened_as,
-                identity=identity,
+                identity=msgspec.msgpack.encode(identity),
                 keys=image.keys.tobytes(),
                 kinds=image.kinds.tobytes(),
                 recorded_ns=recorded_ns.tobytes(),

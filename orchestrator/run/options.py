@@ -332,7 +332,7 @@ class CompileOptions:
             all groups.
         plan: Whether the decoded set is kept beside the cache file, as a plan, and taken from there.
         open_ahead: Whether a group's device is opened, and its pipelines decoded, while the group before it
-            compiles. Not where the memory of a child is bounded, and not with identifiers.
+            compiles. Not where time or the memory of a child is bounded, and not with identifiers.
         identifiers: Create pipelines from identifiers of their shader modules first, and read the code only
             of those that the driver does not find so (VK_EXT_shader_module_identifier). Identifiers are kept
             in the cache directory. A set with a provider (`PipelineSet.supplied_by`) is compiled so in any
@@ -366,6 +366,12 @@ class CompileOptions:
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)
+
+    @property
+    def opens_ahead(self) -> bool:
+        """Whether `open_ahead` holds beside the other options."""
+        bounded = self.time_limit_s is not None or self.trial_limits.memory_bytes
+        return self.open_ahead and not bounded and not self.identifiers
 
 
 COMPILE_DEFAULTS = CompileOptions()

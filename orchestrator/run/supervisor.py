@@ -29,7 +29,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
@@ -254,7 +254,7 @@ class _Supervisor:
     _settled_before: frozenset[int] = frozenset()
     _given_up: set[Doing] = field(factory=set)
     _fatal: set[Doing] = field(factory=set)
-    _opens_ahead: bool = True
+    _opens_ahead: bool = field(default=Factory(lambda self: self.options.opens_ahead, takes_self=True))
     _costs_ns: dict[int, int] = field(factory=dict)
     _pace: _Pace | None = None
 
@@ -329,7 +329,7 @@ class _Supervisor:
             options = evolve(options, workers=1, batch_limit=1)
         if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
-        options = evolve(with_checkpoints(options), open_ahead=options.open_ahead and self._opens_ahead)
+        options = evolve(with_checkpoints(options), open_ahead=self._opens_ahead)
         if options.time_limit_s is not None and self._since_ns:
             spent_s = (time.perf_counter_ns() - self._since_ns) / 1e9
             options = evolve(options, time_limit_s=max(0.0, options.time_limit_s - spent_s))
@@ -539,13 +539,13 @@ class _Supervisor:
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
-            if not blamed and death.request and Doing.OPEN in death.steps and self._opens_ahead:
-                # Beside pipelines in the driver. Without it, the next process shows what it was.
-                self._opens_ahead = False
-            elif not blamed:
-                self._give_up(death)
-                if self._is_fruitless(death):
-                    blamed = [self._by_elimination(death)]
+            if not blamed:
+                # A second device may be the cause, also when it is open: later processes do without.
+                opened_ahead, self._opens_ahead = self._opens_ahead and death.request != b"", False
+                if not (opened_ahead and Doing.OPEN in death.steps):
+                    self._give_up(death)
+                    if self._is_fruitless(death):
+                        blamed = [self._by_elimination(death)]
             self._count(
                 Supervision(
                     deaths=(Death(death.how, death.where, len(death.suspects), len(blamed)),),
@@ -812,6 +812,8 @@ class _Watch:
         if tables is None:
             return []
         flights = self.connection.table.flights()
+        if any(each.doing is Doing.OPEN for each in flights):
+            return []  # drivers greet each device with messages of their own
         numbers = [each for flight in flights for each in _pipelines_of(flight, tables)]
         return [int(keys[each]) for each in numbers if each < len(keys)]
 

@@ -17,7 +17,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
+from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -215,13 +215,23 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     assert kept.read_bytes() == expected.read_bytes()
 
 
-async def test_groups_are_opened_one_after_the_other_where_that_is_asked_for(
-    pair: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        {"open_ahead": False},
+        {"time_limit_s": 60.0},
+        {"trial_limits": TrialLimits(memory_bytes=1 << 30)},
+        {"identifiers": True},
+    ],
+    ids=lambda bounds: next(iter(bounds)),
+)
+async def test_groups_are_opened_one_after_the_other_where_something_speaks_for_it(
+    bounds: dict[str, Any], pair: Path, tmp_path: Path
 ) -> None:
     opener = Neighbours()
     opener._second.set()
     with PipelineSet.open(pair) as source:
-        options = CompileOptions(workers=1, open_ahead=False)
+        options = CompileOptions(workers=1, **bounds)
         report = await compile_set(source, options, cache_directory=tmp_path, opener=opener)
     assert opener.events == ["first opened", "first closed", "second opened", "second closed"]
     assert [len(run) for run in report.runs] == [2, 2]
@@ -249,6 +259,8 @@ async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_pat
     assert sorted(opener.events[2:]) == ["first closed", "second closed"]
     assert report.stopped
     assert len(report.runs) == 1
+    # What had begun was waited for, and no more.
+    assert [each.name for each in report.stages if each.ahead] == ["open"]
 
 
 async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.devices.device import (
     BeforeObject,
@@ -275,6 +276,69 @@ def open_jealous(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
+def open_crowded(request: DeviceRequest) -> SimulatedDevice:
+    """A driver that dies as it compiles while two devices are open."""
+    is_second = request.application.application_name == "two"
+
+    def on_compile(_: int) -> None:
+        # Until the second device is there, or its group is not opened ahead, as the marker says.
+        while not (is_second or Crowded.second.is_set() or Path(os.environ[MARKER]).exists()):
+            time.sleep(0.01)
+        if Crowded.alive > 1:
+            Path(os.environ[MARKER]).touch()
+            os.abort()
+
+    return Crowded(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+class Crowded(SimulatedDevice):
+    """Counts the devices of the process."""
+
+    alive = 0
+    second = threading.Event()
+
+    def __init__(self, options: SimulatedOptions) -> None:
+        super().__init__(options)
+        Crowded.alive += 1
+        self.is_second = Crowded.alive > 1
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "identity" and self.__dict__.get("is_second"):  # asked when opening is over
+            Crowded.second.set()
+        return super().__getattribute__(name)
+
+    def close(self) -> None:
+        Crowded.alive -= 1
+        super().close()
+
+
+def open_locked(request: DeviceRequest) -> SimulatedDevice:
+    """A driver in which a compile and the opening of a second device wait for each other."""
+    if request.application.application_name == "two" and not Path(os.environ[MARKER]).exists():
+        Path(os.environ[MARKER]).touch()
+        LOCKED.set()
+        threading.Event().wait()
+
+    def on_compile(_: int) -> None:
+        while not Path(os.environ[MARKER]).exists():
+            time.sleep(0.01)
+        if LOCKED.is_set():
+            threading.Event().wait()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+LOCKED = threading.Event()
+
+
+@pytest.fixture
+def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A set of two groups, of two pipelines each."""
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    robust = {"name": "two", "robust_buffer_access": True}
+    return archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
+
+
 @pytest.fixture
 def archive(tmp_path: Path) -> Path:
     path = tmp_path / "set.foz"
@@ -406,6 +470,8 @@ def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> Non
     table.begin(Doing.CREATE, np.array([1], np.int32))
     table.begin(Doing.MERGE, np.zeros(0, np.int32))
     assert watch.keys_in_driver() == [11]
+    table.begin(Doing.OPEN, np.zeros(0, np.int32))  # drivers greet each device
+    assert watch.keys_in_driver() == []
     os.close(descriptor)
 
 
@@ -564,24 +630,30 @@ async def test_kills_from_outside_cost_no_cache_file(
     assert not list(cache.glob(".*.loading"))
 
 
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        ("open_jealous", "SIGABRT"),
+        ("open_crowded", "SIGABRT"),
+        ("open_locked", "killed: the driver did not come back"),
+    ],
+)
 async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, how: str, groups: Path, tmp_path: Path
 ) -> None:
     """Nobody is blamed for what the device of the next group did, and all groups are compiled."""
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
-    robust = {"name": "two", "robust_buffer_access": True}
-    groups = archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
-    report = await supervised(groups, "open_jealous", tmp_path / "cache")
+    limits = TrialLimits(opener=f"{__name__}:{name}")
+    if name == "open_locked":
+        limits = evolve(limits, pipeline_s=3.0)
+    options = CompileOptions(workers=2, trial_limits=limits)
+    report = await compile_supervised([str(groups)], options, cache_directory=tmp_path / "cache")
     assert report.supervision is not None
-    assert [(each.how, each.blamed) for each in report.supervision.deaths] == [("SIGABRT", 0)]
+    assert [(each.how, each.blamed) for each in report.supervision.deaths] == [(how, 0)]
     assert report.supervision.processes == 2
     assert report.supervision.culprits == ()
     assert [len(each) for each in report.runs] == [2, 2]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 2
-    opens = [each for each in report.stages if each.name == "open"]
-    compiled = report.runs[0].barrier
-    assert compiled is not None
-    assert opens[1].start_ns > compiled.end_ns
+    assert not any(each.ahead for each in report.stages)
 
 
 def is_loading(table: InFlightTable) -> bool:
