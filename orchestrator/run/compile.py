@@ -877,7 +877,9 @@ class CompileJob:
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
-                f"{name}_ns": sum(each.duration_ns for each in self._stages if each.name == name)
+                f"{name}_ns": sum(
+                    each.duration_ns for each in self._stages if each.name == name and not each.ahead
+                )
                 for name in ("open", "prepare", "cache_load", "cache_save")
             }
         )

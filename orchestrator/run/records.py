@@ -1047,7 +1047,7 @@ class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
-        open_ns: Opening the device.
+        open_ns: Opening the device; not what falls into the run of another group, as for `prepare_ns`.
         prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
         wall_ns: From the first job submitted to the end of the barrier.
         driver_ns: Sum over all calls of the driver's own time.

@@ -202,6 +202,8 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     assert [each.opened_as.application for each in report.set.groups] == ["one", "two"]
     opened = sorted((each.start_ns, each.ahead) for each in report.stages if each.name == "open")
     assert [ahead for _, ahead in opened] == [False, True]
+    alone_ns = [each.duration_ns for each in report.stages if each.name == "open" and not each.ahead]
+    assert [report.timing.open_ns] == alone_ns
     spans = compile_spans(report)
     assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "next group"]
     # What is kept is what is kept of groups that are opened one after the other.
