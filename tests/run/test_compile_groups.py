@@ -173,6 +173,12 @@ class Neighbours:
         return device
 
 
+@pytest.fixture(autouse=True)
+def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is memory, whatever the machine has."""
+    monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: False)
+
+
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
     """A set of two groups, of two pipelines each."""
@@ -239,6 +245,16 @@ async def test_groups_are_opened_one_after_the_other_where_something_speaks_for_
     assert [len(run) for run in report.runs] == [2, 2]
 
 
+async def test_groups_are_opened_one_after_the_other_where_memory_is_short(
+    pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: True)
+    opener = Neighbours()
+    opener._second.set()
+    await ahead(pair, opener, tmp_path / "cache")
+    assert opener.events == ["first opened", "first closed", "second opened", "second closed"]
+
+
 async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
     pair: Path, tmp_path: Path
 ) -> None:
@@ -283,6 +299,7 @@ def test_applications_for_which_the_driver_has_another_identity_have_a_file_each
     report = compiled(path, tmp_path / "cache", selector=NAVI21)
     files = [each.cache_file for each in report.set.groups]
     assert len(set(files)) == 2
+    assert sorted(each.ahead for each in report.stages if each.name == "open") == [False, True]
     for each in report.set.groups:
         assert each.cache_file is not None
         assert each.cache_file.stat().st_size > 128
