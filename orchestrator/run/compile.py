@@ -119,8 +119,8 @@ _MOST_FOR_KEYS: Final = 0.02
 """Asking for keys ends when it has taken this share of what compiling is estimated to take."""
 _SHARE_IN_PAIRS: Final = 0.03
 _PAIRS_IN_SAMPLE: Final = 4
-"""Of many pipelines some are asked for their keys first. Where that share of all are pairs, those hold so
-many pairs on average. If no two of them have one key, the rest is not asked."""
+"""Of many pipelines a sample is asked for its keys first, and the rest only if two of the sample have one
+key. If 3 % of all pipelines are in pairs, the sample holds four pairs on average."""
 
 
 @define(eq=False)
@@ -347,9 +347,9 @@ class CompileSchedule:
 
 
 def _sample_size(count: int) -> int:
-    """How many of so many pipelines are asked for their keys first: whole calls.
+    """How many of `count` pipelines are in the sample, in whole calls.
 
-    Of n of N pipelines, of which s N / 2 are pairs, s n^2 / 2 N are, on average.
+    If a share s of N pipelines is in pairs, n of them hold s n^2 / 2N pairs on average.
     """
     size = math.isqrt(round(2 * _PAIRS_IN_SAMPLE * count / _SHARE_IN_PAIRS))
     return -(-size // _KEYS_AT_ONCE) * _KEYS_AT_ONCE
@@ -532,16 +532,20 @@ class CompileJob:
             opening = _Opening(opened_group(self.source, waiting, self.opener, subset=subset, during=during))
 
         def take(opened: OpenedGroup) -> None:
-            if not (isinstance(waiting, PlannedGroup) and self._is_left_out(opened)):
+            if not self._holds_left_out(waiting, opened):
                 self._take_opened(waiting, opened, beside)
 
         beside.start_soon(opening.run, take)
         return opening
 
-    def _is_left_out(self, opened: OpenedGroup) -> bool:
-        """Whether a pipeline of a group is left out of the set."""
+    def _holds_left_out(self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup) -> bool:
+        """Whether a plan has pipelines in a group that the set leaves out."""
         left_out = self.source.left_out.keys()
-        return bool(left_out) and not left_out.isdisjoint(opened.built.image.keys.tolist())
+        return (
+            isinstance(waiting, PlannedGroup)
+            and bool(left_out)
+            and not left_out.isdisjoint(opened.built.image.keys.tolist())
+        )
 
     def _take_opened(
         self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup, beside: trio.Nursery
@@ -583,7 +587,7 @@ class CompileJob:
                 await self._leave_plan(waiting)
                 return
             group, built = opened.group, opened.built  # without what was split off
-            if isinstance(waiting, PlannedGroup) and self._is_left_out(opened):
+            if self._holds_left_out(waiting, opened):
                 self._plan.set_aside()
                 await self._leave_plan(waiting)
                 return

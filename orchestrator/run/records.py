@@ -1047,7 +1047,7 @@ class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
-        open_ns: Opening the device; not what falls into the run of another group, as for `prepare_ns`.
+        open_ns: Opening the device. Neither this nor `prepare_ns` counts what was done ahead (`Stage`).
         prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
         wall_ns: From the first job submitted to the end of the barrier.
         driver_ns: Sum over all calls of the driver's own time.
@@ -1637,7 +1637,7 @@ class Stage(Record, frozen=True):
             "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: Its duration.
-        ahead: Whether it was for the next group, while one compiled.
+        ahead: Whether it was done for the next group while another one compiled.
     """
 
     name: str

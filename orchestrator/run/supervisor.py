@@ -540,9 +540,11 @@ class _Supervisor:
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
             if not blamed:
-                # A second device may be the cause, also when it is open: later processes do without.
-                opened_ahead, self._opens_ahead = self._opens_ahead and death.request != b"", False
-                if not (opened_ahead and Doing.OPEN in death.steps):
+                # A second device may be the cause, while it is opened or later. So no other process has two.
+                # What died in its opening says nothing of the steps beside it.
+                in_second_opening = self._opens_ahead and death.request and Doing.OPEN in death.steps
+                self._opens_ahead = False
+                if not in_second_opening:
                     self._give_up(death)
                     if self._is_fruitless(death):
                         blamed = [self._by_elimination(death)]
