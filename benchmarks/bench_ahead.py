@@ -21,7 +21,7 @@ import trio
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of, table
-from orchestrator.process import keep_freed_memory
+from orchestrator.malloc import keep_freed_memory
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.opening import open_paths

@@ -1,8 +1,7 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
-It has the settings of the interpreter and of the C library, kept byte code of generated methods, the signals
-that ask for the end (SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock
-of stages.
+It has the settings of the interpreter, kept byte code of generated methods, the signals that ask for the end
+(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock of stages.
 
 Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
 (`nohup`, a shell's `&`) stays ignored. No signal is lost: one that comes while the program is being imported
@@ -26,7 +25,7 @@ import signal
 import sys
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn
@@ -40,12 +39,6 @@ _HEAD: Final = importlib.util.MAGIC_NUMBER
 _SUM_BYTES: Final = 4
 _SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # on a line of its own
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
-_TUNABLES: Final = "GLIBC_TUNABLES"  # ld.so(8)
-_THREAD_CACHE: Final = "glibc.malloc.tcache"
-_FREED_BLOCKS: Final = f"{_THREAD_CACHE}_count=4000:{_THREAD_CACHE}_max=256"
-_KEPT: Final = (("trim_threshold", -1, 256 << 20), ("top_pad", -2, 4 << 20), ("mmap_threshold", -3, 32 << 20))
-"""Names, numbers (mallopt(3)) and bytes: what a thread keeps at the end of its memory, by how much that
-grows, and from what size on a block comes from the system."""
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
 _NETWORK: Final = (
     "trio._ssl",
@@ -248,71 +241,6 @@ def own_interpreter() -> None:
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-
-def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """An environment in which a driver's compiler allocates faster, for a process that is not yet started.
-
-    A compiler allocates and frees small blocks all the time. The GNU C library keeps freed blocks for the
-    thread that freed them, but only 7 of a size; the rest goes through an arena, with its lock and its
-    search. RADV compiles faster with more of them (benchmarks/results). They are kept up to 256 bytes only,
-    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12. The library reads this
-    setting only when a program starts; `keep_freed_memory` makes others. One that the user made stays.
-
-    Args:
-        environment: The variables to start from, which are not changed.
-    """
-    tunables = environment.get(_TUNABLES, "")
-    if _THREAD_CACHE in tunables:
-        return {**environment}
-    return {**environment, _TUNABLES: ":".join(filter(None, (tunables, _FREED_BLOCKS)))}
-
-
-def keep_freed_memory() -> None:
-    """Let this process's C library keep the memory that a compiler frees.
-
-    The GNU C library grows the memory of a thread by 128 KiB at a time, and gives back what is free at its
-    end. Each time the thread needs a lock of the system that all threads of the process share. RADV compiles
-    faster without that, the more so with many workers (benchmarks/results). Memory that was never used takes
-    none of the machine's, but counts for RLIMIT_DATA.
-
-    Settings that the user made stay. Does nothing with another C library. Thread-safe.
-    """
-    if _keeps_memory() or not _is_gnu():
-        return
-    import ctypes
-
-    library = ctypes.CDLL(None)
-    for _, number, size in _KEPT:
-        library.mallopt(number, size)
-
-
-def _keeps_memory() -> bool:
-    """Whether the user has decided what the C library keeps."""
-    tunables = os.environ.get(_TUNABLES, "")
-    return any(
-        f"glibc.malloc.{name}=" in tunables or f"MALLOC_{name.upper()}_" in os.environ for name, _, _ in _KEPT
-    )
-
-
-def restart_for_compiling() -> None:
-    """Start this program again in its `compiling_environment`, which takes as long as to start Python.
-
-    Returns if the environment sets the thread caches already, by this program or by the user, if the C
-    library is another one, or if the process cannot be started again.
-    """
-    if _THREAD_CACHE in os.environ.get(_TUNABLES, "") or not (sys.executable and _is_gnu()):
-        return
-    environment = compiling_environment(os.environ)
-    with contextlib.suppress(OSError):  # then it compiles a little slower
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
-
-
-def _is_gnu() -> bool:
-    try:
-        return bool(os.confstr("CS_GNU_LIBC_VERSION"))
-    except (ValueError, OSError):
-        return False
 
 
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

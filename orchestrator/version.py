@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+TYPE_CHECKING = False  # `typing` takes half as long to import as Python to start
+if TYPE_CHECKING:
+    from typing import Final
 
 VERSION: Final = "0.1.0"
 """What pyproject.toml takes it from: looking it up in what is installed costs as much as the command line."""

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from typing import NoReturn
 
 from orchestrator.cli.early import compiles_much, is_program
-from orchestrator.process import end_process, interrupted_by_signals, own_interpreter, restart_for_compiling
+from orchestrator.malloc import restart_for_compiling
+
+TYPE_CHECKING = False  # as in early.py
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 
 def main() -> NoReturn:
     """Run the program. It owns this process and ends it."""
     if is_program() and compiles_much(sys.argv[1:]):
         restart_for_compiling()
+    from orchestrator.process import end_process, interrupted_by_signals, own_interpreter
+
     with interrupted_by_signals(held=True):  # until a verb can handle the interruption
         own_interpreter()
         from orchestrator.cli.program import EarlyParse

@@ -76,7 +76,7 @@ def calibrate_verb(
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.devices import own_process
-    from orchestrator.process import keep_freed_memory
+    from orchestrator.malloc import keep_freed_memory
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)

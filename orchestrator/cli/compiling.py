@@ -319,7 +319,7 @@ def _compile_here(
             )
 
         from orchestrator.devices import own_process
-        from orchestrator.process import keep_freed_memory
+        from orchestrator.malloc import keep_freed_memory
 
         keep_freed_memory()
         own_process(options.selector, driver_caches=options.driver_caches)

@@ -29,7 +29,7 @@ from orchestrator import errors
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import compiling_environment
+from orchestrator.malloc import compiling_environment
 from orchestrator.run.in_flight import InFlightTable
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.pipeline_set import PipelineSet

@@ -26,7 +26,8 @@ from attrs import define, field
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.opening import load_driver, preload
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import StageClock, keep_freed_memory, save_generated_code
+from orchestrator.malloc import keep_freed_memory
+from orchestrator.process import StageClock, save_generated_code
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,

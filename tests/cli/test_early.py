@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import process
+from orchestrator import malloc
 from orchestrator.cli.early import compiles_much
-from orchestrator.process import compiling_environment, restart_for_compiling
+from orchestrator.malloc import compiling_environment, restart_for_compiling
 from orchestrator.stores.kinds import PLAN
 from tests.drivers import REPOSITORY, unsupported
 
@@ -87,7 +87,7 @@ def test_a_setting_of_the_user_stays() -> None:
 
 ALLOCATES = """
 import ctypes
-from orchestrator.process import keep_freed_memory
+from orchestrator.malloc import keep_freed_memory
 class Counts(ctypes.Structure):  # of mallinfo2(3)
     _fields_ = [(name, ctypes.c_size_t) for name in "arena ordblks smblks hblks hblkhd usmblks".split()]
     _fields_ += [(name, ctypes.c_size_t) for name in "fsmblks uordblks fordblks keepcost".split()]
@@ -109,7 +109,7 @@ print(grown())
 )
 def test_what_a_compiler_frees_is_kept(setting: dict[str, str]) -> None:
     """A large block comes from memory that the library keeps, and not from the system alone."""
-    if not process._is_gnu():
+    if not malloc._is_gnu():
         unsupported("another C library has other settings")
     names = ("GLIBC_TUNABLES", "MALLOC_TOP_PAD_")
     environment = {name: value for name, value in os.environ.items() if name not in names}
@@ -133,13 +133,13 @@ def test_a_program_that_cannot_start_again_goes_on(monkeypatch: pytest.MonkeyPat
         raise OSError(7, "Argument list too long")
 
     monkeypatch.setattr(os, "execve", refuse)
-    monkeypatch.setattr(process, "_is_gnu", lambda: True)
+    monkeypatch.setattr(malloc, "_is_gnu", lambda: True)
     monkeypatch.delenv("GLIBC_TUNABLES", raising=False)
     restart_for_compiling()
     assert len(tried) == 1
-    monkeypatch.setattr(process, "_is_gnu", lambda: False)
+    monkeypatch.setattr(malloc, "_is_gnu", lambda: False)
     restart_for_compiling()
-    monkeypatch.setattr(process, "_is_gnu", lambda: True)
+    monkeypatch.setattr(malloc, "_is_gnu", lambda: True)
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.tcache_count=3")
     restart_for_compiling()
     assert len(tried) == 1
@@ -193,6 +193,6 @@ def test_a_large_set_is_compiled_in_that_environment(tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "zeros.foz" in done.stderr
     noted = [line.split(" ") for line in starts.read_text().splitlines()]
-    wanted = compiling_environment({})["GLIBC_TUNABLES"] if process._is_gnu() else ""
+    wanted = compiling_environment({})["GLIBC_TUNABLES"] if malloc._is_gnu() else ""
     assert [each[1] for each in noted] == (["", wanted] if wanted else [""])
     assert len({each[0] for each in noted}) == 1, "the same process"
