@@ -21,7 +21,7 @@ from __future__ import annotations
 import struct as binary
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Final, Literal
 
 import msgspec
@@ -216,22 +216,28 @@ class AskedDevice:
     Attributes:
         device: The device.
         capabilities: What is enabled.
-        supported: What could be enabled.
     """
 
     def __init__(self, device: Device) -> None:
         """Record the questions about a device."""
         self.device: Final = device
         self.capabilities: Final = AskedCapabilities(device.capabilities)
-        self.supported: Final = AskedCapabilities(device.supported)
+
+    @cached_property
+    def supported(self) -> AskedCapabilities:
+        """What could be enabled; a device takes milliseconds to find that out, and few decodings ask."""
+        return AskedCapabilities(self.device.supported)
 
     @property
     def answers(self) -> tuple[DeviceAnswer, ...]:
         """All questions so far, with their answers."""
+        asked = [(True, self.capabilities)]
+        if "supported" in vars(self):
+            asked.append((False, self.supported))
         return tuple(
             DeviceAnswer(enabled, *question, value)
-            for enabled, asked in ((True, self.capabilities), (False, self.supported))
-            for question, value in asked.answers.items()
+            for enabled, each in asked
+            for question, value in each.answers.items()
         )
 
 

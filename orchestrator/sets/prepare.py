@@ -312,7 +312,7 @@ def _decode(
 ) -> OpenedGroup:
     """Decode the pipelines of a group; those that the device could take with more are split off."""
     built = _built(source, group.pipelines, capabilities)
-    if group.added or not group.applications:
+    if group.added or not group.applications or not built.problems:
         return OpenedGroup(group, device.device, built)
     split, lacking = _split(source, group, device, built)
     moved = {job for each in split for job in each.pipelines}

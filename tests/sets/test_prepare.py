@@ -8,14 +8,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest, Feature, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ManifestError
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets import plan
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.plan import AskedCapabilities
 from orchestrator.sets.prepare import WHOLE, OpenedGroup, Subset, features_to_record, opened_groups
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_manifest_path
@@ -122,12 +125,33 @@ def test_a_packed_set_has_what_its_pipelines_need_and_nothing_else() -> None:
     assert PIPELINE_ROBUSTNESS in more.group.request.features
 
 
+RECORDED = [{"structure": PIPELINE_ROBUSTNESS[0], "pipeline_robustness": True}]
+
+
 def test_what_was_recorded_needs_no_group() -> None:
-    features = [{"structure": PIPELINE_ROBUSTNESS[0], "pipeline_robustness": True}]
-    given = Set(name="game", features=features)
+    given = Set(name="game", features=RECORDED)
     (only,) = groups_of(given, Opener())
     assert keys(only) == {given.plain, given.robust, given.geometry}
     assert only.group.request.features == {PIPELINE_ROBUSTNESS}
+
+
+def test_what_a_device_could_have_is_found_out_only_where_something_is_lacking(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+
+    class Noted(AskedCapabilities):
+        def __init__(self, capabilities: DeviceCapabilities) -> None:
+            super().__init__(capabilities)
+            asked.append(capabilities)
+
+    monkeypatch.setattr(plan, "AskedCapabilities", Noted)
+    opener = Opener()
+    (group,) = groups_of(Set(name="game", features=RECORDED), opener)
+    assert {each.enabled for each in group.answers} == {True}
+    assert asked == [opener.devices[0].capabilities]
+    groups_of(Set(name="game"), opener)
+    assert opener.devices[1].supported in asked
 
 
 def test_what_the_device_does_not_have_is_left_out() -> None:
