@@ -53,6 +53,7 @@ from orchestrator.stores.files.recovery import settle_kills
 
 if TYPE_CHECKING:
     from orchestrator.run.compile_worker import Worker
+    from orchestrator.sets.prepare import Subset
 
 BUG: Final = 70
 """Exit code of a fork that failed by an error of this program."""
@@ -200,7 +201,7 @@ class _Server:
         # The decoders are forked here, before this process has a driver or other threads.
         turn = shared_turns.get(self.opening.archives)
         count = _decoders(request, options, self.source, in_turn=turn is not None)
-        source = _shared(self.source, count, turn)
+        source = _shared(self.source, count, turn, options.subset)
         if request.left_out:
             source = source.leaving_out(request.left_out)
         try:
@@ -225,7 +226,7 @@ def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *,
     return count
 
 
-def _shared(source: PipelineSet, count: int, turn: int | None) -> PipelineSet:
+def _shared(source: PipelineSet, count: int, turn: int | None, subset: Subset) -> PipelineSet:
     """A set that `count` processes decode, if it is this process's turn to decode.
 
     The process whose turn it is decodes on all processors, because the others wait.
@@ -235,4 +236,5 @@ def _shared(source: PipelineSet, count: int, turn: int | None) -> PipelineSet:
         return source if mine is None else SharedSet.of(source, None, mine)
     from orchestrator.sets.image.decoders import Decoders
 
-    return SharedSet.of(source, Decoders.start(source, count), mine)
+    decoders = Decoders.start(source, count, lambda: subset.of(subset.groups_of(source)[0].pipelines))
+    return SharedSet.of(source, decoders, mine)

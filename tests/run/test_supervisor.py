@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,10 +42,11 @@ from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, Tr
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.decoders import Decoders
 from orchestrator.sets.image.shared_set import SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
@@ -373,15 +374,29 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
+def test_decoders_read_ahead_what_is_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    guessed: list[PipelineJobs] = []
+
+    def noted(source: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> None:
+        guessed.append(first())
+
+    monkeypatch.setattr(Decoders, "start", noted)
+    subset = Subset(1, 2)
+    with PipelineSet.open(sample_path()) as sample:
+        _shared(sample, 2, None, subset)
+        assert list(guessed[0]) == list(subset.of(sample.groups[0].pipelines))
+    assert len(guessed[0]) > 0
+
+
 async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> None:
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        assert _shared(sample, 1, None) is sample
+        assert _shared(sample, 1, None, WHOLE) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
-        shared = _shared(opened, 8, None)
+        shared = _shared(opened, 8, None, WHOLE)
         assert isinstance(shared, SharedSet)
         assert shared.decoders is not None
         shared.decoders.close()

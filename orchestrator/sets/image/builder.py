@@ -13,7 +13,7 @@ since the device asks for most of them soon after.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -141,9 +141,21 @@ def build_image(
     return builder.finish(asked)
 
 
-def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> ImagePart:
-    """As `build_image`, for another process that joins several parts."""
-    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES)
+def build_part(
+    source: PipelineSet,
+    jobs: PipelineJobs,
+    capabilities: DeviceCapabilities,
+    ahead: ReadAhead | None = None,
+) -> ImagePart:
+    """As `build_image`, for another process that joins several parts.
+
+    Args:
+        source: The set.
+        jobs: Which pipelines.
+        capabilities: What the device offers.
+        ahead: What was read of the same set before, if anything; used up.
+    """
+    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES, ahead)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
     return builder.part(asked)
@@ -177,16 +189,115 @@ class _Alike(msgspec.Struct, eq=False, gc=False):
         return cls(value, _normalize(value), stages_of(value), _library_positions(value))
 
 
+def _read(
+    source: PipelineSet, tag: RecordTag, key: int, decode: Callable[[RecordTag, int, bytes], _Read]
+) -> _Read:
+    """What a record holds, in one of the ways to decode it."""
+    try:
+        return decode(tag, key, source.records.payload(tag, key))
+    except UnknownStructureError as error:
+        raise _UnusableError(error.reason, unsupported=True) from None
+    except RecordError as error:
+        raise _UnusableError(str(error)) from None
+    except KeyError:
+        raise _UnusableError(f"refers to {tag.name.lower()} {key:016x}, which is not in the set") from None
+
+
+class ReadAhead:
+    """What is read of pipelines without a device: their documents, and the modules that these name.
+
+    Documents are decoded some hundreds at a time, and modules a few megabytes at a time, because that takes
+    less time than one after the other. One thread; used up by one builder.
+    """
+
+    def __init__(self, source: PipelineSet) -> None:
+        """Read from a set."""
+        self._source = source
+        self._documents = PipelineDocuments(_Alike.of)
+        self._read: tuple[Sequence[PipelineJob], list[PipelineDocument[_Alike] | None]] = (), []
+        self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
+        self._to_come: dict[int, None] = {}
+
+    def begin(self, jobs: Sequence[PipelineJob]) -> None:
+        """Read what will probably be built first: the first of some pipelines, and their first modules."""
+        some = jobs[:_READ_AHEAD]
+        self._read = some, self.documents_of(some, ())
+        if self._to_come:
+            self._walk(next(iter(self._to_come)))
+
+    def documents_of(
+        self, jobs: Sequence[PipelineJob], known: Container[int]
+    ) -> list[PipelineDocument[_Alike] | None]:
+        """The documents of some pipelines, None for what raises again when it is asked for by itself.
+
+        Args:
+            jobs: The pipelines.
+            known: Modules that need not be read any more.
+        """
+        (read, documents), self._read = self._read, ((), [])
+        if documents and read == jobs:
+            return documents
+        documents = []
+        for job in jobs:
+            try:
+                documents.append(self.document(job))
+            except (_UnusableError, *_DEFECTS):
+                documents.append(None)
+        self._modules.clear()
+        self._to_come = dict.fromkeys(
+            key
+            for each in documents
+            if each is not None
+            for stage in each.made.stages
+            if (key := each.handles[stage.module]) not in known
+        )
+        return documents
+
+    def document(self, job: PipelineJob) -> PipelineDocument[_Alike]:
+        """The document of a pipeline."""
+        return _read(self._source, job.tag, job.key, self._documents.decode)
+
+    def walked(self, key: int) -> tuple[ShaderModule, SpirvModule | SpirvError]:
+        """A module, and what it says.
+
+        Raises:
+            KeyError: It is not in the set.
+            RecordError: Its record cannot be read.
+        """
+        if key not in self._modules and key in self._to_come:
+            self._walk(key)
+        if (ahead := self._modules.pop(key, None)) is not None:
+            return ahead
+        module = self._source.module(key)
+        return module, walk_modules((module.code,))[0]
+
+    def clear(self) -> None:
+        """Forget the modules that nobody asked for."""
+        self._modules.clear()
+
+    def _walk(self, first: int) -> None:
+        """Read a module, and those that come after it."""
+        keys = iter([first, *(each for each in self._to_come if each != first)])
+        modules = self._source.modules(keys, _MODULES_AHEAD)
+        self._to_come = dict.fromkeys(keys)
+        walks = walk_modules([each.code for each in modules.values()])
+        self._modules = dict(zip(modules, zip(modules.values(), walks, strict=True), strict=True))
+
+
 class _ImageBuilder:
-    def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
+    def __init__(
+        self,
+        source: PipelineSet,
+        capabilities: DeviceCapabilities,
+        module_bytes: int,
+        ahead: ReadAhead | None = None,
+    ) -> None:
         self._source = source
         self._left_out = source.left_out
         self._checker = RequirementChecker(capabilities)
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
-        self._documents = PipelineDocuments(_Alike.of)
-        self._modules_ahead: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
-        self._modules_to_come: dict[int, None] = {}
+        self._ahead = ahead or ReadAhead(source)
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
@@ -208,22 +319,10 @@ class _ImageBuilder:
         """Put pipelines into the image or among the problems; once."""
         for start in range(0, len(jobs), _READ_AHEAD):
             some = jobs[start : start + _READ_AHEAD]
-            documents: list[PipelineDocument[_Alike] | None] = []
-            for job in some:
-                try:
-                    documents.append(self._read(job.tag, job.key, self._documents.decode))
-                except (_UnusableError, *_DEFECTS):  # which it raises again in its turn
-                    documents.append(None)
-            self._modules_to_come = dict.fromkeys(
-                key
-                for each in documents
-                if each is not None
-                for stage in each.made.stages
-                if (key := each.handles[stage.module]) not in self._modules
-            )
+            documents = self._ahead.documents_of(some, self._modules)
             for job, document in zip(some, documents, strict=True):
                 self.add(job, document)
-            self._modules_ahead.clear()
+        self._ahead.clear()
 
     def add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
         """Put a pipeline, by its document where that is there, into the image or among the problems; once."""
@@ -266,7 +365,7 @@ class _ImageBuilder:
 
     def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> int:
         if document is None:
-            document = self._read(job.tag, job.key, self._documents.decode)
+            document = self._ahead.document(job)
         alike, handles = document.choose(), document.handles
         value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
         itself, modules, stages = () not in passed, {}, []
@@ -352,19 +451,6 @@ class _ImageBuilder:
         memory = self._memory_of(module) if spirv.workgroup_memory else None
         return memory is not None and bool(memory.spec_ids)
 
-    def _read(self, tag: RecordTag, key: int, decode: Callable[[RecordTag, int, bytes], _Read]) -> _Read:
-        """What a record holds, in one of the ways to decode it."""
-        try:
-            return decode(tag, key, self._source.records.payload(tag, key))
-        except UnknownStructureError as error:
-            raise _UnusableError(error.reason, unsupported=True) from None
-        except RecordError as error:
-            raise _UnusableError(str(error)) from None
-        except KeyError:
-            raise _UnusableError(
-                f"refers to {tag.name.lower()} {key:016x}, which is not in the set"
-            ) from None
-
     def _require(self, missing: str | None, value: Any = None) -> None:
         if missing is None:
             return
@@ -422,7 +508,7 @@ class _ImageBuilder:
         if not key:
             raise _UnusableError("a stage has no shader module: only its identifier was recorded")
         try:
-            module, spirv = self._walked(key)
+            module, spirv = self._ahead.walked(key)
         except RecordError as error:
             raise _UnusableError(str(error)) from None
         except KeyError:
@@ -437,19 +523,6 @@ class _ImageBuilder:
             ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
         )
         return index, spirv
-
-    def _walked(self, key: int) -> tuple[ShaderModule, SpirvModule | SpirvError]:
-        """A module, and what it says; those that come after it are read with it, which takes less time."""
-        if key not in self._modules_ahead and key in self._modules_to_come:
-            keys = iter([key, *(each for each in self._modules_to_come if each != key)])
-            modules = self._source.modules(keys, _MODULES_AHEAD)
-            self._modules_to_come = dict.fromkeys(keys)
-            walks = walk_modules([each.code for each in modules.values()])
-            self._modules_ahead = dict(zip(modules, zip(modules.values(), walks, strict=True), strict=True))
-        if (ahead := self._modules_ahead.pop(key, None)) is not None:
-            return ahead
-        module = self._source.module(key)
-        return module, walk_modules((module.code,))[0]
 
     def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
         """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
@@ -538,7 +611,7 @@ class _ImageBuilder:
         return known
 
     def _load_object(self, handle_type: str, key: int) -> int:
-        value = self._read(OBJECT_TAGS[handle_type], key, decode_document)
+        value = _read(self._source, OBJECT_TAGS[handle_type], key, decode_document)
         structure = type(value).__name__
         self._require(self._checker.structure(value), value)
         if handle_type == "VkRenderPass":

@@ -4,7 +4,9 @@
          └── chunks of pipelines, answers about the device ─────────────> each
          <── parts of the image, questions about the device ─────────────┘
 
-The decoders get ready while this process imports the code that compiles, and opens the device.
+The decoders get ready while this process imports the code that compiles, and opens the device: they read the
+index, learn what will be asked of the device, and read what they will probably decode, as far as that asks no
+device.
 
 Guarantees: the image has the same content as that of `build_image`. If a decoder dies, this process decodes.
 When `Decoders` is closed or this process ends, no decoder is left.
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 _FRAME_BYTES: Final = 1 << 31
 _READ_SIZE: Final = 1 << 18
-_FEWEST: Final = 32  # pipelines; this process decodes fewer before a decoder has answered
+_FEWEST: Final = 32  # pipelines; this process decodes fewer before the first decoder is ready
 _UNDIVIDED: Final = 512  # pipelines; a decoder gets so many in one chunk: each chunk repeats some work
-_CHUNKS_EACH: Final = 4
+_MOST_CHUNKS: Final = 4  # of a decoder
 _SAMPLE: Final = 32  # pipelines that a decoder decodes in advance, to learn what will be asked of the device
 _VULKAN_1_3: Final = 0x403000
 
@@ -123,8 +125,13 @@ class Decoders:
     _devices: int = 0
 
     @classmethod
-    def start(cls, source: PipelineSet, count: int) -> Self:
+    def start(cls, source: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> Self:
         """Fork `count` decoders of a set.
+
+        Args:
+            source: The set.
+            count: How many.
+            first: Gives the pipelines that will probably be decoded first; called in a decoder.
 
         Raises:
             OSError: This process cannot be forked.
@@ -132,7 +139,7 @@ class Decoders:
         pairs = [socket.socketpair() for _ in range(count)]
         process_id = os.fork()
         if process_id == 0:
-            _end_after(lambda: _lead(source, pairs))
+            _end_after(lambda: _lead(source, pairs, first))
         for _, theirs in pairs:
             theirs.close()
         return cls(process_id, [_Line(mine, Questions | Decoded) for mine, _ in pairs])
@@ -147,7 +154,7 @@ class Decoders:
         """
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
         parts: list[ImagePart] = []
-        if self.process_id and len(columns) >= _FEWEST:
+        if self.process_id and (self._devices or len(columns) >= _FEWEST):
             try:
                 parts = self._decoded(source, columns, capabilities)
             except (_LostError, FrameError, OSError):
@@ -175,9 +182,7 @@ class Decoders:
         self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities
     ) -> list[ImagePart]:
         self._devices += 1
-        share = -(-len(jobs) // len(self._lines))
-        size = min(share, max(_UNDIVIDED, -(-share // _CHUNKS_EACH)))
-        chunks = [jobs[start : start + size] for start in range(0, len(jobs), size)]
+        chunks = _chunks(jobs, len(self._lines))
         left_out = dict(source.left_out)
         waiting = deque(enumerate(chunks))
         busy: dict[int, tuple[_Line, int]] = {}
@@ -217,6 +222,13 @@ class Decoders:
         return [parts[number] for number in range(len(chunks))]
 
 
+def _chunks(jobs: PipelineJobs, decoders: int) -> list[PipelineJobs]:
+    """Pipelines in chunks that keep all decoders equally busy; each begins with the one of its number."""
+    share = max(1, -(-len(jobs) // decoders))
+    size = -(-share // min(_MOST_CHUNKS, max(1, share // _UNDIVIDED)))
+    return [jobs[start : start + size] for start in range(0, len(jobs), size)]
+
+
 # --- in the forks
 
 
@@ -235,7 +247,11 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _lead(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socket]]) -> None:
+def _lead(
+    source: PipelineSet,
+    pairs: Sequence[tuple[socket.socket, socket.socket]],
+    first: Callable[[], PipelineJobs],
+) -> None:
     """Be the first decoder: read what all decoders need, then fork the others."""
     for mine, _ in pairs:
         mine.close()
@@ -245,41 +261,45 @@ def _lead(source: PipelineSet, pairs: Sequence[tuple[socket.socket, socket.socke
     asked = AskedCapabilities(AnyDevice(_VULKAN_1_3))
     jobs = source.pipelines
     build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], asked)
+    chunks = _chunks(first(), len(ends))
     gc.freeze()  # so that garbage collection does not copy shared pages
     forks = []
-    for end in ends[1:]:
+
+    def serve(number: int) -> None:
+        for each in ends:
+            if each is not ends[number]:
+                each.close()
+        chunk = chunks[number : number + 1] or [PipelineJobs.of(())]
+        _decode(source, _Line(ends[number], Chunk | Answers), tuple(asked.answers), chunk[0])
+
+    for number in range(1, len(ends)):
         process_id = os.fork()
         if process_id == 0:
-            _end_after(lambda: _serve(source, ends, end, tuple(asked.answers)))  # noqa: B023
+            _end_after(lambda: serve(number))  # noqa: B023
         forks.append(process_id)
     try:
-        _serve(source, ends, ends[0], tuple(asked.answers))
+        serve(0)
     finally:
         for process_id in forks:
             os.waitpid(process_id, 0)
 
 
-def _serve(
-    source: PipelineSet, ends: Sequence[socket.socket], own: socket.socket, usual: tuple[_Asked, ...]
-) -> None:
-    for each in ends:
-        if each is not own:
-            each.close()
-    _decode(source, _Line(own, Chunk | Answers), usual)
-
-
-def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...]) -> None:
-    from orchestrator.sets.image.builder import build_part
+def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...], probably: PipelineJobs) -> None:
+    """Decode what is asked for; `probably` that comes first."""
+    from orchestrator.sets.image.builder import ReadAhead, build_part
 
     device = _AskedByLine(line)
     number = 0
+    read = ReadAhead(source)
+    read.begin(list(dict.fromkeys(probably)))
+    ahead: ReadAhead | None = read
     while True:
         chunk: Chunk = line.receive()
         if chunk.device != number:
             number = chunk.device
             device.begin(usual)
         jobs = PipelineJobs(np.frombuffer(chunk.keys, np.uint64), np.frombuffer(chunk.kinds, np.uint8))
-        part = build_part(source.leaving_out(chunk.left_out), jobs, device)
+        part, ahead = build_part(source.leaving_out(chunk.left_out), jobs, device, ahead), None
         line.send(Decoded(msgspec.msgpack.encode(part)))
 
 

@@ -19,14 +19,16 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.image import builder
 from orchestrator.sets.image import decoders as module
-from orchestrator.sets.image.builder import BuiltImage, build_image, build_part
+from orchestrator.sets.image.builder import BuiltImage, ReadAhead, build_image, build_part
 from orchestrator.sets.image.decoders import Decoders
+from orchestrator.sets.image.documents import PipelineDocuments
 from orchestrator.sets.image.layout import join_parts
 from orchestrator.sets.image.shared_set import DecodingTurn
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
 
@@ -47,8 +49,12 @@ def sample() -> Iterator[PipelineSet]:
         yield opened
 
 
+def started(source: PipelineSet, count: int) -> closing[Decoders]:
+    return closing(Decoders.start(source, count, lambda: source.pipelines))
+
+
 def decoded(source: PipelineSet, count: int = 3) -> BuiltImage:
-    with closing(Decoders.start(source, count)) as decoders:
+    with started(source, count) as decoders:
         built = decoders.build_image(source, source.pipelines, DEVICE)
         assert decoders.process_id  # none was lost, for which this process would have decoded
     return built
@@ -105,10 +111,65 @@ def test_decoders_make_the_image_of_one_thread_of_captured_sets(corpus: Corpus) 
         assert held(decoded(opened)) == held(build_image(opened, opened.pipelines, DEVICE))
 
 
+@pytest.mark.parametrize("guessed", [slice(0), slice(1, 40), slice(None, None, -1)])
+def test_what_is_read_ahead_in_vain_changes_nothing(sample: PipelineSet, guessed: slice) -> None:
+    jobs = sample.pipelines
+    with closing(Decoders.start(sample, 3, lambda: jobs[guessed])) as decoders:
+        built = decoders.build_image(sample, jobs, DEVICE)
+        assert decoders.process_id
+    assert held(built) == held(build_image(sample, jobs, DEVICE))
+
+
+def test_what_is_read_ahead_is_not_read_again(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = sample.pipelines
+    ahead = ReadAhead(sample)
+    ahead.begin(list(jobs))
+    monkeypatch.setattr(PipelineDocuments, "decode", None)
+    monkeypatch.setattr(PipelineSet, "module", None)
+    monkeypatch.setattr(PipelineSet, "modules", None)
+    built = join_parts(sample, jobs, [build_part(sample, jobs, DEVICE, ahead)])
+    monkeypatch.undo()
+    assert held(built) == held(build_image(sample, jobs, DEVICE))
+
+
+def test_decoders_that_are_ready_decode_a_few(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_FEWEST", 1000)
+    few, none = sample.pipelines[:3], sample.pipelines[:0]
+    expected = held(build_image(sample, few, DEVICE))
+    with started(sample, 2) as decoders:
+        assert held(decoders.build_image(sample, few, DEVICE)) == expected, "while they get ready"
+        monkeypatch.setattr(module, "_FEWEST", 1)
+        decoders.build_image(sample, sample.pipelines, DEVICE)
+        monkeypatch.setattr(module, "_FEWEST", 1000)
+        assert not len(decoders.build_image(sample, none, DEVICE).image)
+        monkeypatch.setattr(builder, "build_image", None)
+        assert held(decoders.build_image(sample, few, DEVICE)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pipelines", "count", "sizes"),
+    [
+        (682, 6, [114] * 5 + [112]),
+        (10_200, 12, [850] * 12),
+        (65_280, 16, [1020] * 64),
+        (3, 16, [1] * 3),
+        (0, 2, []),
+    ],
+)
+def test_chunks_keep_all_decoders_equally_busy(
+    pipelines: int, count: int, sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_UNDIVIDED", 512)
+    jobs = PipelineJobs(np.arange(pipelines, dtype=np.uint64), np.zeros(pipelines, np.uint8))
+    chunks = module._chunks(jobs, count)
+    assert [len(each) for each in chunks] == sizes
+    assert PipelineJobs.joined(chunks).keys.tolist() == jobs.keys.tolist()
+
+
 def keys_of_both(path: str) -> tuple[int, bool]:
     """Of how many pipelines RADV has keys, and whether both ways get the same; for a process of its own."""
     vars(module).update(_FEWEST=1, _UNDIVIDED=1)
-    with PipelineSet.open(path) as opened, closing(Decoders.start(opened, 3)) as decoders:
+    with PipelineSet.open(path) as opened, started(opened, 3) as decoders:
         device = open_device("radv:navi21", request=opened.groups[0].request)
         keys = []
         for build in (decoders.build_image, build_image):
@@ -132,7 +193,7 @@ def test_a_driver_gives_both_the_same_keys() -> None:
 def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
     reasons: dict[int, str] = {}
     rest = sample.leaving_out(reasons)
-    with closing(Decoders.start(rest, 2)) as decoders:
+    with started(rest, 2) as decoders:
         reasons[int(sample.pipelines.keys[3])] = "it ended the driver"
         built = decoders.build_image(rest, rest.pipelines, DEVICE)
     assert held(built) == held(build_image(rest, rest.pipelines, DEVICE))
@@ -183,7 +244,7 @@ def test_damage_is_told(tmp_path: Path) -> None:
 
 
 def test_where_a_decoder_is_lost_this_process_decodes(sample: PipelineSet) -> None:
-    with closing(Decoders.start(sample, 2)) as decoders:
+    with started(sample, 2) as decoders:
         decoders._lines[1].end.shutdown(2)
         built = decoders.build_image(sample, sample.pipelines, DEVICE)
         assert not decoders.process_id
@@ -209,7 +270,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 decoders._FEWEST = 1
 opened = PipelineSet.open(sample_path())
-several = decoders.Decoders.start(opened, 2)
+several = decoders.Decoders.start(opened, 2, lambda: opened.pipelines)
 several.build_image(opened, opened.pipelines, AnyDevice(0x403000))
 print(several.process_id, flush=True)
 sys.stdin.read()
@@ -238,6 +299,6 @@ def is_running(process: int) -> bool:
 def test_none_is_left_when_they_are_closed(sample: PipelineSet) -> None:
     before = set(children_of(os.getpid()))
     decoded(sample)
-    with closing(Decoders.start(sample, 2)):
+    with started(sample, 2):
         assert len(set(children_of(os.getpid())) - before) == 1
     assert set(children_of(os.getpid())) <= before
