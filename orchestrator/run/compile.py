@@ -234,15 +234,13 @@ class CompileSchedule:
                     f"long for what that can save: {self._asked} of {len(indices)} were asked for"
                 )
                 break
-            if sampled and self._asked == sample:
-                known = [each for each in keys if each is not None]
-                if len(set(known)) == len(known):
-                    self.notes.append(
-                        f"no two of {self._asked} pipelines have one pipeline key, so the driver was not "
-                        f"asked for those of {len(indices) - self._asked} more"
-                    )
-                    break
-        if self._asked:
+            if sampled and self._asked == sample and _are_distinct(keys):
+                self.notes.append(
+                    f"no two of {self._asked} pipelines have one pipeline key, so the driver was not "
+                    f"asked for those of {len(indices) - self._asked} more"
+                )
+                break
+        if self._asked and not _are_distinct(keys):  # else they tell the schedule nothing
             self._keys = keys
             self.distrusted = distrusted_kinds(self.image, keys)
             if self.distrusted:
@@ -344,6 +342,11 @@ class CompileSchedule:
             leaders = np.fromiter(map(scheduler.leader_of, hits.tolist()), np.int64, len(hits))
         compiled = report.pipelines.status[leaders] == status_code(OutcomeStatus.COMPILED)
         return hits[compiled], leaders[compiled]
+
+
+def _are_distinct(keys: Collection[bytes | None]) -> bool:
+    """Whether no two of those that are known are the same."""
+    return len(set(keys) - {None}) == sum(each is not None for each in keys)
 
 
 def _sample_size(count: int) -> int:

@@ -29,11 +29,12 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DriverError
+from orchestrator.run import compile as compile_module
 from orchestrator.run.compile import CompileSchedule, _sample_size, compile_set
-from orchestrator.run.execution import run_pipelines
+from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.options import CompileOptions, PipelineKeyUse, RunOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, RunReport
-from orchestrator.schedule import Assignment
+from orchestrator.schedule import Assignment, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -142,6 +143,21 @@ def test_of_very_many_some_are_asked_first() -> None:
             "no two of 1792 pipelines have one pipeline key, so the driver was not asked for those of 7208 "
             "more"
         ] * (count == 1_792)
+
+
+def test_keys_that_all_differ_are_no_part_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[bool] = []
+
+    def noted(*_: Any, pipeline_keys: object, **others: Any) -> Scheduler:
+        given.append(pipeline_keys is not None)
+        return scheduler_of(*_, **others)
+
+    monkeypatch.setattr(compile_module, "scheduler_of", noted)
+    for alike in (0, 20):
+        device, schedule = AskedDevice(alike=alike), schedule_of()
+        schedule.ask_keys(device, device.prepare(IMAGE), PipelineKeyUse.ALL)
+        schedule.scheduler()
+    assert given == [False, True]
 
 
 def test_a_sample_of_pairs_holds_some_whatever_their_number() -> None:
