@@ -51,6 +51,7 @@ class Exchange:
         held: Whether workers wait for more time when it is over.
         patient: How many look at `changes` now and then: they are told when nothing goes on any more.
         on_next: Called once in the trio thread after the next change, for them.
+        on_begun: Called once in the trio thread when all workers have asked for work.
     """
 
     def __init__(
@@ -81,6 +82,8 @@ class Exchange:
         self.held = False
         self.patient = 0
         self.on_next: Callable[[], None] | None = None
+        self.on_begun: Callable[[], None] | None = None
+        self._asked: set[int] = set()
 
     @property
     def call_limit(self) -> int:
@@ -167,6 +170,7 @@ class Exchange:
                 self._idle -= self._expectant
                 self._expectant.clear()
             answer = scheduler.request(worker, self._clock_ns() if self._timed else 0)
+            self._note_asked(worker)
             if self._not_needed and not scheduler.satisfied:
                 self._not_needed = False
                 self._rouse()
@@ -199,6 +203,8 @@ class Exchange:
         """
         with self._lock:
             answer = self._scheduler.unneeded(worker)
+            if answer is not None:
+                self._note_asked(worker)
             if isinstance(answer, Wait):
                 self._idle.add(worker)
                 self._not_needed = True
@@ -264,6 +270,13 @@ class Exchange:
             scheduler.set_deadline(deadline_ns, at_least_one=held and bool(limit_ns))
 
     # --- inside
+
+    def _note_asked(self, worker: int) -> None:
+        if self.on_begun is not None:
+            self._asked.add(worker)
+            if len(self._asked) == self._scheduler.workers:
+                self._token.run_sync_soon(self.on_begun)
+                self.on_begun = None
 
     def _rouse(self) -> None:
         """Something happened that may give work to any worker."""

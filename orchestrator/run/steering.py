@@ -143,12 +143,15 @@ class Steering:
         on_settled: Called in the trio thread with pipelines that came to their end, some times a second.
         on_saved: Called in the trio thread when a cache file was saved, with its path and size.
         steered: Whether anything may be said but to stop; for that batches are short.
+        on_begun: Called in the trio thread once all workers of a run in this process have asked for work:
+            what they need not wait for may begin.
     """
 
     stop: trio.Event = field(factory=trio.Event)
     on_settled: Callable[[Settlement], None] | None = None
     on_saved: Callable[[Path, int], None] | None = None
     steered: bool = False
+    on_begun: Callable[[], None] | None = None
     _memory: _Memory = field(factory=_Memory)
 
     @classmethod
@@ -251,6 +254,7 @@ class SteeredRun:
             time_limit_s: How long work may begin from `begin` on, whatever is said.
         """
         self.exchange = Exchange(scheduler, self._change)
+        self.exchange.on_begun = steering.on_begun
         self._steering = steering
         self._table = table
         self._all = np.arange(len(table), dtype=np.int32)

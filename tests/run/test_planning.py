@@ -17,6 +17,7 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.planning import CompilePlan, expect_plan
 from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.steering import Steering
 from orchestrator.sets.archive import reader
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -74,6 +75,26 @@ def assert_same_but_hits(cold: CompileReport, warm: CompileReport) -> None:
     assert warm.counts()[OutcomeStatus.CACHE_HIT] == len(cold.pipelines) - len(cold.skipped) - len(
         cold.failed
     )
+
+
+async def test_a_plan_is_saved_once_workers_have_begun(tmp_path: Path) -> None:
+    there: list[list[Path]] = []
+    steering = Steering(on_begun=lambda: there.append(plans(tmp_path)))
+    with PipelineSet.open(sample_path()) as source:
+        options = CompileOptions(workers=2)
+        await compile_set(source, options, cache_directory=tmp_path, opener=opener(), stop=steering)
+    assert there == [[]] * len(there) != []
+    assert len(plans(tmp_path)) == 1
+
+
+async def test_a_plan_is_saved_where_nothing_can_be_compiled(tmp_path: Path) -> None:
+    """A set whose last group has no run, and one without a pipeline: nobody waits for workers."""
+    with ArchiveWriter(tmp_path / "empty.foz"):
+        pass
+    with PipelineSet.open(tmp_path / "empty.foz") as source:
+        report = await compile_set(source, cache_directory=tmp_path, opener=opener())
+    assert len(report.pipelines) == 0
+    assert len(plans(tmp_path)) == 1
 
 
 @pytest.mark.parametrize("missing", [(), (GEOMETRY,)], ids=["all", "less"])
