@@ -29,7 +29,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar, Final, Protocol, runtime_checkable
+from typing import ClassVar, Final, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -751,6 +751,11 @@ class Device(PipelineCaches, Protocol):
 
         Calls in flight are waited for; those that come later are refused by DeviceError.
         """
+
+
+def is_device(given: object) -> TypeGuard[Device]:
+    """Whether something is a device; asked so for the reason that `has_binaries` says."""
+    return hasattr(type(given), "create_pipelines") or isinstance(given, Device)
 
 
 @runtime_checkable

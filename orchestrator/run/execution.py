@@ -50,6 +50,7 @@ from orchestrator.devices.device import (
     Device,
     PipelineSource,
     PreparedPipelines,
+    is_device,
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
@@ -452,8 +453,11 @@ class Run:
             TypeError: See `run_pipelines`.
             ValueError: See `run_pipelines`.
         """
+        if not is_device(device):
+            raise TypeError(
+                f"a device, such as open_device gives, is expected here, not {type(device).__name__}"
+            )
         for given, kind, what in (
-            (device, Device, "a device, such as open_device gives"),
             (prepared, PreparedPipelines, "what device.prepare(image) gave"),
             (options, RunOptions, "RunOptions"),
             (primary, PipelineSource | bytes | None, "a cache, or its data as bytes, or None"),

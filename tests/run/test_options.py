@@ -28,6 +28,7 @@ from orchestrator import (
     open_device,
     run_pipelines,
 )
+from orchestrator.devices.device import is_device
 from orchestrator.sets.sample import sample_path
 from orchestrator.testing import SimulatedDevice, simulated_image, simulated_opener
 
@@ -143,6 +144,25 @@ async def test_an_argument_of_a_wrong_type_is_named_and_leaves_nothing() -> None
     with pytest.raises(TypeError, match=r"a set is compiled, .* not str"):
         await compile_set("game.foz", opener=simulated_opener())  # type: ignore[arg-type]
     assert device.live_caches == 0
+
+
+async def test_a_run_does_not_ask_what_its_device_supports() -> None:
+    class Slow(SimulatedDevice):
+        """In the place of one that takes milliseconds."""
+
+        was_asked = False
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "supported":
+                Slow.was_asked = True
+            return super().__getattribute__(name)
+
+    device = Slow()
+    prepared = device.prepare(simulated_image(range(3)))
+    Slow.was_asked = False
+    assert (await run_pipelines(device, prepared)).compiled == 3
+    assert not Slow.was_asked
+    assert not is_device(prepared)
 
 
 async def test_paths_may_be_text_or_paths(tmp_path: Path) -> None:
