@@ -480,11 +480,15 @@ class CompileJob:
     async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
         """Save it: at once where other processes wait for it, else once workers have begun.
 
-        Encoding it runs Python for some 20 ms, in which nothing else of this process would.
+        Encoding it runs Python for some 20 ms, in which nothing else of this process would. A cancellation
+        waits for that.
         """
-        if not self._plan.is_shared:
-            await self._begun.wait()
-        await trio.to_thread.run_sync(self._plan.save, rest)
+        try:
+            if not self._plan.is_shared:
+                await self._begun.wait()
+        finally:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._plan.save, rest)
 
     async def _read_groups(self) -> None:
         subset = self.options.subset
@@ -692,15 +696,18 @@ class CompileJob:
             lambda: self._ask_keys(schedule, device, prepared),
         )
         scheduler = schedule.scheduler()
-        is_running = True
+        begun, is_running = trio.Event(), True
 
-        def begun() -> None:
+        async def go_on() -> None:
+            """What the workers need not wait for."""
+            await begun.wait()
             self._begun.set()
             if is_running:
                 self._open_ahead(beside)
-            if self.steering.on_begun is not None:
-                self.steering.on_begun()
+                if self.steering.on_begun is not None:
+                    self.steering.on_begun()
 
+        beside.start_soon(go_on)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
         try:
@@ -716,12 +723,13 @@ class CompileJob:
                 ),
                 primary=primary,
                 scheduler=scheduler,
-                stop=evolve(self.steering, on_begun=begun),
+                stop=evolve(self.steering, on_begun=begun.set),
                 on_merged=cache.on_merged,
                 on_progress=self._progress,
             )
         finally:
             is_running = False
+            begun.set()
         self._cancelled_before += self._cancelled
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")

@@ -12,6 +12,7 @@ from attrs import evolve
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.errors import DriverError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
@@ -84,6 +85,19 @@ async def test_a_plan_is_saved_once_workers_have_begun(tmp_path: Path) -> None:
         options = CompileOptions(workers=2)
         await compile_set(source, options, cache_directory=tmp_path, opener=opener(), stop=steering)
     assert there == [[]] * len(there) != []
+    assert len(plans(tmp_path)) == 1
+
+
+async def test_a_plan_is_saved_where_the_first_run_does_not_begin(tmp_path: Path) -> None:
+    class Refusing(SimulatedDevice):
+        def prepare(self, *_: Any, **__: Any) -> Any:
+            raise DriverError("vkCreatePipelineLayout", -1, "VK_ERROR_OUT_OF_HOST_MEMORY")
+
+    def refusing(request: DeviceRequest) -> SimulatedDevice:
+        return Refusing(SimulatedOptions(request=request, capabilities=AnyDevice()))
+
+    with PipelineSet.open(sample_path()) as source, pytest.raises(DriverError):
+        await compile_set(source, cache_directory=tmp_path, opener=refusing)
     assert len(plans(tmp_path)) == 1
 
 

@@ -14,6 +14,7 @@ since the device asks for most of them soon after.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -218,12 +219,16 @@ class ReadAhead:
         self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
         self._to_come: dict[int, None] = {}
 
-    def begin(self, jobs: Sequence[PipelineJob]) -> None:
+    @classmethod
+    def of(cls, source: PipelineSet, jobs: Sequence[PipelineJob]) -> Self:
         """Read what will probably be built first: the first of some pipelines, and their first modules."""
+        ahead = cls(source)
         some = jobs[:_READ_AHEAD]
-        self._read = some, self.documents_of(some, ())
-        if self._to_come:
-            self._walk(next(iter(self._to_come)))
+        ahead._read = some, ahead.documents_of(some, ())
+        if ahead._to_come:
+            with suppress(*_DEFECTS):  # which the builder meets again, and tells
+                ahead._walk(next(iter(ahead._to_come)))
+        return ahead
 
     def documents_of(
         self, jobs: Sequence[PipelineJob], known: Container[int]

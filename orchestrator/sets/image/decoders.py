@@ -280,6 +280,7 @@ def _lead(
     try:
         serve(0)
     finally:
+        ends[0].close()  # or who waits for this decoder's answer would wait on, and so would the forks
         for process_id in forks:
             os.waitpid(process_id, 0)
 
@@ -290,9 +291,7 @@ def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...], probabl
 
     device = _AskedByLine(line)
     number = 0
-    read = ReadAhead(source)
-    read.begin(list(dict.fromkeys(probably)))
-    ahead: ReadAhead | None = read
+    ahead: ReadAhead | None = ReadAhead.of(source, list(dict.fromkeys(probably)))
     while True:
         chunk: Chunk = line.receive()
         if chunk.device != number:

@@ -122,8 +122,7 @@ def test_what_is_read_ahead_in_vain_changes_nothing(sample: PipelineSet, guessed
 
 def test_what_is_read_ahead_is_not_read_again(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = sample.pipelines
-    ahead = ReadAhead(sample)
-    ahead.begin(list(jobs))
+    ahead = ReadAhead.of(sample, list(jobs))
     monkeypatch.setattr(PipelineDocuments, "decode", None)
     monkeypatch.setattr(PipelineSet, "module", None)
     monkeypatch.setattr(PipelineSet, "modules", None)
@@ -249,6 +248,37 @@ def test_where_a_decoder_is_lost_this_process_decodes(sample: PipelineSet) -> No
         built = decoders.build_image(sample, sample.pipelines, DEVICE)
         assert not decoders.process_id
         assert held(built) == held(build_image(sample, sample.pipelines, DEVICE))
+
+
+def test_a_defect_in_what_is_read_ahead_is_told_as_elsewhere(
+    sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_: object) -> None:
+        raise IndexError
+
+    monkeypatch.setattr(builder, "walk_modules", broken)
+    built = decoded(sample)
+    assert built.problems == build_image(sample, sample.pipelines, DEVICE).problems
+    assert "a defect of this program" in built.problems[0].reason
+
+
+@pytest.mark.parametrize("broken", ["build_part", "ReadAhead"])
+def test_where_a_decoder_fails_this_process_decodes(
+    sample: PipelineSet, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    """The first decoder among them, which waits for the others."""
+    whole = build_image(sample, sample.pipelines, DEVICE)
+
+    def fails(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        target = ReadAhead if broken == "ReadAhead" else builder
+        patched.setattr(target, "of" if broken == "ReadAhead" else broken, fails)
+        decoders = Decoders.start(sample, 2, lambda: sample.pipelines)
+    with closing(decoders):
+        assert held(decoders.build_image(sample, sample.pipelines, DEVICE)) == held(whole)
+        assert not decoders.process_id
 
 
 def children_of(process: int) -> list[int]:
