@@ -262,22 +262,24 @@ def test_a_defect_in_what_is_read_ahead_is_told_as_elsewhere(
     assert "a defect of this program" in built.problems[0].reason
 
 
-@pytest.mark.parametrize("broken", ["build_part", "ReadAhead"])
-def test_where_a_decoder_fails_this_process_decodes(
-    sample: PipelineSet, monkeypatch: pytest.MonkeyPatch, broken: str
+@pytest.mark.parametrize("broken", [(builder, "build_part"), (ReadAhead, "of")], ids=["later", "ahead"])
+def test_where_the_first_decoder_fails_nobody_waits(
+    sample: PipelineSet, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
 ) -> None:
-    """The first decoder among them, which waits for the others."""
-    whole = build_image(sample, sample.pipelines, DEVICE)
+    """It would wait for the others, and they for this process, which would wait for it."""
+    whole = held(build_image(sample, sample.pipelines, DEVICE))
+    here, works = os.getpid(), getattr(*broken)
 
-    def fails(*_: object) -> None:
-        raise MemoryError
+    def fails(*given: Any) -> Any:
+        if os.getppid() == here:
+            raise MemoryError
+        return works(*given)
 
     with monkeypatch.context() as patched:
-        target = ReadAhead if broken == "ReadAhead" else builder
-        patched.setattr(target, "of" if broken == "ReadAhead" else broken, fails)
-        decoders = Decoders.start(sample, 2, lambda: sample.pipelines)
+        patched.setattr(*broken, fails)
+        decoders = Decoders.start(sample, 3, lambda: sample.pipelines)
     with closing(decoders):
-        assert held(decoders.build_image(sample, sample.pipelines, DEVICE)) == held(whole)
+        assert held(decoders.build_image(sample, sample.pipelines, DEVICE)) == whole
         assert not decoders.process_id
 
 
