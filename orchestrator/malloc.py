@@ -1,9 +1,8 @@
 """What malloc keeps for the compiler of a driver, which allocates and frees small blocks all the time.
 
-Settings of the GNU C library alone; one that the user made stays.
-
-Guarantees: only `os` and `sys` are imported here, because a program that starts itself again for a setting
-pays for each import twice.
+Guarantees: a setting that the user made stays. With another library than the GNU C library nothing happens.
+Only `os` and `sys` are imported before something is set, because a program that starts itself again for a
+setting pays for each import twice.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-TYPE_CHECKING = False  # `typing` takes half as long to import as Python to start
+TYPE_CHECKING = False  # as in cli/early.py
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Final
@@ -27,11 +26,11 @@ grows, and from what size on a block comes from the system."""
 def compiling_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """An environment in which a driver's compiler allocates faster, for a process that is not yet started.
 
-    A compiler allocates and frees small blocks all the time. The GNU C library keeps freed blocks for the
-    thread that freed them, but only 7 of a size; the rest goes through an arena, with its lock and its
-    search. RADV compiles faster with more of them (benchmarks/results). They are kept up to 256 bytes only,
-    not the usual 1,032: that is nearly as fast and takes 1 MiB a worker, not 12. The library reads this
-    setting only when a program starts; `keep_freed_memory` makes others. One that the user made stays.
+    The GNU C library keeps freed blocks for the thread that freed them, but only 7 of a size; the rest goes
+    through an arena, with its lock and its search. RADV compiles faster with more of them
+    (benchmarks/results). They are kept up to 256 bytes only, not the usual 1,032: that is nearly as fast and
+    takes 1 MiB a worker, not 12. The library reads this setting only when a program starts;
+    `keep_freed_memory` makes others.
 
     Args:
         environment: The variables to start from, which are not changed.
@@ -48,9 +47,7 @@ def keep_freed_memory() -> None:
     The GNU C library grows the memory of a thread by 128 KiB at a time, and gives back what is free at its
     end. Each time the thread needs a lock of the system that all threads of the process share. RADV compiles
     faster without that, the more so with many workers (benchmarks/results). Memory that was never used takes
-    none of the machine's, but counts for RLIMIT_DATA.
-
-    Settings that the user made stay. Does nothing with another C library. Thread-safe.
+    none of the machine's, but counts for RLIMIT_DATA. Thread-safe.
     """
     if _keeps_memory() or not _is_gnu():
         return

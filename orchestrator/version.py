@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # `typing` takes half as long to import as Python to start
+TYPE_CHECKING = False  # as in cli/early.py
 if TYPE_CHECKING:
     from typing import Final
 

@@ -10,7 +10,7 @@ import os
 import stat
 import sys
 
-TYPE_CHECKING = False  # `typing` takes half as long to import as Python to start
+TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path

@@ -344,9 +344,9 @@ class CompileSchedule:
         return hits[compiled], leaders[compiled]
 
 
-def _are_distinct(keys: Collection[bytes | None]) -> bool:
+def _are_distinct(keys: list[bytes | None]) -> bool:
     """Whether no two of those that are known are the same."""
-    return len(set(keys) - {None}) == sum(each is not None for each in keys)
+    return len(set(keys) - {None}) == len(keys) - keys.count(None)
 
 
 def _sample_size(count: int) -> int:
@@ -453,7 +453,7 @@ class CompileJob:
                     await self._run_group(self._waiting.popleft(), beside)
                 self._begun.set()
         except ExceptionGroup as group:
-            # What is beside the groups raises nothing; a caller wants the error itself.
+            # One thing fails, which ends the rest; a caller wants the error itself.
             raise group.exceptions[0] from None
         finally:
             if self._ahead is not None:

@@ -453,16 +453,17 @@ class Run:
             TypeError: See `run_pipelines`.
             ValueError: See `run_pipelines`.
         """
-        if not is_device(device):
-            raise TypeError(
-                f"a device, such as open_device gives, is expected here, not {type(device).__name__}"
-            )
-        for given, kind, what in (
-            (prepared, PreparedPipelines, "what device.prepare(image) gave"),
-            (options, RunOptions, "RunOptions"),
-            (primary, PipelineSource | bytes | None, "a cache, or its data as bytes, or None"),
+        for given, fits, what in (
+            (device, is_device(device), "a device, such as open_device gives"),
+            (prepared, isinstance(prepared, PreparedPipelines), "what device.prepare(image) gave"),
+            (options, isinstance(options, RunOptions), "RunOptions"),
+            (
+                primary,
+                isinstance(primary, PipelineSource | bytes | None),
+                "a cache, or its data as bytes, or None",
+            ),
         ):
-            if not isinstance(given, kind):
+            if not fits:
                 raise TypeError(f"{what} is expected here, not {type(given).__name__}")
         if wrong := sorted(each for each in options.skipped if not 0 <= each < len(prepared.image)):
             raise ValueError(

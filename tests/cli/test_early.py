@@ -74,6 +74,16 @@ def test_the_directory_is_the_default_one_where_none_is_named(
     assert not compiles_much(["compile", large])
 
 
+def test_what_decides_early_imports_next_to_nothing() -> None:
+    """Each import would be made twice by a program that starts again."""
+    code = "import sys; before = {*sys.modules}; import orchestrator.cli; print(*{*sys.modules} - before)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=REPOSITORY
+    )
+    own = {"orchestrator", "orchestrator.version", "orchestrator.malloc"}
+    assert {*done.stdout.split()} - {"__future__"} == {*own, "orchestrator.cli", "orchestrator.cli.early"}
+
+
 def test_a_setting_of_the_user_stays() -> None:
     ours = compiling_environment({"A": "b"})
     assert ours == {"A": "b", "GLIBC_TUNABLES": ours["GLIBC_TUNABLES"]}

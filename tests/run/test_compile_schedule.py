@@ -34,7 +34,7 @@ from orchestrator.run.compile import CompileSchedule, _sample_size, compile_set
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.options import CompileOptions, PipelineKeyUse, RunOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, RunReport
-from orchestrator.schedule import Assignment, Scheduler
+from orchestrator.schedule import Assignment, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -148,9 +148,9 @@ def test_of_very_many_some_are_asked_first() -> None:
 def test_keys_that_all_differ_are_no_part_of_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[bool] = []
 
-    def noted(*_: Any, pipeline_keys: object, **others: Any) -> Scheduler:
-        given.append(pipeline_keys is not None)
-        return scheduler_of(*_, **others)
+    def noted(image: CreateInfoImage, workers: int, options: ScheduleOptions, **known: Any) -> Scheduler:
+        given.append(known["pipeline_keys"] is not None)
+        return scheduler_of(image, workers, options, **known)
 
     monkeypatch.setattr(compile_module, "scheduler_of", noted)
     for alike in (0, 20):

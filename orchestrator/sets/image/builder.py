@@ -215,7 +215,8 @@ class ReadAhead:
         """Read from a set."""
         self._source = source
         self._documents = PipelineDocuments(_Alike.of)
-        self._read: tuple[Sequence[PipelineJob], list[PipelineDocument[_Alike] | None]] = (), []
+        # What was read and not asked for yet: pipelines, and their documents.
+        self._unasked: tuple[Sequence[PipelineJob], list[PipelineDocument[_Alike] | None]] = (), []
         self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
         self._to_come: dict[int, None] = {}
 
@@ -224,7 +225,7 @@ class ReadAhead:
         """Read what will probably be built first: the first of some pipelines, and their first modules."""
         ahead = cls(source)
         some = jobs[:_READ_AHEAD]
-        ahead._read = some, ahead.documents_of(some, ())
+        ahead._unasked = some, ahead.documents_of(some, ())
         if ahead._to_come:
             with suppress(*_DEFECTS):  # which the builder meets again, and tells
                 ahead._walk(next(iter(ahead._to_come)))
@@ -239,7 +240,7 @@ class ReadAhead:
             jobs: The pipelines.
             known: Modules that need not be read any more.
         """
-        (read, documents), self._read = self._read, ((), [])
+        (read, documents), self._unasked = self._unasked, ((), [])
         if documents and read == jobs:
             return documents
         documents = []

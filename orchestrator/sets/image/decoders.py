@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 _FRAME_BYTES: Final = 1 << 31
 _READ_SIZE: Final = 1 << 18
 _FEWEST: Final = 32  # pipelines; this process decodes fewer before the first decoder is ready
-_UNDIVIDED: Final = 512  # pipelines; a decoder gets so many in one chunk: each chunk repeats some work
+_UNDIVIDED: Final = 512  # pipelines; a smaller share is one chunk, since each chunk repeats some work
 _MOST_CHUNKS: Final = 4  # of a decoder
 _SAMPLE: Final = 32  # pipelines that a decoder decodes in advance, to learn what will be asked of the device
 _VULKAN_1_3: Final = 0x403000
