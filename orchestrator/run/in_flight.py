@@ -76,6 +76,7 @@ _MOST_SLOTS: Final = 4096
 _PAGE: Final = mmap.PAGESIZE
 _MARK_BYTES: Final = 4
 _MOST_US: Final = (1 << 32) - 1
+_NOTHING: Final = np.zeros(0, np.int32)
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
 
 
@@ -212,6 +213,17 @@ class InFlightTable:
         _STAMP.pack_into(self._memory, at, 0)
         self._free[doing in OF_PIPELINES].append(slot)
 
+    @contextmanager
+    def announced(
+        self, doing: Doing, numbers: Sequence[int] | npt.NDArray[np.int32] = _NOTHING
+    ) -> Iterator[None]:
+        """Say that a call goes to the driver, for a block."""
+        slot = self.begin(doing, np.asarray(numbers, np.int32))
+        try:
+            yield
+        finally:
+            self.end(slot)
+
     def mark(self, numbers: npt.NDArray[np.int32], times_ns: npt.NDArray[np.uint64]) -> None:
         """Say that pipelines were compiled, and how long the driver took for each."""
         self._marks[numbers] = np.clip(times_ns // np.uint64(1000), 1, _MOST_US)
@@ -256,7 +268,6 @@ class InFlightTable:
         return Flight(Doing(doing), numbers, stamp)
 
 
-_NOTHING = np.zeros(0, np.int32)
 OBJECTS: Final = {"object": Doing.OBJECT, "module": Doing.MODULE}
 """What is created, as `Device.prepare` names it."""
 _HITS = np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)
@@ -423,7 +434,7 @@ class AnnouncingDevice:
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
-        with self._announced(Doing.KEYS, indices):
+        with self.table.announced(Doing.KEYS, indices):
             return self.device.pipeline_keys(_own(prepared), indices)
 
     def create_pipeline_cache(
@@ -499,21 +510,21 @@ class AnnouncingDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
-        with self._announced(Doing.CREATE, indices):
+        with self.table.announced(Doing.CREATE, indices):
             return self._binaries.create_from_binaries(_own(prepared), indices, held, keep=keep)
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
-        with self._announced(Doing.CREATE, indices):
+        with self.table.announced(Doing.CREATE, indices):
             return self._binaries.create_captured(_own(prepared), indices, keep=keep)
 
     def probe_internal_cache(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
-        with self._announced(Doing.KEYS, indices):
+        with self.table.announced(Doing.KEYS, indices):
             return self._binaries.probe_internal_cache(_own(prepared), indices)
 
     # Identifiers of modules; `create_pipelines` announces what the device does with them too.
@@ -525,12 +536,12 @@ class AnnouncingDevice:
 
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
-        with self._announced(Doing.MODULE, modules):
+        with self.table.announced(Doing.MODULE, modules):
             return self._identification.module_identifiers(_own(prepared), modules)
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
-        with self._announced(Doing.MODULE, [module]):
+        with self.table.announced(Doing.MODULE, [module]):
             return self._identification.code_identifier(_own(prepared), module)
 
     def create_identified(
@@ -542,13 +553,13 @@ class AnnouncingDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
-        with self._announced(Doing.CREATE, indices):
+        with self.table.announced(Doing.CREATE, indices):
             return self._identification.create_identified(_own(prepared), indices, source, keep=keep)
 
     def destroying(self, destroy: Callable[[], None]) -> None:
         """Announce that something is destroyed, unless all stays until the process ends."""
         if Doing.DESTROY not in self.given_up:
-            with self._announced(Doing.DESTROY, _NOTHING):
+            with self.table.announced(Doing.DESTROY):
                 destroy()
 
     @contextmanager
@@ -556,16 +567,8 @@ class AnnouncingDevice:
         """Announce a call, unless it is given up."""
         if doing in self.given_up:
             raise DriverError(command, ERROR_UNKNOWN, "VK_ERROR_UNKNOWN, for it was not asked again,")
-        with self._announced(doing, _NOTHING):
+        with self.table.announced(doing):
             yield
-
-    @contextmanager
-    def _announced(self, doing: Doing, numbers: Sequence[int] | npt.NDArray[np.int32]) -> Iterator[None]:
-        slot = self.table.begin(doing, np.asarray(numbers, np.int32))
-        try:
-            yield
-        finally:
-            self.table.end(slot)
 
     @property
     def _identification(self) -> ModuleIdentification:
@@ -590,5 +593,5 @@ class AnnouncingInspector(AnnouncingDevice):
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
         assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
-        with self._announced(Doing.CREATE, [index]):
+        with self.table.announced(Doing.CREATE, [index]):
             return self.device.pipeline_executables(_own(prepared), index)
