@@ -2,7 +2,8 @@
 
 The server opens the set once and never uses a driver. It forks for each compile and each trial, because a
 fork takes milliseconds, much less than a new interpreter. What only a compile needs, the first fork imports
-itself, while a thread loads the driver; the server imports it before it makes any other fork. A fork ends
+itself, while threads load the driver and open the first device; the server imports it before it makes any
+other fork. A fork ends
 when the server ends.
 """
 
@@ -24,7 +25,9 @@ import msgspec
 from attrs import define, field
 
 from orchestrator.children.protocol import Channel, pack_frame
-from orchestrator.devices.opening import load_driver, preload
+from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import keep_freed_memory
 from orchestrator.process import StageClock, save_generated_code
@@ -43,7 +46,7 @@ from orchestrator.run.compile_server import (
     shared_sets,
     shared_turns,
 )
-from orchestrator.run.in_flight import InFlightTable
+from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.limits import limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
@@ -53,7 +56,7 @@ from orchestrator.stores.files.recovery import settle_kills
 
 if TYPE_CHECKING:
     from orchestrator.run.compile_worker import Worker
-    from orchestrator.sets.prepare import Subset
+    from orchestrator.sets.prepare import DeviceOpener, Subset
 
 BUG: Final = 70
 """Exit code of a fork that failed by an error of this program."""
@@ -200,7 +203,8 @@ class _Server:
             keep_freed_memory()
         # The decoders are forked here, before this process has a driver or other threads.
         turn = shared_turns.get(self.opening.archives)
-        count = _decoders(request, options, self.source, in_turn=turn is not None)
+        planned = _planned(request, options, self.source)
+        count = 0 if planned is not None else _decoders(options, self.source, in_turn=turn is not None)
         source = _shared(self.source, count, turn, options.subset)
         if request.left_out:
             source = source.leaving_out(request.left_out)
@@ -209,21 +213,48 @@ class _Server:
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
+        opener = self._opener(options, source, planned)
         worker = self._worker()
-        save_generated_code()  # before a driver can write into it
-        worker.compile(request, options, source, control, clock)
+        save_generated_code()
+        worker.compile(request, options, source, control, clock, opener)
+
+    def _opener(
+        self, options: CompileOptions, source: PipelineSet, planned: DeviceRequest | None
+    ) -> DeviceOpener:
+        """Opens devices and announces that; begins to open the one that will probably be asked for first."""
+
+        def opener(device_request: DeviceRequest) -> Device:
+            with self.table.announced(Doing.OPEN):
+                return open_for_child(
+                    options.trial_limits.opener,
+                    options.selector,
+                    device_request,
+                    driver_caches=options.driver_caches,
+                )
+
+        if options.mode is CacheMode.BINARIES or options.identifiers:
+            return opener  # the device will have features that no group asks for
+        try:
+            first = planned or options.subset.groups_of(source)[0].request
+        except (OrchestratorError, ValueError):
+            return opener  # the compile meets that again, and says it
+        return OpeningAhead(first, opener).opened
 
 
-def _decoders(request: Compile, options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
-    """How many processes should decode a set; 0 or 1 means this process alone."""
+def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:
+    """What a plan, where one is expected, has the first device opened as."""
+    if not request.cache_directory or request.left_out:
+        return None
+    from orchestrator.run.planning import expect_plan
+
+    return expect_plan(source, options, Path(request.cache_directory))
+
+
+def _decoders(options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
+    """How many processes should decode a set that has no plan; 0 or 1 means this process alone."""
     processors = available_workers()
     count = source.file_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
-    count = min(count, processors if in_turn else options.workers or processors, processors)
-    if count > 1 and request.cache_directory and not request.left_out:
-        from orchestrator.run.planning import expect_plan
-
-        return 0 if expect_plan(source, options, Path(request.cache_directory)) else count
-    return count
+    return min(count, processors if in_turn else options.workers or processors, processors)
 
 
 def _shared(source: PipelineSet, count: int, turn: int | None, subset: Subset) -> PipelineSet:

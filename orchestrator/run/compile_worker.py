@@ -61,6 +61,7 @@ from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import Settlement, Steering, Told
 from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import PipelineJob
 
 _READ_SIZE: Final = 1 << 16
@@ -93,6 +94,7 @@ class Worker:
         source: PipelineSet,
         control: int,
         clock: StageClock,
+        opener: DeviceOpener,
     ) -> None:
         """Compile a set, and give its report.
 
@@ -102,16 +104,13 @@ class Worker:
             source: The set, with what decodes it.
             control: Descriptor by which the server says more.
             clock: Of this process.
+            opener: Opens devices, and announces that in the table.
         """
         directory = Path(request.cache_directory) if request.cache_directory else None
         is_cpu_spent, cpu_limit = False, note_of_cpu_limit()
 
-        def opener(device_request: DeviceRequest) -> Device:
-            slot = self.table.begin(Doing.OPEN, np.zeros(0, np.int32))
-            try:
-                device = _open(options, device_request)
-            finally:
-                self.table.end(slot)
+        def open_announced(device_request: DeviceRequest) -> Device:
+            device = opener(device_request)
             self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
             return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
@@ -184,7 +183,7 @@ class Worker:
                         source,
                         options,
                         cache_directory=directory,
-                        opener=opener,
+                        opener=open_announced,
                         stop=steering,
                         on_stage=lambda name: self.channel.send(Staged(request.number, name)),
                         on_progress=on_progress,
@@ -216,7 +215,12 @@ class Worker:
                 ctypes.CDLL(None).mallopt(_M_PERTURB, _JUNK)
         limit_memory(request.memory_bytes)
         try:
-            device = _open(options, msgspec.msgpack.decode(request.request, type=DeviceRequest))
+            device = open_for_child(
+                options.trial_limits.opener,
+                options.selector,
+                msgspec.msgpack.decode(request.request, type=DeviceRequest),
+                driver_caches=options.driver_caches,
+            )
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
@@ -234,12 +238,6 @@ class Worker:
                 device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
         device.close()
-
-
-def _open(options: CompileOptions, request: DeviceRequest) -> Device:
-    return open_for_child(
-        options.trial_limits.opener, options.selector, request, driver_caches=options.driver_caches
-    )
 
 
 def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:

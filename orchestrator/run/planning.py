@@ -21,6 +21,7 @@ import msgspec
 from attrs import define, field
 
 from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
@@ -33,7 +34,7 @@ from orchestrator.sets.plan import (
     SetPlan,
     decode_plan,
     encode_plan,
-    is_whole_plan,
+    first_request_of,
 )
 from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJobs
@@ -215,22 +216,24 @@ class _EarlyPlan:
 _early: Final[dict[Path, _EarlyPlan]] = {}
 
 
-def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> bool:
-    """Whether a plan of all of a set was kept for this device, so that it will hardly be decoded.
+def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> DeviceRequest | None:
+    """What a plan of all of a set, kept for this device, has its first group opened as; None without a plan.
 
-    Then a thread begins to read it, for `CompilePlan.find`: that it is whole is known there.
+    With one the set will hardly be decoded. A thread begins to read it, for `CompilePlan.find`: that it is
+    whole is known there.
     """
     if not options.plan:
-        return False
+        return None
     identity = _identity_of(source, options)
     if identity is None:
-        return False
+        return None
     for path in find_plans(directory, identity)[:1]:
         with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
-            if is_whole_plan(partial(read_plan_head, path, identity)):
+            first = first_request_of(partial(read_plan_head, path, identity))
+            if first is not None:
                 _early[path] = _EarlyPlan(path, identity)
-                return True
-    return False
+            return first
+    return None
 
 
 def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:

@@ -1047,7 +1047,8 @@ class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
-        open_ns: Opening the device. Neither this nor `prepare_ns` counts what was done ahead (`Stage`).
+        open_ns: Opening the device. Neither this nor `prepare_ns` counts what was done ahead (`Stage`), nor
+            what a supervised compile opens while it imports.
         prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
         wall_ns: From the first job submitted to the end of the barrier.
         driver_ns: Sum over all calls of the driver's own time.
@@ -1656,7 +1657,7 @@ class Clock(Sums, frozen=True):
         imports_ns: Loading the program and parsing its command line, with imports in the process that
             compiles.
         read_ns: Opening the set and reading its index.
-        open_ns: Opening devices.
+        open_ns: Opening devices, as far as nothing else was done meanwhile.
         prepare_ns: Creating create infos, layouts, render passes and modules.
         vet_ns: Validating or trying modules that may be invalid.
         cache_load_ns: Reading cache files and creating primaries.

@@ -463,8 +463,10 @@ def decode_plan(
     return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
 
 
-def is_whole_plan(first: Callable[[int], bytes]) -> bool:
-    """Whether a plan says that every group of its set was decoded; as good as its bytes are.
+def first_request_of(first: Callable[[int], bytes]) -> DeviceRequest | None:
+    """What a plan has its first group's device opened as; as good as its bytes are.
+
+    None where it says that not every group of its set was decoded.
 
     Args:
         first: Gives so many of its first bytes.
@@ -475,7 +477,8 @@ def is_whole_plan(first: Callable[[int], bytes]) -> bool:
     size = first(_SIZE.size)
     if len(size) == _SIZE.size:
         size = first(_SIZE.size + _SIZE.unpack(size)[0])
-    return not _described(size)[0].rest
+    described = _described(size)[0]
+    return described.groups[0].request if described.groups and not described.rest else None
 
 
 def _described(data: bytes | memoryview) -> tuple[_Description, int]:

@@ -291,7 +291,9 @@ def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
     compiled(sample_path(), tmp_path)
     (path,) = plans(tmp_path)
     with PipelineSet.open(sample_path()) as source:
-        assert expect_plan(source, options, tmp_path)
+        found = CompilePlan(source, options, tmp_path).find()
+        assert found is not None
+        assert expect_plan(source, options, tmp_path) == found.groups[0].group.request
         assert not expect_plan(source, evolve(options, plan=False), tmp_path)
         assert not expect_plan(source, evolve(options, selector="lavapipe"), tmp_path)
         assert not expect_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)

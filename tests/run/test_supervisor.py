@@ -35,9 +35,9 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import Compile, CompileServer, Connection, ImageTables, first_request
-from orchestrator.run.compile_service import _decoders, _shared
-from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.compile_server import CompileServer, Connection, ImageTables, Open, first_request
+from orchestrator.run.compile_service import _decoders, _Server, _shared
+from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
@@ -388,6 +388,46 @@ def test_decoders_read_ahead_what_is_compiled_first(monkeypatch: pytest.MonkeyPa
     assert len(guessed[0]) > 0
 
 
+@pytest.mark.parametrize(
+    ("options", "opens"),
+    [
+        (CompileOptions(), True),
+        (CompileOptions(mode=CacheMode.BINARIES), False),
+        (CompileOptions(identifiers=True), False),
+        (CompileOptions(subset=Subset(keys=frozenset({1}))), False),
+    ],
+)
+def test_the_first_device_is_opened_while_a_worker_imports(
+    options: CompileOptions, opens: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[DeviceRequest, list[Flight]]] = []
+
+    def opened(
+        _opener: str, _selector: str, request: DeviceRequest, *, driver_caches: bool
+    ) -> SimulatedDevice:
+        assert not driver_caches
+        asked.append((request, table.flights()))
+        return open_good(request)
+
+    monkeypatch.setattr("orchestrator.run.compile_service.open_for_child", opened)
+    table = InFlightTable(os.memfd_create("table"))
+    with PipelineSet.open(sample_path()) as sample:
+        first = sample.groups[0].request
+        planned = first.plus(frozenset({("VkPhysicalDeviceFeatures", "geometryShader")}))
+        for expected in (None, planned) if opens else (None,):
+            asked.clear()
+            server = _Server(cast("Any", None), sample, table, Open((), table.descriptor, 0, "", ""))
+            opener = server._opener(options, sample, expected)
+            for each in [each for each in threading.enumerate() if each.name == "open-device"]:
+                each.join()
+            assert [request for request, _ in asked] == ([expected or first] if opens else [])
+            opener(expected or first).close()
+            assert [request for request, _ in asked] == [expected or first]
+            assert [[each.doing for each in flights] for _, flights in asked] == [[Doing.OPEN]]
+    assert not table.flights()
+    os.close(table.descriptor)
+
+
 async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> None:
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
@@ -406,25 +446,20 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     assert (report.counts(), report.skipped, report.failed) == (alone.counts(), alone.skipped, alone.failed)
 
 
-async def test_as_many_processes_decode_as_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_as_many_processes_decode_as_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = tmp_path / "some.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(archive) as writer:
         sample.copy_to(writer)
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(2 << 20))
-    cache = tmp_path / "cache"
 
     def count(processors: int, workers: int | None = None, *, in_turn: bool = False) -> int:
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: processors)
-        request = Compile(0, b"", str(cache))
         with PipelineSet.open(archive) as source:
             assert 5 << 19 > source.file_bytes > 2 << 20
-            return _decoders(request, CompileOptions(workers=workers), source, in_turn=in_turn)
+            return _decoders(CompileOptions(workers=workers), source, in_turn=in_turn)
 
     assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 2, 5]
     assert [count(16, 2), count(16, 2, in_turn=True), count(2, 16)] == [2, 5, 1]
-    with PipelineSet.open(archive) as source:
-        await compile_set(source, CompileOptions(workers=1), cache_directory=cache, opener=open_good)
-    assert count(16) == 0  # there is a plan
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:
