@@ -213,7 +213,10 @@ class _Server:
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
+        preload(options.trial_limits.opener, options.selector)  # here: two threads would import in turns
+        clock.enter("read")
         opener = self._opener(options, source, planned)
+        clock.enter("imports")
         worker = self._worker()
         save_generated_code()
         worker.compile(request, options, source, control, clock, opener)
