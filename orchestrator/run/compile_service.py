@@ -3,8 +3,7 @@
 The server opens the set once and never uses a driver. It forks for each compile and each trial, because a
 fork takes milliseconds, much less than a new interpreter. What only a compile needs, the first fork imports
 itself, while threads load the driver and open the first device; the server imports it before it makes any
-other fork. A fork ends
-when the server ends.
+other fork. A fork ends when the server ends.
 """
 
 from __future__ import annotations
@@ -218,7 +217,7 @@ class _Server:
         opener = self._opener(options, source, planned)
         clock.enter("imports")
         worker = self._worker()
-        save_generated_code()
+        save_generated_code()  # before the driver is given anything of the set
         worker.compile(request, options, source, control, clock, opener)
 
     def _opener(
