@@ -234,6 +234,8 @@ class _Server:
                     driver_caches=options.driver_caches,
                 )
 
+        if options.trial_limits.opener:
+            return opener  # it may depend on what a worker sets up, such as the handler of SIGXCPU
         if options.mode is CacheMode.BINARIES or options.identifiers:
             return opener  # the device will have features that no group asks for
         try:

@@ -394,6 +394,7 @@ def test_decoders_read_ahead_what_is_compiled_first(monkeypatch: pytest.MonkeyPa
         (CompileOptions(), True),
         (CompileOptions(mode=CacheMode.BINARIES), False),
         (CompileOptions(identifiers=True), False),
+        (CompileOptions(trial_limits=TrialLimits(opener=f"{__name__}:open_good")), False),
         (CompileOptions(subset=Subset(keys=frozenset({1}))), False),
     ],
 )
