@@ -45,7 +45,7 @@ from tests.processors import one_processor
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05
-ATTEMPTS = 16
+ATTEMPTS = 4
 
 
 # The modelled proof.
