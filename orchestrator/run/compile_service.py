@@ -212,7 +212,7 @@ class _Server:
         except OrchestratorError as error:
             self.channel.send(Failed.of(request.number, error))
             return
-        preload(options.trial_limits.opener, options.selector)  # here: two threads would import in turns
+        preload(options.trial_limits.opener, options.selector)  # else two threads would import in turns
         clock.enter("read")
         opener = self._opener(options, source, planned)
         clock.enter("imports")
