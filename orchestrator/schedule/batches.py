@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ _LINES = sum(1 << (kind * PRIORITIES) for kind in range(256))  # a kind is one b
 _PER_OCTAVE = 8
 _FIRST_OCTAVE = 10  # 1 us; 32 octaves on, 73 minutes
 _SMALLEST = 4
-_FEW_ENTRIES = 4  # up to so many, entering one by one is faster
+_FEW_ENTRIES = 64  # up to so many, entering one by one is faster
 
 
 def bucket_of(rank: int) -> int:
@@ -88,19 +89,12 @@ class Bucket:
     def _continues(self, job: int) -> bool:
         return self.head == self.tail or self.at[self.tail - 1] == job - 1
 
-    def remove(self, position: int) -> None:
-        """Remove an entry; the entries before it move by one place."""
-        head = self.head
-        if position != head:
-            self.is_row = False
-            self.jobs[head + 1 : position + 1] = self.jobs[head:position]
-        self.head = head + 1
-
-    def replace_front(self, number: int, rest: Int32s) -> None:
-        """Replace the first `number` entries by `rest`, which is not longer."""
+    def replace_front(self, number: int, rest: Sequence[int]) -> None:
+        """Replace the first `number` entries by `rest`, which are some of them, in their order."""
         self.head += number - len(rest)
-        self.is_row = False
-        self.jobs[self.head : self.head + len(rest)] = rest
+        if len(rest):
+            self.is_row = False
+            self.at[self.head : self.head + len(rest)] = array("i", rest)
 
     def _make_room(self, number: int) -> None:
         held = self.tail - self.head
@@ -168,11 +162,11 @@ class ReadyQueue:
 
     def push_all(self, jobs: Int32s) -> None:
         """Enter many jobs of that state."""
+        table = self._table
         if len(jobs) <= _FEW_ENTRIES:
-            for job in jobs.tolist():
+            for job in sorted(jobs.tolist(), key=table.rank_at.__getitem__, reverse=True):
                 self.push(job)
             return
-        table = self._table
         ranks = table.rank[jobs]
         # Jobs that are entered together are sorted by exact rank, equal ranks by their order in `jobs`.
         order = np.argsort(-ranks, kind="stable")
@@ -378,7 +372,9 @@ class Experiences:
 
 
 WINDOW = 32
-"""How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none."""
+_PER_JOB: Final = 4
+"""How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none. For
+a batch of several it looks at `_PER_JOB` times as many as that may hold."""
 
 SHORT = 8
 """A job may be passed over if its cost is at most 1/SHORT of a worker's share of what is left."""
@@ -466,17 +462,14 @@ class Affinity:
         factor[: len(self._factor)] = self._factor
         self._factor = factor
         self._told = np.append(self._told, np.zeros(highest + 1 - len(self._told)))
+        # All jobs in the order of their labels, and where each label begins; made when they are asked for.
+        self._by_label = np.empty(0, np.int32)
+        self._label_start = np.empty(0, np.int64)
 
     def suits(self, job: int, worker: int) -> bool:
         """Whether the home of a job's label is this worker, or none yet."""
         label = self._table.label_at[job]
         return label < 0 or self._home_at[label] in (worker, _NOBODY)
-
-    def suiting(self, jobs: Int32s, worker: int) -> npt.NDArray[np.bool_]:
-        """`suits` for many jobs."""
-        labels = self._table.label[jobs]
-        home = self._home[labels]
-        return np.asarray((labels < 0) | (home == worker) | (home == _NOBODY))
 
     def assigned(self, job: int, worker: int) -> None:
         """A job was assigned."""
@@ -494,29 +487,10 @@ class Affinity:
             else:
                 self.moved += 1
 
-    def assigned_all(self, jobs: Int32s, worker: int) -> None:
-        """Many jobs were assigned."""
-        own = 2 * jobs.astype(np.int64) + 1
-        self._home[own[own < len(self._home)]] = worker
-        labels = self._table.label[jobs]
-        labels = labels[labels >= 0]
-        home = self._home[labels]
-        new = labels[home == _NOBODY]
-        at_home = int(np.count_nonzero(home == worker))
-        self.at_home += at_home
-        self.moved += len(labels) - at_home - len(new)
-        self._home[new] = worker
-
     def is_unmeasured(self, job: int) -> bool:
         """Whether a job's label has MANY jobs, or all are measured, and no compile of it was measured."""
         label = self._table.label_at[job]
         return label >= 0 and bool(not self._told[label] if self.measures_all else self._factor[label] < 0)
-
-    def unmeasured(self, jobs: Int32s) -> npt.NDArray[np.bool_]:
-        """`is_unmeasured` for many jobs."""
-        labels = self._table.label[jobs]
-        untold = self._told[labels] == 0 if self.measures_all else self._factor[labels] < 0
-        return np.asarray((labels >= 0) & untold)
 
     def measured(self, jobs: Int32s) -> float | None:
         """The time of compiling some jobs was measured.
@@ -524,9 +498,9 @@ class Affinity:
         Returns:
             The factor on the estimates of their label, if they all have one label with MANY jobs; else None.
         """
-        labels = self._table.label[jobs]
-        label = int(labels[0])
-        if label < 0 or (len(jobs) > 1 and (labels != label).any()) or not self._factor[label]:
+        label_at, numbers = self._table.label_at, jobs.tolist()
+        label = label_at[numbers[0]]
+        if label < 0 or not self._factor[label] or any(label_at[each] != label for each in numbers):
             return None
         factor = abs(float(self._factor[label]))
         self._factor[label] = factor
@@ -541,17 +515,22 @@ class Affinity:
         return True
 
     def peers(self, job: int) -> Int32s:
-        """All jobs with the label of a job."""
-        return np.flatnonzero(self._table.label == self._table.label_at[job]).astype(np.int32)
+        """All jobs with the label of a job, which has one, ascending."""
+        if not len(self._by_label):
+            labels = self._table.label
+            self._by_label = np.argsort(labels, kind="stable").astype(np.int32)
+            self._label_start = np.searchsorted(labels, np.arange(len(self._home) + 1), sorter=self._by_label)
+        label = self._table.label_at[job]
+        return self._by_label[self._label_start[label] : self._label_start[label + 1]]
 
-    def told(self, jobs: Int32s) -> npt.NDArray[np.float64]:
-        """What `tell` was told of the labels of jobs; 0 where nothing was."""
-        labels = self._table.label[jobs]
-        return np.where(labels >= 0, self._told[labels], 0.0)
+    def told_of(self, job: int) -> float:
+        """What `tell` was told of the label of a job, which has one; 0 where nothing was."""
+        return float(self._told[self._table.label_at[job]])
 
     def order(self, jobs: Int32s) -> npt.NDArray[np.float64]:
         """Factors on the first estimates of jobs, given the longest first, that order them; see the class."""
-        labels, told = self._table.label[jobs], self.told(jobs)
+        labels = self._table.label[jobs]
+        told = np.where(labels >= 0, self._told[labels], 0.0)
         tells = np.zeros(len(jobs), np.bool_)
         tells[np.unique(labels, return_index=True)[1]] = True
         tells &= ~np.isin(labels, self._table.label[self._table.state == ASSIGNED])
@@ -611,7 +590,7 @@ class Limits(NamedTuple):
 
 
 class Selector:
-    """Takes batches for workers: job by job for a few, slices of buckets with array operations for many.
+    """Takes batches for workers: job by job, or consecutive expected hits with operations on slices.
 
     Both remove stale entries and the jobs they take, which become ASSIGNED, and keep the order of the rest.
     With an infinite `most_ns`, and not `picky`, a line that holds a job always gives a batch.
@@ -632,8 +611,8 @@ class Selector:
         if not mask:
             return _NONE
         first_ns = limits.base_ns + limits.slope * FLOORS[mask.bit_length() - 1]
-        if limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
-            jobs = self._row(queue, line, worker, limits) if limits.adjacent else _NONE
+        if limits.adjacent and limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
+            jobs = self._row(queue, line, worker, limits)
             if not len(jobs):
                 jobs = self._many(queue, line, worker, limits)
             if len(jobs):
@@ -668,7 +647,7 @@ class Selector:
         rank_at, sinks = self._table.rank_at, queue.sinks
         chosen: list[int] = []
         left_ns = limits.time_ns
-        passed = 0
+        passed, window = 0, max(WINDOW, _PER_JOB * limits.size)
         mask = queue.masks[line]
         more = True
         while mask and more:
@@ -676,21 +655,23 @@ class Selector:
             mask ^= 1 << number
             bucket = queue.bucket(line, number)
             at, position, tail = bucket.at, bucket.head, bucket.tail
+            stay: list[int] = []
             while position < tail:
                 job = at[position]
-                position += 1
                 if (
                     state_at[job] != ready
                     or (repeats and priority_at[job] != priority)
                     or (sinks and bucket_of(rank_at[job]) + 1 < number)
                 ):
-                    bucket.remove(position - 1)
+                    position += 1
                     continue
                 time_ns = limits.base_ns + limits.slope * cost_at[job]
                 if chosen and (time_ns > left_ns or (limits.adjacent and job != chosen[-1] + 1)):
                     more = False
                     break
                 if not chosen and time_ns > limits.most_ns:
+                    stay.append(job)
+                    position += 1
                     passed += 1
                     if passed >= WINDOW:
                         # Enough jobs were tried: go on with a bucket whose jobs all fit.
@@ -699,8 +680,10 @@ class Selector:
                         break
                     continue
                 if limits.picky and not self._affinity.suits(job, worker):
+                    stay.append(job)
+                    position += 1
                     passed += 1
-                    if passed >= WINDOW:
+                    if passed >= window:
                         more = False
                         break
                     continue
@@ -708,13 +691,14 @@ class Selector:
                 if alone and chosen:
                     more = False
                     break
-                bucket.remove(position - 1)
+                position += 1
                 self._assign(job, worker)
                 chosen.append(job)
                 left_ns -= time_ns
                 if alone or len(chosen) == limits.size or left_ns <= 0:
                     more = False
                     break
+            bucket.replace_front(position - bucket.head, stay)
             if bucket.head == bucket.tail:
                 queue.empty(line, number)
         return chosen
@@ -749,10 +733,8 @@ class Selector:
 
     def _many(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> Int32s:
         table = self._table
-        # A picky worker looks at more entries.
-        wanted = 4 * limits.size + WINDOW if limits.picky else limits.size
         while queue.masks[line]:
-            seen, segments = self._front(queue, line, wanted)
+            seen, segments = self._front(queue, line, limits.size)
             gone = table.state[seen] != queue.state
             if queue.repeats:
                 gone |= table.priority[seen] != line % PRIORITIES
@@ -763,17 +745,11 @@ class Selector:
             if queue.repeats:
                 places = places[np.sort(np.unique(seen[places], return_index=True)[1])]
             ready = len(places)
-            if limits.picky:
-                places = places[self._affinity.suiting(seen[places], worker)]
-            places = places[: limits.size]
-            if limits.cautious and len(alone := np.flatnonzero(self._affinity.unmeasured(seen[places]))):
-                places = places[: max(1, int(alone[0]))]
             ends_ns = np.cumsum(limits.base_ns + limits.slope * table.cost[seen[places]])
             number = int(np.searchsorted(ends_ns, limits.time_ns, "right"))
             if not number and len(places) and ends_ns[0] <= limits.most_ns:
                 number = 1
-            if limits.adjacent:
-                number = _piece(seen[places[:number]])
+            number = _piece(seen[places[:number]])
             places = places[:number]
             gone[places] = True
             self._remove(queue, line, seen, segments, gone)
@@ -821,7 +797,7 @@ class Selector:
                 if bucket.head == bucket.tail:
                     queue.empty(line, number)
             elif count != before:
-                bucket.replace_front(size, seen[begin:end][~gone[begin:end]])
+                bucket.replace_front(size, seen[begin:end][~gone[begin:end]].tolist())
             begin, before = end, count
 
 

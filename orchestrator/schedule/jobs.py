@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Sequence
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +40,7 @@ from orchestrator.devices.image import CreateInfoImage, row
 from orchestrator.schedule.costs import UInt64s, estimated_costs, proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
+_Number = TypeVar("_Number", bound=np.generic)
 
 
 class Priority(enum.IntEnum):
@@ -233,7 +235,17 @@ _COLUMNS: dict[str, tuple[type[np.generic], int]] = {
 
 
 KEEPS_GIL = 500
-"""With more elements numpy releases the GIL; threads would then queue for the GIL and the schedule's lock."""
+"""Up to so many jobs are gone through one by one. numpy releases the GIL for more elements, and for any
+number of them where it indexes by an array, sorts or searches. Other workers would then queue for the GIL,
+and those that got it for the schedule's lock."""
+
+
+def gather(column: npt.NDArray[_Number], jobs: Int32s) -> npt.NDArray[_Number]:
+    """`column[jobs]`, but up to `KEEPS_GIL` jobs without releasing the GIL."""
+    if len(jobs) > KEEPS_GIL:
+        return column[jobs]
+    at = column.data
+    return np.array([at[job] for job in jobs.tolist()], column.dtype)
 
 
 class JobTable:
@@ -334,17 +346,18 @@ class JobTable:
 
     def move_all(self, jobs: Int32s, old: int, state: int) -> None:
         """Change the state of many jobs, which all have the state `old`."""
-        if len(jobs) == 1:
-            self.move(int(jobs[0]), state)
-            return
         number = len(jobs)
         self.states[old] -= number
         self.states[state] += number
-        self.state[jobs] = state
+        if number > KEEPS_GIL:
+            self.state[jobs] = state
+        else:
+            for job in jobs.tolist():
+                self.state_at[job] = state
         if old <= PINNED < state:
-            self.open_cost -= int(self.cost[jobs].sum())
+            self.open_cost -= int(gather(self.cost, jobs).sum())
         elif state <= PINNED < old:
-            self.open_cost += int(self.cost[jobs].sum())
+            self.open_cost += int(gather(self.cost, jobs).sum())
 
     def move_row(self, span: slice, old: int, state: int) -> None:
         """`move_all` for consecutive jobs; the caller updates `open_cost`."""

@@ -80,6 +80,7 @@ from orchestrator.schedule.jobs import (
     KeyTable,
     Links,
     Priority,
+    gather,
 )
 
 _FIRST_TEAM: Final = 2
@@ -792,7 +793,7 @@ class Lifecycle:
         if saved:
             second = int(np.count_nonzero(table.flags[jobs] & BY_PIPELINE_KEY))
             self.saved = (self.saved[0] + len(jobs) - second, self.saved[1] + second)
-            self.saved_ns += int(table.cost[jobs].sum())
+            self.saved_ns += int(gather(table.cost, jobs).sum())
         shared = jobs[:0]
         if not self._create_followers:
             sharing = self.links.dependents[jobs] == 0 if self.links.count else np.ones(len(jobs), np.bool_)
@@ -855,19 +856,32 @@ class Lifecycle:
 
     def longest_first(self, jobs: Int32s) -> Int32s:
         """Jobs by their first estimates."""
-        return jobs[np.argsort(-self.costs[jobs], kind="stable")]
+        costs = gather(self.costs, jobs)
+        if len(jobs) > KEEPS_GIL:
+            return jobs[np.argsort(-costs, kind="stable")]
+        longest = sorted(zip(costs.tolist(), jobs.tolist(), strict=True), key=lambda each: -each[0])
+        return np.array([job for _, job in longest], np.int32)
 
-    def reorder(self, jobs: Int32s, factors: npt.NDArray[np.float64]) -> None:
-        """Order those jobs that wait for a compile by their first estimates, each times its factor."""
-        table = self.table
-        there = (table.state[jobs] <= JOINED) & (table.flags[jobs] & (HIT | SPECULATIVE | DUPLICATE) == 0)
-        jobs = jobs[there]
-        table.rank[jobs] = np.maximum(np.rint(self.costs[jobs] * factors[there]), 1).astype(np.int64)
+    def reorder(self, jobs: Int32s, factors: npt.NDArray[np.float64] | float) -> None:
+        """Order those jobs that wait for a compile by their first estimates, each times its factor.
+
+        Args:
+            jobs: The jobs, the longest first.
+            factors: That of each, or of all.
+        """
+        table, rank_at = self.table, self.table.rank_at
+        ranks = np.maximum(np.rint(gather(self.costs, jobs) * factors), 1).astype(np.int64)
+        states = gather(table.state, jobs)
+        there = (states <= JOINED) & (gather(table.flags, jobs) & (HIT | SPECULATIVE | DUPLICATE) == 0)
+        jobs, states = jobs[there], states[there]
+        for job, rank in zip(jobs.tolist(), ranks[there].tolist(), strict=True):
+            rank_at[job] = rank
         self.queue.repeats = self.queue.sinks = True
-        self.queue.push_all(jobs[table.state[jobs] == READY])
-        jobs = np.sort(jobs)
-        self._outlast(jobs)
-        self._inherit(*self.links.edges_of(jobs))
+        self.queue.push_all(jobs[states == READY])
+        if self.links.count:
+            jobs = np.sort(jobs)
+            self._outlast(jobs)
+            self._inherit(*self.links.edges_of(jobs))
 
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
@@ -880,14 +894,14 @@ class Lifecycle:
         self._settled.append(jobs)  # no copy: its page faults would keep other workers waiting
         if self._joined_any:
             followers: list[int] = []
-            for leader in jobs[table.next_follower[jobs] >= 0].tolist():
-                if table.leader_at[leader] == leader:
+            for leader in jobs.tolist():
+                if table.next_follower_at[leader] >= 0 and table.leader_at[leader] == leader:
                     followers += self._take_followers(leader)
             if followers:
                 self._follow_all(np.array(followers, np.int32), table.worker_at[int(jobs[0])], compiled)
         if self.links.count:
             ready: list[int] = []
-            for library in jobs[self.links.dependents[jobs] > 0].tolist():
+            for library in jobs.tolist():
                 for job in self.links.dependents_of(library):
                     table.waiting_at[job] -= 1
                     if not table.waiting_at[job] and table.state_at[job] == WAITING:
@@ -1475,7 +1489,7 @@ class Scheduler:
         factor = self._affinity.measured(jobs)
         if factor is None:
             return cost
-        first = int(self._life.costs[jobs].sum())
+        first = int(gather(self._life.costs, jobs).sum())
         measured = elapsed_ns / (experience.scale * first)
         if not 1 / _FAR_OFF <= measured / factor <= _FAR_OFF:
             factor = measured
@@ -1508,8 +1522,7 @@ class Scheduler:
             life.reorder(jobs, affinity.order(jobs))
         else:
             for job in news:
-                peers = life.longest_first(affinity.peers(job))
-                life.reorder(peers, affinity.told(peers))
+                life.reorder(life.longest_first(affinity.peers(job)), affinity.told_of(job))
 
     def supplied(self, jobs: Iterable[int]) -> None:
         """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
@@ -1658,10 +1671,8 @@ class Scheduler:
         table = self._table
         first = int(jobs[0])
         if self._affinity.active and experience.hit_share < MOST_HIT:
-            if len(jobs) == 1:
-                self._affinity.assigned(first, worker)
-            else:
-                self._affinity.assigned_all(jobs, worker)
+            for job in jobs.tolist():
+                self._affinity.assigned(job, worker)
         self._learning[worker] = (experience, cost)
         if experience is self._experiences.hits:
             self._team.joined()

@@ -58,7 +58,7 @@ def test_a_bucket_that_calls_itself_a_row_is_one(steps: list[tuple[str, list[int
             place = numbers[0]
             if place >= len(held):
                 continue
-            bucket.remove(bucket.head + place)
+            bucket.replace_front(place + 1, held[:place])
             expected = held[:place] + held[place + 1 :]
             assert bucket.is_row is (known and place == 0)
         else:

@@ -1,0 +1,85 @@
+"""Between two calls of a worker numpy does not release the GIL: it would, where it indexes by an array."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.schedule import Assignment, ScheduleOptions, Scheduler
+from orchestrator.schedule.jobs import KEEPS_GIL
+from tests.schedule.machine import job_graph
+
+RELEASES = {"argsort", "sort", "lexsort", "searchsorted", "unique", "isin", "bincount", "take", "argmax"}
+COUNT, WORKERS, LABELS = 400, 4, 20
+
+
+class Watched(np.ndarray[Any, Any]):
+    """Memory of which numpy may be asked nothing that releases the GIL."""
+
+    def __getitem__(self, key: Any) -> Any:
+        assert not _is_index(key), "indexed by an array"
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        assert not _is_index(key), "written by an array of indices"
+        super().__setitem__(key, value)
+
+    def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        assert func.__name__ not in RELEASES, func.__name__
+        return super().__array_function__(func, types, args, kwargs)
+
+
+def _is_index(key: Any) -> bool:
+    return isinstance(key, list | np.ndarray) and np.asarray(key).dtype != np.bool_
+
+
+def watch(scheduler: Scheduler) -> None:
+    """Watch the columns of the jobs, and what is known of labels."""
+    for owner in (scheduler._table, scheduler._life, scheduler._affinity):
+        for name, column in list(vars(owner).items()):
+            if isinstance(column, np.ndarray):
+                setattr(owner, name, column.view(Watched))
+
+
+def test_the_watch_notices() -> None:
+    watched = np.arange(9).view(Watched)
+    for ask in (lambda: watched[np.array([1])], lambda: watched[[1]], lambda: np.argsort(watched)):
+        with pytest.raises(AssertionError):
+            ask()
+    with pytest.raises(AssertionError):
+        watched[np.array([1])] = 1
+    assert watched[watched > 7].tolist() == [8]
+
+
+@pytest.mark.parametrize(("each_ns", "most"), [(300_000, 20), (20_000_000, 1)])
+def test_a_cold_run_of_few_keeps_the_gil(each_ns: int, most: int) -> None:
+    graph = job_graph(
+        COUNT,
+        costs=range(each_ns, each_ns + COUNT),
+        modules={job: [job % LABELS] for job in range(COUNT)},
+    )
+    assert COUNT <= KEEPS_GIL
+    scheduler = Scheduler(graph, WORKERS, ScheduleOptions(expect_hits=0.0, target_ns=200_000_000))
+    held: dict[int, Assignment] = {}
+    sizes = []
+    watched = False
+    while scheduler.queued or held:
+        for worker in range(WORKERS):
+            if (ended := held.pop(worker, None)) is not None:
+                # A tenth more for odd labels, so that there is something to learn of them.
+                took_ns = sum(each_ns + (each_ns // 10 if job % 2 else 0) for job in ended.indices.tolist())
+                scheduler.finished(worker, ended, compiles=len(ended.indices), elapsed_ns=took_ns)
+            answer = scheduler.request(worker)
+            if isinstance(answer, Assignment):
+                held[worker] = answer
+                sizes.append(len(answer.indices))
+        # All jobs are put in a new order once, when compiles turn out to be long.
+        if not watched and (most > 1 or scheduler._reordered):
+            scheduler._affinity.peers(0)  # puts all in the order of their labels, once
+            watch(scheduler)
+            watched = True
+    assert watched
+    assert scheduler.done == COUNT
+    assert max(sizes) >= most
