@@ -32,7 +32,7 @@ from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.run.records import Calls
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
-_NOTICED_NS: Final = 2_000
+_NOTICED_NS: Final = 10_000
 _STATISTICS_BYTES: Final = 96  # three numbers of at most 20 digits
 # Through PyDLL a call keeps the GIL, which os.pread releases; this read never waits for anything.
 _pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
@@ -162,13 +162,13 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
         return True
 
 
-def driver_time_ns(flags: _Flags, durations_ns: _Durations, wall_ns: int) -> npt.NDArray[np.uint64]:
-    """Driver time of each pipeline of a batch, shape (k,).
+def driver_time_ns(flags: _Flags | None, durations_ns: _Durations, wall_ns: int) -> npt.NDArray[np.uint64]:
+    """Driver time of each pipeline of a batch, shape (k,); no flags where all of its feedback is valid.
 
     By creation feedback where it is valid for any of them; otherwise the call's wall time in equal shares.
     """
-    # One pass over the flags settles the usual case.
-    if len(flags) and int(np.bitwise_and.reduce(flags)) & FEEDBACK_VALID:
+    # One by one: after a compile numpy takes longer, for its code is in no cache of the processor.
+    if flags is None or all(each & FEEDBACK_VALID for each in flags.tolist()):
         return durations_ns
     valid = (flags & np.uint32(FEEDBACK_VALID)) != 0
     if valid.any():
@@ -183,7 +183,7 @@ def equal_shares(count: int, total_ns: int) -> npt.NDArray[np.uint64]:
     return shares
 
 
-_Noted = tuple[Reading, Reading, tuple[_Flags, _Durations] | None, npt.NDArray[np.int32]]
+_Noted = tuple[Reading, Reading, tuple[_Flags | None, _Durations] | None, npt.NDArray[np.int32]]
 
 
 @define(eq=False)
@@ -206,7 +206,9 @@ class CallLog:
     ) -> None:
         """Note a call between two readings; no batch where it failed as a whole, so gave no feedback."""
         # Not the batch itself: what is kept here is new memory for each call.
-        feedback = None if batch is None else (batch.feedback_flags, batch.durations_ns)
+        feedback = None
+        if batch is not None:
+            feedback = None if batch.all_hits else batch.feedback_flags, batch.durations_ns
         self._noted.append((before, after, feedback, indices))
 
     def work_out(self) -> tuple[Calls, npt.NDArray[np.uint64]]:

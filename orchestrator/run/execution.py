@@ -351,7 +351,7 @@ class Worker:
         elapsed_ns = after.wall_ns - before.wall_ns
         if not batch.all_hits:  # without what this thread waited for the GIL: no job is longer for that
             times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, elapsed_ns)
-            elapsed_ns = min(elapsed_ns, int(times_ns.sum()))
+            elapsed_ns = min(elapsed_ns, sum(times_ns.tolist()))
         missed = self._creator.missed(indices, batch)
         if missed is None:
             return _Ended(*self._recorder.record(indices, batch), elapsed_ns)

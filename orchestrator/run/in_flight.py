@@ -25,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -166,7 +167,7 @@ class InFlightTable:
         self._free: tuple[list[int], list[int]] = [], []
         self._used = 0
         self._lock = threading.Lock()
-        self._marks: npt.NDArray[np.uint32] = np.zeros(0, np.uint32)
+        self._marks: memoryview[int] = memoryview(b"").cast("I")
 
     # --- the process that is in the driver
 
@@ -183,7 +184,7 @@ class InFlightTable:
         os.ftruncate(self.descriptor, _MARKS)
         size = _MARK_BYTES * max(1, pipelines)
         os.ftruncate(self.descriptor, _MARKS + size)
-        self._marks = np.frombuffer(mmap.mmap(self.descriptor, size, offset=_MARKS), np.uint32)
+        self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=_MARKS)).cast("I")
 
     def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
         """Say that a call goes to the driver; returns what `end` takes.
@@ -224,9 +225,9 @@ class InFlightTable:
         finally:
             self.end(slot)
 
-    def mark(self, numbers: npt.NDArray[np.int32], times_ns: npt.NDArray[np.uint64]) -> None:
-        """Say that pipelines were compiled, and how long the driver took for each."""
-        self._marks[numbers] = np.clip(times_ns // np.uint64(1000), 1, _MOST_US)
+    def mark(self, number: int, time_ns: int) -> None:
+        """Say that a pipeline was compiled, and how long the driver took."""
+        self._marks[number] = min(max(1, time_ns // 1000), _MOST_US)
 
     def _new_slot(self) -> int:
         with self._lock:
@@ -270,7 +271,6 @@ class InFlightTable:
 
 OBJECTS: Final = {"object": Doing.OBJECT, "module": Doing.MODULE}
 """What is created, as `Device.prepare` names it."""
-_HITS = np.uint32(FEEDBACK_APPLICATION_CACHE_HIT)
 
 
 def announcing(
@@ -394,36 +394,32 @@ class AnnouncingDevice:
         split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
-
-        def create(part: npt.NDArray[np.int32]) -> CreationBatch:
-            return self._create(
-                prepared, part, source, keep=keep, fail_on_compile_required=fail_on_compile_required
-            )
-
+        create = partial(self._create, _own(prepared), source, keep, fail_on_compile_required)
         return in_calls(self, indices, split, create)  # each is announced, and has its own time limit
 
     def _create(
         self,
         prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
         source: PipelineSource,
-        *,
         keep: bool,
         fail_on_compile_required: bool,
+        indices: npt.NDArray[np.int32],
     ) -> CreationBatch:
-        slot = self.gate.enter(self.table.flights, lambda: self.table.begin(Doing.CREATE, indices))
+        slot = self.gate.enter(self.table.flights, partial(self.table.begin, Doing.CREATE, indices))
         began_ns = time.perf_counter_ns()
         try:
             batch = self.device.create_pipelines(
-                _own(prepared), indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
             )
         finally:
             self.table.end(slot)
         if not batch.all_hits:
-            compiled = (batch.results == SUCCESS) & (batch.feedback_flags & _HITS == 0)
             wall_ns = time.perf_counter_ns() - began_ns
             times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, wall_ns)
-            self.table.mark(indices[compiled], times_ns[compiled])
+            columns = indices, batch.results, batch.feedback_flags, times_ns
+            for number, result, flags, time_ns in zip(*(each.tolist() for each in columns), strict=True):
+                if result == SUCCESS and not flags & FEEDBACK_APPLICATION_CACHE_HIT:
+                    self.table.mark(number, time_ns)
         return batch
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:

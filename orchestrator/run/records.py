@@ -274,10 +274,11 @@ class OutcomeStatus(enum.StrEnum):
 
 
 _STATUSES = tuple(OutcomeStatus)
-_CODE = {status: np.uint8(code) for code, status in enumerate(_STATUSES)}
+_CODE = {status: code for code, status in enumerate(_STATUSES)}
 _KINDS = tuple(PipelineKind)
 _KIND_CODE = {kind: code for code, kind in enumerate(_KINDS)}
 _CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
+_COMPILED = _CODE[OutcomeStatus.COMPILED]
 # By status code: which outcome counts if a pipeline has several, the highest. For the groups of a compile it
 # is the worst, because each application needs its own; for parts of a run, NOT_RUN is no outcome yet.
 _WORST_OF_GROUPS: Final = np.array([2, 1, 0, 4, 3], np.int8)
@@ -286,7 +287,7 @@ _WORST_OF_PARTS: Final = np.array([2, 1, 0, 4, -1], np.int8)
 
 def status_code(status: OutcomeStatus) -> int:
     """Number that stands for a status in columns: its position in `OutcomeStatus`."""
-    return int(_CODE[status])
+    return _CODE[status]
 
 
 class PipelineOutcome(Record, frozen=True, omit_defaults=True):
@@ -581,31 +582,32 @@ class OutcomeRecorder:
         span = batch.span
         if span is not None and batch.all_hits and batch.all_created:  # the hot path of a warm run
             # Bytes: numpy would release the GIL for more than 500 elements.
-            self._status_bytes[span] = _CACHE_HIT.tobytes() * len(indices)
+            self._status_bytes[span] = bytes((_CACHE_HIT,)) * len(indices)
             if self._handle_bytes is not None:
                 self._handle_bytes[span.start * 8 : span.stop * 8] = batch.handles.data.cast("B")
             return _NO_REASONS, len(indices)
-        where = indices if span is None else span  # a slice costs a tenth of an index array
         if self._handles is not None:
-            self._handles[where] = batch.handles
-        flags = batch.feedback_flags
-        status = np.full(len(indices), _CODE[OutcomeStatus.COMPILED], np.uint8)
-        # Usually all of a batch are hits, or none is, which one pass over the flags shows.
-        if int(np.bitwise_and.reduce(flags)) & _HIT == _HIT:
-            status[:] = _CACHE_HIT
-        elif int(np.bitwise_or.reduce(flags)) & FEEDBACK_APPLICATION_CACHE_HIT:
-            status[(flags & np.uint32(_HIT)) == _HIT] = _CACHE_HIT
+            self._handles[indices if span is None else span] = batch.handles
+        # One by one: numpy releases the GIL where it indexes by an array, and is slow just after a compile.
+        status = bytearray(
+            _CACHE_HIT if flags & _HIT == _HIT else _COMPILED for flags in batch.feedback_flags.tolist()
+        )
         if self._links.size:
-            status[self._only_linked(indices, batch)] = _CACHE_HIT
+            for place in self._only_linked(indices, batch):
+                status[place] = _CACHE_HIT
         reasons: dict[int, str] = {}
         if not batch.all_created:
-            failed = np.flatnonzero(batch.results != SUCCESS)
-            status[failed] = _CODE[OutcomeStatus.FAILED]
-            reasons = {int(indices[place]): _refusal(int(batch.results[place])) for place in failed}
+            for place in np.flatnonzero(batch.results != SUCCESS).tolist():
+                status[place] = _CODE[OutcomeStatus.FAILED]
+                reasons[int(indices[place])] = _refusal(int(batch.results[place]))
             self.table.reasons.update(reasons)
         # Each once: another thread may count, and no number may fall.
-        self._status[where] = status
-        return reasons, int(np.count_nonzero(status == _CACHE_HIT))
+        if span is None:
+            for index, code in zip(indices.tolist(), status, strict=True):
+                self._status_bytes[index] = code
+        else:
+            self._status_bytes[span] = status
+        return reasons, status.count(_CACHE_HIT)
 
     def _only_linked(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> list[int]:
         """Places in a batch of what only links libraries, got no feedback, and whose libraries all hit."""

@@ -69,7 +69,7 @@ def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
 def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clocks = iter([(10_000, 4_000), (60_000, 53_000), (99_000, 62_000)])
+    clocks = iter([(20_000, 4_000), (70_000, 53_000), (119_000, 62_000)])
     asked = []
     now = (0, 0)
 
@@ -89,12 +89,12 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
         faults = iter([100, 120])
         monkeypatch.setattr("orchestrator.run.accounting.page_faults", lambda: next(faults))
         tick()
-        assert meter.begin() == Reading(10_000, 4_000, 7, 100)
+        assert meter.begin() == Reading(20_000, 4_000, 7, 100)
         tick()
-        assert meter.end() == Reading(60_000, 53_000, 7, 100)
+        assert meter.end() == Reading(70_000, 53_000, 7, 100)
         tick()
-        assert meter.end() == Reading(99_000, 62_000, 14, 120)
-    assert asked == [(10_000, 4_000), (99_000, 62_000)]
+        assert meter.end() == Reading(119_000, 62_000, 14, 120)
+    assert asked == [(20_000, 4_000), (119_000, 62_000)]
 
 
 def test_the_meter_works_where_the_kernel_keeps_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

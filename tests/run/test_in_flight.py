@@ -84,7 +84,8 @@ def test_it_outlives_the_process(descriptor: int) -> None:
     process_id = os.fork()
     if process_id == 0:
         table.prepare(4)
-        table.mark(numbers(0, 3), np.array([2500, 1 << 60], np.uint64))
+        table.mark(0, 2500)
+        table.mark(3, 1 << 60)
         table.begin(Doing.CREATE, numbers(2))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process_id, 0)

@@ -9,7 +9,6 @@ waits for the calls in flight.
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Final
@@ -42,7 +41,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import CreateInfoImage, PipelineKind, span_of
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -94,12 +93,12 @@ class VulkanDevice:
         self.capabilities: Final = context.capabilities
         self.handles: Final = context.handles
         self._module_limit = module_limit
-        # Under this: what there is, and the calls in flight, all and by what was prepared.
-        self._changed = threading.Condition()
+        # Under this: what there is, and the calls in flight.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._prepared: set[VulkanPreparedPipelines] = set()
         self._caches: set[PipelineCache] = set()
         self._calls = 0
-        self._using: Counter[VulkanPreparedPipelines] = Counter()
         self._closed = False
         self._creation = PipelineCreation(context)
         self._own_binaries: Binaries | None = None
@@ -219,23 +218,23 @@ class VulkanDevice:
         with self._changed:
             if prepared not in self._prepared:
                 return
-            if self._using[prepared]:
+            if prepared.calls:
                 raise ExternalSynchronizationError(
                     "close: the prepared pipelines are in use by another thread; end the session or run first"
                 )
             self._prepared.discard(prepared)
-            del self._using[prepared]
             self._calls += 1
         try:
             prepared.destroy()
         finally:
-            self._return()
+            with self._lock:
+                self._ended()
 
-    def _return(self) -> None:
-        with self._changed:
-            self._calls -= 1
-            if self._closed:
-                self._changed.notify_all()
+    def _ended(self) -> None:
+        """A call in flight has ended; under the lock."""
+        self._calls -= 1
+        if self._closed:
+            self._changed.notify_all()
 
     @contextmanager
     def _call(self, *caches: PipelineSource) -> Iterator[None]:
@@ -245,15 +244,15 @@ class VulkanDevice:
             DeviceError: The device was closed before; a cache is another device's.
         """
         for each in caches:
-            if isinstance(each, PipelineCache) and not each.destroyed and each not in self._caches:
-                raise DeviceError(f"pipeline cache {each.name!r} belongs to another device")
-        with self._changed:
+            self._require_own(each)
+        with self._lock:
             self._require_open()
             self._calls += 1
         try:
             yield
         finally:
-            self._return()
+            with self._lock:
+                self._ended()
 
     @contextmanager
     def _bound(
@@ -268,24 +267,28 @@ class VulkanDevice:
             DeviceError: It, or the device, was closed; it, or the cache, is another device's.
             ExternalSynchronizationError: Another call creates one of the pipelines.
         """
-        with self._call(source):
-            with self._changed:
-                if not isinstance(prepared, VulkanPreparedPipelines) or prepared not in self._prepared:
-                    raise DeviceError("the prepared pipelines are closed, or another device's")
-                busy = prepared.busy
-                if busy[creating].any():
-                    raise ExternalSynchronizationError(
-                        f"pipelines {creating[busy[creating]][:8].tolist()} are being created by another "
-                        "thread; prepare the image once for each session or run"
-                    )
-                busy[creating] = True
-                self._using[prepared] += 1
-            try:
-                yield prepared
-            finally:
-                with self._changed:
-                    busy[creating] = False
-                    self._using[prepared] -= 1
+        self._require_own(source)
+        span = span_of(creating) if len(creating) else slice(0, 0)
+        with self._lock:
+            self._require_open()
+            if not isinstance(prepared, VulkanPreparedPipelines) or prepared not in self._prepared:
+                raise DeviceError("the prepared pipelines are closed, or another device's")
+            if prepared.busy.any(creating, span):
+                busy = [each for each in creating.tolist() if prepared.busy[each]]
+                raise ExternalSynchronizationError(
+                    f"pipelines {busy[:8]} are being created by another thread; prepare the image once for "
+                    "each session or run"
+                )
+            prepared.busy.put(creating, span, 1)
+            prepared.calls += 1
+            self._calls += 1
+        try:
+            yield prepared
+        finally:
+            with self._lock:
+                prepared.busy.put(creating, span, 0)
+                prepared.calls -= 1
+                self._ended()
 
     def create_pipelines(
         self,
@@ -618,6 +621,10 @@ class VulkanDevice:
         if self._own_binaries is not None:
             self._own_binaries.destroy_all()
         self.context.close()
+
+    def _require_own(self, source: PipelineSource) -> None:
+        if isinstance(source, PipelineCache) and not source.destroyed and source not in self._caches:
+            raise DeviceError(f"pipeline cache {source.name!r} belongs to another device")
 
     def _require_open(self) -> None:
         if self._closed:

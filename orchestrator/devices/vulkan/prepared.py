@@ -9,10 +9,11 @@ them, and the least recently used are destroyed when the bound is exceeded. A mo
 `acquire` to `release`, and workers share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
-batches at the same time (the seam's rule). The feedback of a batch of consecutive pipelines is read in place,
-as bytes: numpy releases the GIL for more than 500 elements, and with 16 workers, to get it back costs more
-than everything else between two batches. Nothing is allocated there either, because a page fault waits while
-15 other threads grow the heap in the driver.
+batches at the same time (the seam's rule). The feedback of a batch of consecutive hits is read in place, as
+bytes, and nothing is allocated there, because a page fault waits while 15 other threads grow the heap in the
+driver. numpy releases the GIL for more than 500 elements, and for any number of them where it indexes by an
+array. With 16 workers, to get it back costs more than everything else between two batches, so what belongs to
+each batch goes through bytes and Python's own numbers.
 
 `PipelineCreation` makes one driver call for each kind, or as many as `CallSplit` says. The create infos of a
 batch form one contiguous array: in place, if the pipelines are consecutive, else a copy (nested pointers are
@@ -204,6 +205,31 @@ _ZEROS: Final = memoryview(bytes(65_536))
 _HIT: Final = bytes([FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT])  # first byte of the flags
 
 
+class PipelineMarks:
+    """One byte for each pipeline of an image, 0 at first. Not thread-safe for one pipeline."""
+
+    def __init__(self, count: int) -> None:
+        self._bytes = bytearray(count)
+
+    def __getitem__(self, index: int) -> int:
+        """The mark of a pipeline."""
+        return self._bytes[index]
+
+    def any(self, indices: npt.NDArray[np.int32], span: slice | None) -> bool:
+        """Whether any of some pipelines has the mark 1; `span` is what `span_of` gives for them."""
+        if span is None:
+            return any(map(self._bytes.__getitem__, indices.tolist()))
+        return self._bytes.find(1, span.start, span.stop) >= 0
+
+    def put(self, indices: npt.NDArray[np.int32], span: slice | None, mark: int) -> None:
+        """Mark some pipelines."""
+        if span is None:
+            for index in indices.tolist():
+                self._bytes[index] = mark
+        else:
+            self._bytes[span] = bytes((mark,)) * (span.stop - span.start)
+
+
 class VulkanPreparedPipelines:
     """Implements `PreparedPipelines`. Made by `VulkanDevice.prepare`.
 
@@ -248,9 +274,9 @@ class VulkanPreparedPipelines:
         self._flag_bytes = self._feedback_bytes[::_FEEDBACK_BYTES]
         self._hits = memoryview(_HIT * len(image))
         # Pipelines that were given to the driver before, whose feedback has to be cleared.
-        self._asked = bytearray(len(image))
-        self._asked_flags = np.frombuffer(self._asked, np.uint8)
+        self._asked = PipelineMarks(len(image))
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
+        self._info_bytes = {kind: infos.data.cast("B") for kind, infos in self._infos.items() if len(infos)}
         self.has_libraries = bool(image.library_slots.size)
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
@@ -260,8 +286,9 @@ class VulkanPreparedPipelines:
         self._discarded_count = 0
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
-        #: Pipelines that a call is creating; under its device's lock.
-        self.busy = np.zeros(len(image), np.bool_)
+        #: Pipelines that a call is creating, and how many calls use any; under its device's lock.
+        self.busy = PipelineMarks(len(image))
+        self.calls = 0
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
         #: Libraries that were created from identifiers.
         self.identified_libraries = np.zeros(len(image), np.bool_)
@@ -317,7 +344,9 @@ class VulkanPreparedPipelines:
         if span is not None and not flags:
             infos = self._infos[kind][span.start - first : span.stop - first]
         else:
-            infos = self._infos[kind][indices - first]
+            stride = image.strides[kind]
+            copies = copied(self._info_bytes[kind], stride, (indices - first).tolist())
+            infos = np.frombuffer(copies, np.uint8).reshape(-1, stride)
             if flags:
                 infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
@@ -327,14 +356,11 @@ class VulkanPreparedPipelines:
 
     def _clear_feedback(self, indices: npt.NDArray[np.int32], span: slice | None) -> None:
         """Clear old feedback, because drivers may give none for links, or with binaries."""
-        if span is None:
-            self._feedback[indices] = 0
-            self._asked_flags[indices] = 1
-            return
-        start, stop = span.start, span.stop
-        if self._asked.find(1, start, stop) >= 0:
-            clear(self._feedback_bytes[start * _FEEDBACK_BYTES : stop * _FEEDBACK_BYTES])
-        self._asked[span] = b"\1" * (stop - start)
+        if self._asked.any(indices, span):
+            alone = (slice(index, index + 1) for index in indices.tolist())
+            for part in alone if span is None else (span,):
+                clear(self._feedback_bytes[part.start * _FEEDBACK_BYTES : part.stop * _FEEDBACK_BYTES])
+        self._asked.put(indices, span, 1)
 
     @contextmanager
     def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
@@ -374,8 +400,8 @@ class VulkanPreparedPipelines:
         """
         if span is not None and self._flag_bytes[span] == self._hits[: span.stop - span.start]:
             return self._feedback_flags[span], self._feedback_durations[span], True
-        entries = self._feedback[indices]
-        return entries.view(np.uint32)[:, 0], entries[:, 1], False
+        entries = np.frombuffer(copied(self._feedback_bytes, _FEEDBACK_BYTES, indices.tolist()), np.uint64)
+        return entries.view(np.uint32)[::4], entries[1::2], False
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
@@ -657,6 +683,11 @@ def _module_info(module: ImageModule) -> tuple[Any, Any]:
     return info, words
 
 
+def copied(memory: memoryview, size: int, numbers: Iterable[int]) -> bytearray:
+    """Some elements of `size` bytes, one after the other, without releasing the GIL."""
+    return bytearray().join([memory[size * number : size * (number + 1)] for number in numbers])
+
+
 def clear(memory: memoryview) -> None:
     """Fill bytes with zeros, without releasing the GIL."""
     for first in range(0, len(memory), len(_ZEROS)):
@@ -799,18 +830,17 @@ class PipelineCreation:
         if not len(indices):
             return CreationBatch.of_zeros(0)
         span = span_of(indices)
-        of_each = bound.image.kinds
-        if span is not None and of_each[span.start] == of_each[span.stop - 1]:  # an image is ordered by kind
-            kind = _KINDS[of_each[span.start]]
-            return self._kind(bound, kind, indices, source, fail_on_compile_required, split, span)
-        kinds = of_each[indices]
-        if (kinds == kinds[0]).all():  # as in every batch of the scheduler
-            return self._kind(bound, _KINDS[kinds[0]], indices, source, fail_on_compile_required, split)
+        numbers = indices.tolist() if span is None else (span.start, span.stop - 1)
+        kinds = bound.image.kinds
+        kind = kinds[min(numbers)]
+        if kind == kinds[max(numbers)]:  # an image is ordered by kind
+            return self._kind(bound, _KINDS[kind], indices, source, fail_on_compile_required, split, span)
+        kinds = kinds[indices]
         batch = CreationBatch.of_zeros(len(indices))
-        for number, kind in enumerate(_KINDS):
+        for number, each in enumerate(_KINDS):
             chosen = np.flatnonzero(kinds == number)
             if chosen.size:
-                part = self._kind(bound, kind, indices[chosen], source, fail_on_compile_required, split)
+                part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
                 batch.put(chosen, part)
         return batch
 
