@@ -372,9 +372,9 @@ class Experiences:
 
 
 WINDOW = 32
-_PER_JOB: Final = 4
+_PER_JOB: Final = 16
 """How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none. For
-a batch of several it looks at `_PER_JOB` times as many as that may hold."""
+a batch of several it looks at `_PER_JOB` times as many as fit into it."""
 
 SHORT = 8
 """A job may be passed over if its cost is at most 1/SHORT of a worker's share of what is left."""
@@ -390,7 +390,8 @@ _TELLS: Final = 4096.0
 """Where every label is measured, a job whose label was not yet is ordered as if it took `_UNTOLD` times its
 estimate, and the job that will measure it `_TELLS` times: before all that is known, but for giants."""
 
-_NOBODY = -1
+NOBODY: Final = -1
+"""The home of a label that has none yet."""
 
 
 class Affinity:
@@ -423,6 +424,7 @@ class Affinity:
         moved: Jobs that were assigned elsewhere.
         active: Whether any job has a label.
         measures_all: Whether jobs of every label go alone until one was measured.
+        homes: The home of each label: a worker, whom all its jobs suit, or NOBODY; then they suit everyone.
     """
 
     def __init__(self, table: JobTable, jobs: JobGraph | None, links: Links) -> None:
@@ -431,7 +433,7 @@ class Affinity:
         self.moved = 0
         self.measures_all = False
         self._modules = 0
-        self._home: Int32s = np.empty(0, np.int32)
+        self.homes: memoryview[int] = np.empty(0, np.int32).data
         # For each label: measured over estimated cost. Negative: not measured yet. 0: fewer than MANY jobs.
         self._factor = np.empty(0, np.float64)
         # For each label: measured time of its first compile over the first estimate. 0: none was measured.
@@ -453,10 +455,9 @@ class Affinity:
         # Modules have even labels, libraries odd ones.
         highest = int(self._table.label.max()) if self._table.count else -1
         self.active = highest >= 0
-        home = np.full(highest + 1, _NOBODY, np.int32)
-        home[: len(self._home)] = self._home
-        self._home = home
-        self._home_at: memoryview[int] = home.data
+        home = np.full(highest + 1, NOBODY, np.int32)
+        home[: len(self.homes)] = self.homes
+        self.homes = home.data
         own = self._table.label[first:]
         factor = np.where(np.bincount(own[own >= 0], minlength=highest + 1) >= MANY, -1.0, 0.0)
         factor[: len(self._factor)] = self._factor
@@ -466,21 +467,16 @@ class Affinity:
         self._by_label = np.empty(0, np.int32)
         self._label_start = np.empty(0, np.int64)
 
-    def suits(self, job: int, worker: int) -> bool:
-        """Whether the home of a job's label is this worker, or none yet."""
-        label = self._table.label_at[job]
-        return label < 0 or self._home_at[label] in (worker, _NOBODY)
-
     def assigned(self, job: int, worker: int) -> None:
         """A job was assigned."""
-        home_at = self._home_at
+        home_at = self.homes
         own = 2 * job + 1
         if own < len(home_at):
             home_at[own] = worker
         label = self._table.label_at[job]
         if label >= 0:
             home = home_at[label]
-            if home == _NOBODY:
+            if home == NOBODY:
                 home_at[label] = worker
             elif home == worker:
                 self.at_home += 1
@@ -519,7 +515,7 @@ class Affinity:
         if not len(self._by_label):
             labels = self._table.label
             self._by_label = np.argsort(labels, kind="stable").astype(np.int32)
-            self._label_start = np.searchsorted(labels, np.arange(len(self._home) + 1), sorter=self._by_label)
+            self._label_start = np.searchsorted(labels, np.arange(len(self.homes) + 1), sorter=self._by_label)
         label = self._table.label_at[job]
         return self._by_label[self._label_start[label] : self._label_start[label + 1]]
 
@@ -617,7 +613,8 @@ class Selector:
                 jobs = self._many(queue, line, worker, limits)
             if len(jobs):
                 return jobs
-        chosen = self._few(queue, line, worker, limits)
+        fitting = min(limits.size, int(limits.time_ns / first_ns) + 1)
+        chosen = self._few(queue, line, worker, limits, max(WINDOW, _PER_JOB * fitting))
         return np.array(chosen, np.int32) if chosen else _NONE
 
     def shortest(self, queue: ReadyQueue, line: int, worker: int) -> Int32s:
@@ -641,13 +638,15 @@ class Selector:
         self._table.move(job, ASSIGNED)
         self._table.worker_at[job] = worker
 
-    def _few(self, queue: ReadyQueue, line: int, worker: int, limits: Limits) -> list[int]:
+    def _few(self, queue: ReadyQueue, line: int, worker: int, limits: Limits, window: int) -> list[int]:
         state_at, cost_at, ready = self._table.state_at, self._table.cost_at, queue.state
         priority_at, priority, repeats = self._table.priority_at, line % PRIORITIES, queue.repeats
         rank_at, sinks = self._table.rank_at, queue.sinks
+        label_at, homes = self._table.label_at, self._affinity.homes
+        suiting = (worker, NOBODY) if limits.picky else ()
         chosen: list[int] = []
         left_ns = limits.time_ns
-        passed, window = 0, max(WINDOW, _PER_JOB * limits.size)
+        passed = 0
         mask = queue.masks[line]
         more = True
         while mask and more:
@@ -656,22 +655,23 @@ class Selector:
             bucket = queue.bucket(line, number)
             at, position, tail = bucket.at, bucket.head, bucket.tail
             stay: list[int] = []
-            while position < tail:
+            while position < tail and more:
                 job = at[position]
+                position += 1
                 if (
                     state_at[job] != ready
                     or (repeats and priority_at[job] != priority)
                     or (sinks and bucket_of(rank_at[job]) + 1 < number)
                 ):
-                    position += 1
+                    continue
+                if suiting and (label := label_at[job]) >= 0 and homes[label] not in suiting:
+                    stay.append(job)
+                    passed += 1
+                    more = passed < window
                     continue
                 time_ns = limits.base_ns + limits.slope * cost_at[job]
-                if chosen and (time_ns > left_ns or (limits.adjacent and job != chosen[-1] + 1)):
-                    more = False
-                    break
                 if not chosen and time_ns > limits.most_ns:
                     stay.append(job)
-                    position += 1
                     passed += 1
                     if passed >= WINDOW:
                         # Enough jobs were tried: go on with a bucket whose jobs all fit.
@@ -679,25 +679,17 @@ class Selector:
                         mask &= (1 << bucket_of(fitting)) - 1
                         break
                     continue
-                if limits.picky and not self._affinity.suits(job, worker):
-                    stay.append(job)
-                    position += 1
-                    passed += 1
-                    if passed >= window:
-                        more = False
-                        break
-                    continue
                 alone = limits.cautious and self._affinity.is_unmeasured(job)
-                if alone and chosen:
+                if chosen and (
+                    alone or time_ns > left_ns or (limits.adjacent and job != chosen[-1] + 1)
+                ):  # it stays the next one
+                    position -= 1
                     more = False
-                    break
-                position += 1
+                    continue
                 self._assign(job, worker)
                 chosen.append(job)
                 left_ns -= time_ns
-                if alone or len(chosen) == limits.size or left_ns <= 0:
-                    more = False
-                    break
+                more = not alone and len(chosen) < limits.size and left_ns > 0
             bucket.replace_front(position - bucket.head, stay)
             if bucket.head == bucket.tail:
                 queue.empty(line, number)
