@@ -69,7 +69,7 @@ def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
 def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clocks = iter([(20_000, 4_000), (70_000, 53_000), (119_000, 62_000)])
+    clocks = iter([(20_000, 4_000), (70_000, 53_000), (119_000, 62_000), (20_119_000, 19_962_000)])
     asked = []
     now = (0, 0)
 
@@ -94,6 +94,8 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
         assert meter.end() == Reading(70_000, 53_000, 7, 100)
         tick()
         assert meter.end() == Reading(119_000, 62_000, 14, 120)
+        tick()  # off for 100 us of 20 ms
+        assert meter.end() == Reading(20_119_000, 19_962_000, 14, 120)
     assert asked == [(20_000, 4_000), (119_000, 62_000)]
 
 
