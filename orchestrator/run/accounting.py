@@ -9,11 +9,11 @@ which the thread was runnable but not scheduled. Their differences are what cont
 Time asleep in a call in which the thread met no page fault was hardly spent at the kernel's lock of the
 process's memory, so page faults are counted beside each call.
 
-A reading costs about 1 us, twice a batch, and 2 us more where the thread was off the processor; just after a
-compile of milliseconds, when none of it is in the processor's caches, 8 us and 40 us. It never releases the
-GIL: with 16 threads that costs more than all else between two calls. The run delay is field 2 of Linux's
-/proc/thread-self/schedstat; where there is none it counts as 0, and an oversubscribed machine looks like
-contention.
+A reading costs about 1 us, twice a batch, and 2 us more where the thread was off the processor. Beside a
+compile of milliseconds, when none of it is in the processor's caches, the reading before costs 8 us and the
+one after it 40. It never releases the GIL: with 16 threads that costs more than all else between two calls.
+The run delay is field 2 of Linux's /proc/thread-self/schedstat; where there is none it counts as 0, and an
+oversubscribed machine looks like contention.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.run.records import Calls
 
 _SCHEDSTAT = "/proc/thread-self/schedstat"
-_NOTICED_NS: Final = 10_000
-_NOTICED_PART: Final = 100
+_NOTICED_NS: Final = 2_000
+_NOTICED_BEFORE_NS: Final = 10_000
 _STATISTICS_BYTES: Final = 96  # three numbers of at most 20 digits
 # Through PyDLL a call keeps the GIL, which os.pread releases; this read never waits for anything.
 _pread = ctypes.PyDLL(None).pread if os.name == "posix" else None
@@ -137,7 +137,7 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
         self._faults = page_faults()
         cpu = time.thread_time_ns()
         wall = time.perf_counter_ns()
-        if self._look(wall, cpu):  # which took time of its own
+        if self._look(wall, cpu, _NOTICED_BEFORE_NS):  # which took time of its own
             cpu = time.thread_time_ns()
             wall = time.perf_counter_ns()
         return Reading(wall, cpu, self._delay_ns, self._faults)
@@ -146,21 +146,21 @@ class ThreadMeter(AbstractContextManager["ThreadMeter"]):
         """Read the clocks after a call, wall time first; page faults if the thread was off the processor."""
         wall = time.perf_counter_ns()
         cpu = time.thread_time_ns()
-        if self._look(wall, cpu):
+        if self._look(wall, cpu, _NOTICED_NS):
             self._faults = page_faults()
         return Reading(wall, cpu, self._delay_ns, self._faults)
 
-    def _look(self, wall_ns: int, cpu_ns: int) -> bool:
+    def _look(self, wall_ns: int, cpu_ns: int, noticed_ns: int) -> bool:
         """Read the run delay, if the thread was off the processor since the last reading of the clocks.
 
         Returns whether it did. A thread that was on a processor all the time was not waiting for one; the
-        statistics need not be asked. What is shorter than a look takes, or than a hundredth of the time since
-        the last reading, is left to the next one.
+        statistics need not be asked. What is shorter than `noticed_ns` is left to the next look. Before a
+        call that is more, because what came before concerns no call, and after a compile the two clocks
+        differ by that much anyway.
         """
-        passed_ns = wall_ns - self._wall_ns
-        off_ns = passed_ns - (cpu_ns - self._cpu_ns)
+        off_ns = (wall_ns - self._wall_ns) - (cpu_ns - self._cpu_ns)
         self._wall_ns, self._cpu_ns = wall_ns, cpu_ns
-        if off_ns <= max(_NOTICED_NS, passed_ns // _NOTICED_PART):
+        if off_ns <= noticed_ns:
             return False
         self._delay_ns = self.run_delay_ns()
         return True
@@ -212,7 +212,7 @@ class CallLog:
         # Not the batch itself: what is kept here is new memory for each call.
         feedback = None
         if batch is not None:
-            feedback = None if batch.all_hits else batch.feedback_flags, batch.durations_ns
+            feedback = (None if batch.all_hits else batch.feedback_flags), batch.durations_ns
         self._noted.append((before, after, feedback, indices))
 
     def work_out(self) -> tuple[Calls, npt.NDArray[np.uint64]]:

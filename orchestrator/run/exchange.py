@@ -9,8 +9,8 @@ Guarantees: events reach the scheduler one at a time. No change is missed by who
 the number of changes up to it, and waiting ends as soon as there was another. A worker is not woken by what
 gives it no work: each time costs a change of threads, and with many workers those add up to more than a frame
 has. After the end of the time limit no batch begins; one that has begun is never cut short.
-Assumptions: the lock is held for microseconds and nothing in it releases the GIL, so it is hardly ever
-contended.
+Assumptions: the lock is held for microseconds, and what belongs to each batch does not release the GIL in it,
+so it is hardly ever contended. What is rare may: large sets put in order, followers, links.
 """
 
 from __future__ import annotations

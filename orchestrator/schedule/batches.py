@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.image import row, span_of
-from orchestrator.schedule.jobs import ASSIGNED, Int32s, JobGraph, JobTable, Links
+from orchestrator.schedule.jobs import ASSIGNED, KEEPS_GIL, Int32s, JobGraph, JobTable, Links
 
 PRIORITIES = 3
 BUCKETS = 256
@@ -31,7 +31,6 @@ _LINES = sum(1 << (kind * PRIORITIES) for kind in range(256))  # a kind is one b
 _PER_OCTAVE = 8
 _FIRST_OCTAVE = 10  # 1 us; 32 octaves on, 73 minutes
 _SMALLEST = 4
-_FEW_ENTRIES = 64  # up to so many, entering one by one is faster
 
 
 def bucket_of(rank: int) -> int:
@@ -92,7 +91,7 @@ class Bucket:
     def replace_front(self, number: int, rest: Sequence[int]) -> None:
         """Replace the first `number` entries by `rest`, which are some of them, in their order."""
         self.head += number - len(rest)
-        if len(rest):
+        if 0 < len(rest) < number:
             self.is_row = False
             self.at[self.head : self.head + len(rest)] = array("i", rest)
 
@@ -163,7 +162,7 @@ class ReadyQueue:
     def push_all(self, jobs: Int32s) -> None:
         """Enter many jobs of that state."""
         table = self._table
-        if len(jobs) <= _FEW_ENTRIES:
+        if len(jobs) <= KEEPS_GIL:
             for job in sorted(jobs.tolist(), key=table.rank_at.__getitem__, reverse=True):
                 self.push(job)
             return
@@ -372,9 +371,9 @@ class Experiences:
 
 
 WINDOW = 32
+"""How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none."""
 _PER_JOB: Final = 16
-"""How many ready jobs a worker looks at for one that suits it. With 8 workers, (7/8)^32 = 1 % find none. For
-a batch of several it looks at `_PER_JOB` times as many as fit into it."""
+"""How many it looks at for each job that fits into its batch, where that is more."""
 
 SHORT = 8
 """A job may be passed over if its cost is at most 1/SHORT of a worker's share of what is left."""
@@ -424,7 +423,7 @@ class Affinity:
         moved: Jobs that were assigned elsewhere.
         active: Whether any job has a label.
         measures_all: Whether jobs of every label go alone until one was measured.
-        homes: The home of each label: a worker, whom all its jobs suit, or NOBODY; then they suit everyone.
+        homes: The home of each label: the worker that all its jobs suit. NOBODY: they suit every worker.
     """
 
     def __init__(self, table: JobTable, jobs: JobGraph | None, links: Links) -> None:
@@ -557,6 +556,8 @@ FLOORS = tuple(2.0 ** (_FIRST_OCTAVE + number / _PER_OCTAVE) for number in range
 
 _NONE: Final = np.empty(0, np.int32)
 _FEW: Final = 6
+_HIT_NS: Final = 50_000
+"""A job that is estimated to be shorter is a hit: no driver compiles one in that time."""
 _PIECE: Final = 8
 """Least number of consecutive jobs that make a batch by themselves; shorter pieces share a batch."""
 
@@ -586,7 +587,7 @@ class Limits(NamedTuple):
 
 
 class Selector:
-    """Takes batches for workers: job by job, or consecutive expected hits with operations on slices.
+    """Takes batches for workers: compiles job by job, and hits with operations on slices or arrays.
 
     Both remove stale entries and the jobs they take, which become ASSIGNED, and keep the order of the rest.
     With an infinite `most_ns`, and not `picky`, a line that holds a job always gives a batch.
@@ -607,8 +608,9 @@ class Selector:
         if not mask:
             return _NONE
         first_ns = limits.base_ns + limits.slope * FLOORS[mask.bit_length() - 1]
-        if limits.adjacent and limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
-            jobs = self._row(queue, line, worker, limits)
+        hits = limits.adjacent or first_ns <= _HIT_NS
+        if hits and limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
+            jobs = self._row(queue, line, worker, limits) if limits.adjacent else _NONE
             if not len(jobs):
                 jobs = self._many(queue, line, worker, limits)
             if len(jobs):
@@ -741,7 +743,8 @@ class Selector:
             number = int(np.searchsorted(ends_ns, limits.time_ns, "right"))
             if not number and len(places) and ends_ns[0] <= limits.most_ns:
                 number = 1
-            number = _piece(seen[places[:number]])
+            if limits.adjacent:
+                number = _piece(seen[places[:number]])
             places = places[:number]
             gone[places] = True
             self._remove(queue, line, seen, segments, gone)

@@ -842,17 +842,20 @@ class Lifecycle:
         ranks of the libraries would have to change too.
         """
         table = self.table
-        state = table.state[jobs]
-        there = ((state == WAITING) | (state == READY)) & (table.depth[jobs] == 0)
-        jobs = jobs[there & (table.flags[jobs] & (HIT | SPECULATIVE) == 0)]
-        costs = np.maximum(np.rint(self.costs[jobs] * factor), 1).astype(np.int64)
-        more = costs - table.cost[jobs]
-        table.cost[jobs] = costs
+        states = gather(table.state, jobs)
+        there = ((states == WAITING) | (states == READY)) & (gather(table.depth, jobs) == 0)
+        there &= gather(table.flags, jobs) & (HIT | SPECULATIVE) == 0
+        jobs, states = jobs[there], states[there]
+        costs = np.maximum(np.rint(gather(self.costs, jobs) * factor), 1).astype(np.int64)
+        more = costs - gather(table.cost, jobs)
         table.open_cost += int(more.sum())
+        cost_at, rank_at = table.cost_at, table.rank_at
+        for job, cost, added in zip(jobs.tolist(), costs.tolist(), more.tolist(), strict=True):
+            cost_at[job] = cost
+            rank_at[job] += added if self._by_cost else 0
         if self._by_cost:
-            table.rank[jobs] += more
             self.queue.repeats = True  # the queue still holds their old entries
-            self.queue.push_all(jobs[table.state[jobs] == READY])
+            self.queue.push_all(jobs[states == READY])
 
     def longest_first(self, jobs: Int32s) -> Int32s:
         """Jobs by their first estimates."""
@@ -886,7 +889,7 @@ class Lifecycle:
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
         table = self.table
-        span = span_of(jobs) if len(jobs) > KEEPS_GIL else None
+        span = span_of(jobs) if len(jobs) else None
         if span is None:
             table.move_all(jobs, ASSIGNED, CREATED)
         else:
@@ -894,14 +897,14 @@ class Lifecycle:
         self._settled.append(jobs)  # no copy: its page faults would keep other workers waiting
         if self._joined_any:
             followers: list[int] = []
-            for leader in jobs.tolist():
-                if table.next_follower_at[leader] >= 0 and table.leader_at[leader] == leader:
+            for leader in jobs[gather(table.next_follower, jobs) >= 0].tolist():
+                if table.leader_at[leader] == leader:
                     followers += self._take_followers(leader)
             if followers:
                 self._follow_all(np.array(followers, np.int32), table.worker_at[int(jobs[0])], compiled)
         if self.links.count:
             ready: list[int] = []
-            for library in jobs.tolist():
+            for library in jobs[gather(self.links.dependents, jobs) > 0].tolist():
                 for job in self.links.dependents_of(library):
                     table.waiting_at[job] -= 1
                     if not table.waiting_at[job] and table.state_at[job] == WAITING:

@@ -69,7 +69,9 @@ def test_the_meter_reads_clocks_that_do_not_go_back() -> None:
 def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    clocks = iter([(20_000, 4_000), (70_000, 53_000), (119_000, 62_000), (20_119_000, 19_962_000)])
+    clocks = iter(
+        [(20_000, 4_000), (70_000, 53_000), (119_000, 62_000), (128_000, 63_000), (228_000, 160_000)]
+    )
     asked = []
     now = (0, 0)
 
@@ -86,7 +88,7 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
         monkeypatch.setattr("orchestrator.run.accounting.time.thread_time_ns", lambda: now[1])
         monkeypatch.setattr("orchestrator.run.accounting.time.perf_counter_ns", lambda: now[0])
         monkeypatch.setattr(meter, "run_delay_ns", statistics)
-        faults = iter([100, 120])
+        faults = iter([100, 120, 130, 140])
         monkeypatch.setattr("orchestrator.run.accounting.page_faults", lambda: next(faults))
         tick()
         assert meter.begin() == Reading(20_000, 4_000, 7, 100)
@@ -94,9 +96,11 @@ def test_the_meter_asks_for_the_run_delay_of_a_thread_that_was_off_the_processor
         assert meter.end() == Reading(70_000, 53_000, 7, 100)
         tick()
         assert meter.end() == Reading(119_000, 62_000, 14, 120)
-        tick()  # off for 100 us of 20 ms
-        assert meter.end() == Reading(20_119_000, 19_962_000, 14, 120)
-    assert asked == [(20_000, 4_000), (119_000, 62_000)]
+        tick()  # off for 8 us between two calls, and for 3 us in the next
+        assert meter.begin() == Reading(128_000, 63_000, 14, 130)
+        tick()
+        assert meter.end() == Reading(228_000, 160_000, 21, 140)
+    assert asked == [(20_000, 4_000), (119_000, 62_000), (228_000, 160_000)]
 
 
 def test_the_meter_works_where_the_kernel_keeps_no_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

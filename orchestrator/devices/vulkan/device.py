@@ -340,6 +340,7 @@ class VulkanDevice:
         alone = (
             not keep
             and self.identity.driver_id in SHARES_LIVING_STAGES
+            and bound.image.counts[PipelineKind.RAY_TRACING] > 0
             and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
         )
         if not alone:

@@ -210,6 +210,7 @@ class PipelineMarks:
 
     def __init__(self, count: int) -> None:
         self._bytes = bytearray(count)
+        self._memory = memoryview(self._bytes)  # through which no mistake changes the size
 
     def __getitem__(self, index: int) -> int:
         """The mark of a pipeline."""
@@ -227,7 +228,7 @@ class PipelineMarks:
             for index in indices.tolist():
                 self._bytes[index] = mark
         else:
-            self._bytes[span] = bytes((mark,)) * (span.stop - span.start)
+            self._memory[span] = bytes((mark,)) * (span.stop - span.start)
 
 
 class VulkanPreparedPipelines:
@@ -356,10 +357,11 @@ class VulkanPreparedPipelines:
 
     def _clear_feedback(self, indices: npt.NDArray[np.int32], span: slice | None) -> None:
         """Clear old feedback, because drivers may give none for links, or with binaries."""
-        if self._asked.any(indices, span):
-            alone = (slice(index, index + 1) for index in indices.tolist())
-            for part in alone if span is None else (span,):
-                clear(self._feedback_bytes[part.start * _FEEDBACK_BYTES : part.stop * _FEEDBACK_BYTES])
+        if span is not None and self._asked.any(indices, span):
+            clear(self._feedback_bytes[span.start * _FEEDBACK_BYTES : span.stop * _FEEDBACK_BYTES])
+        elif span is None:
+            for index in filter(self._asked.__getitem__, indices.tolist()):
+                clear(self._feedback_bytes[index * _FEEDBACK_BYTES : (index + 1) * _FEEDBACK_BYTES])
         self._asked.put(indices, span, 1)
 
     @contextmanager
