@@ -557,7 +557,8 @@ FLOORS = tuple(2.0 ** (_FIRST_OCTAVE + number / _PER_OCTAVE) for number in range
 _NONE: Final = np.empty(0, np.int32)
 _FEW: Final = 6
 _HIT_NS: Final = 50_000
-"""A job that is estimated to be shorter is a hit: no driver compiles one in that time."""
+"""Jobs that are estimated to be shorter are hits, of which a batch holds hundreds: hardly any driver compiles
+one in that time."""
 _PIECE: Final = 8
 """Least number of consecutive jobs that make a batch by themselves; shorter pieces share a batch."""
 
@@ -608,8 +609,8 @@ class Selector:
         if not mask:
             return _NONE
         first_ns = limits.base_ns + limits.slope * FLOORS[mask.bit_length() - 1]
-        hits = limits.adjacent or first_ns <= _HIT_NS
-        if hits and limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
+        plain = first_ns <= _HIT_NS and not (limits.picky or limits.cautious)
+        if (limits.adjacent or plain) and limits.size >= _FEW and limits.time_ns >= _FEW * first_ns:
             jobs = self._row(queue, line, worker, limits) if limits.adjacent else _NONE
             if not len(jobs):
                 jobs = self._many(queue, line, worker, limits)
