@@ -38,7 +38,6 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.compile_server import (
     Compile,
     CompileServer,
-    Connection,
     Done,
     Exited,
     Failed,
@@ -54,9 +53,9 @@ from orchestrator.run.compile_server import (
     Staged,
     Steer,
     Stop,
-    first_error,
     with_checkpoints,
 )
+from orchestrator.run.connection import Connection, first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
 from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits

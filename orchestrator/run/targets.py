@@ -36,7 +36,8 @@ from orchestrator.devices.opening import preload
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
-from orchestrator.run.compile_server import CompileServer, first_error, shared_sets, shared_turns
+from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
+from orchestrator.run.connection import first_error
 from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress

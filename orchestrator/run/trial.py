@@ -27,7 +27,6 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.compile_server import (
     Answer,
     CompileServer,
-    Connection,
     Entering,
     Exited,
     Failed,
@@ -35,8 +34,8 @@ from orchestrator.run.compile_server import (
     Survived,
     Try,
     Trying,
-    first_error,
 )
+from orchestrator.run.connection import Connection, first_error
 from orchestrator.run.in_flight import Doing
 from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit, kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions, available_workers

@@ -10,7 +10,8 @@ import trio
 import trio.testing
 
 from orchestrator.children.parent import Ended
-from orchestrator.run.compile_server import CompileServer, Connection, Stop
+from orchestrator.run.compile_server import CompileServer, Stop
+from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import InFlightTable
 
 

@@ -35,8 +35,9 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import CompileServer, Connection, ImageTables, Open, first_request
+from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
 from orchestrator.run.compile_service import _decoders, _Server, _shared
+from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
