@@ -305,6 +305,29 @@ def _come_again(_number: int, _frame: object) -> None:
     signal.raise_signal(_came[-1])
 
 
+@contextlib.contextmanager
+def without_searching() -> Iterator[None]:
+    """For the block, which imports trio: say at once which library names threads, because trio asks that.
+
+    Python would start a program for it that lists all libraries of the system, and import a module that
+    imports 4 ms of others. What is said is a name of the GNU C library; where there is no such library,
+    threads have no names.
+    """
+    import ctypes
+
+    name, members = "ctypes.util", vars(ctypes)
+    there = sys.modules.pop(name, None)  # of an import before the program
+    asked = ModuleType(name)
+    vars(asked)["find_library"] = {"pthread": "libpthread.so.0"}.get
+    sys.modules[name] = members["util"] = asked
+    try:
+        yield
+    finally:
+        del sys.modules[name], members["util"]
+        if there is not None:
+            sys.modules[name] = members["util"] = there
+
+
 def end_process(code: int) -> NoReturn:
     """End this process without taking the interpreter apart, which would take as long as numpy's import.
 
@@ -317,6 +340,13 @@ def end_process(code: int) -> NoReturn:
             stream.flush()
     flush_c_streams()
     os._exit(code)
+
+
+def reset_signals() -> None:
+    """Handle no signal in Python any more, in a fork of a process that does."""
+    for each in signal.valid_signals():
+        if callable(signal.getsignal(each)):
+            signal.signal(each, signal.SIG_DFL)
 
 
 def flush_c_streams() -> None:

@@ -36,7 +36,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import end_process, own_interpreter
+from orchestrator.process import end_process, own_interpreter, reset_signals
 
 SERVICES = {
     "bench": "orchestrator.bench.take",
@@ -287,9 +287,7 @@ def serve_as_fork(
     try:
         os.setsid()
         signal.set_wakeup_fd(-1)
-        for each in signal.valid_signals():
-            if callable(signal.getsignal(each)):
-                signal.signal(each, signal.SIG_DFL)
+        reset_signals()
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _take_streams(ends)

@@ -9,13 +9,16 @@ Guarantees:
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
+from orchestrator.cli.early import are_new, cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.output import OutputError, display
 from orchestrator.cli.values import (
@@ -28,7 +31,8 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.process import ending_signals
+from orchestrator.errors import OrchestratorError
+from orchestrator.process import ending_signals, without_searching
 
 if TYPE_CHECKING:
     import trio
@@ -44,6 +48,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Settlement, Steering
     from orchestrator.run.targets import TargetResult
+    from orchestrator.sets.image.decoders import Decoders
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
@@ -84,15 +89,58 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
         control = ControlLines.of_option(arguments.control, lines)
     if arguments.nice:
         os.nice(arguments.nice)
-    given = arguments.device or [""]
     output = Output(json=json)
-    if len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given):
+    if (selector := _only_device(arguments)) is None:
         code = _compile_targets(sets, arguments, control, lines, output)
     else:
-        code = _compile_one(sets, arguments, given[0], control, lines, output, clock)
+        code = _compile_one(sets, arguments, selector, control, lines, output, clock)
     if lines is not None:
         lines.end(code)
     return code
+
+
+def _only_device(arguments: CompileArguments) -> str | None:
+    """The device, if one is compiled for and no pack is made."""
+    given = arguments.device or [""]
+    several = len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given)
+    return None if several else given[0]
+
+
+def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
+    """Begin to decode a set for `compile_sets`, if several processes decode it and it is probably new.
+
+    They get ready while this process imports what compiles. If something is wrong with the set or the
+    options, this does nothing, and `compile_sets` says so. Call it in a process that may be forked.
+
+    Returns:
+        Whether they have begun.
+    """
+    from orchestrator.run.options import available_workers
+    from orchestrator.sets.image.shared_set import DECODED_BY_ONE, Shared, decoder_count, shared_sets
+    from orchestrator.sets.opening import is_manifest, open_paths
+
+    selector, processors = _only_device(arguments), available_workers()
+    if selector is None or arguments.in_process or arguments.nice:
+        return False
+    with suppress(OrchestratorError, OSError), ExitStack() as held:
+        paths = archive_paths(sets)
+        options = compile_options(arguments, selector)
+        if (
+            options.trial_limits.memory_bytes  # a limit is of the process that compiles, and its forks
+            or any(map(is_manifest, paths))
+            or not are_new(paths, 2 * DECODED_BY_ONE, lambda: cache_directory(arguments.cache_dir))
+        ):
+            return False
+        source = held.enter_context(open_paths(paths, indexed=False))
+        count = decoder_count(source.file_bytes, processors, options.workers or processors)
+        if count > 1:
+            from orchestrator.sets.image.decoders import Decoders
+
+            decoders = Decoders.start(source, count, partial(options.subset.first_of, source))
+            shared_sets[tuple(paths)] = Shared(source, decoders=decoders)
+            held.pop_all()
+            return True
+    return False
 
 
 def compile_options(arguments: CompileArguments, selector: str) -> CompileOptions:
@@ -187,8 +235,13 @@ def _compile_one(
         # A fork has what is imported by now, and this process loads the rest beside it.
         server = None
         if not arguments.in_process:
+            decoders = held.enter_context(_decoders_of(paths))
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
+            if decoders is not None:
+                decoders.hand_over()
+        with without_searching():
+            importlib.import_module("trio")
         from orchestrator.cli.output import write_document
         from orchestrator.cli.progress import progress_view
         from orchestrator.run.records import encode_report
@@ -247,6 +300,22 @@ def _log_file(path: Path | None, unwritten: list[OutputError]) -> Iterator[Binar
             from orchestrator.stores.files.atomic_file import likely_cause
 
             unwritten.append(OutputError(f"--driver-log {path}: cannot be written: {likely_cause(error)}"))
+
+
+@contextmanager
+def _decoders_of(paths: Sequence[str]) -> Iterator[Decoders | None]:
+    """What `decode_ahead` began, for the block."""
+    from orchestrator.sets.image.shared_set import shared_sets
+
+    shared = shared_sets.get(tuple(paths))
+    if shared is None:
+        yield None
+        return
+    try:
+        yield shared.decoders
+    finally:
+        del shared_sets[tuple(paths)]
+        shared.close()
 
 
 @contextmanager
@@ -342,7 +411,8 @@ def _compile_targets(
     output: Output,
 ) -> ExitCode:
     """Compile for several targets, each in a child process, and make a pack where one is asked for."""
-    import trio
+    with without_searching():
+        import trio
 
     from orchestrator.cli.compile_report import show_failed
     from orchestrator.cli.control import ProgressLines

@@ -12,7 +12,7 @@ import sys
 
 TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from pathlib import Path
     from typing import Final
 
@@ -29,25 +29,37 @@ def compiles_much(tokens: Sequence[str]) -> bool:
     """Whether the work probably takes seconds, so that it is worth 10 to 15 ms to start again for it.
 
     To calibrate does. To compile does from 8 MiB of sets divided by the number of processors on, and not
-    below 1 MiB, unless they were compiled before: a plan in the directory of cache files is newer than all of
-    them.
+    below 1 MiB, if they `are_new`.
 
     Args:
         tokens: The arguments of the command line.
     """
     if tokens[:1] != ["compile"]:
         return tokens[:1] == ["calibrate"]
-    files = list(_files(tokens[1:]))
     least = max(_LEAST_BYTES, _LARGE_BYTES // len(os.sched_getaffinity(0)))
-    if sum(each.st_size for each in files) < least:
+    return are_new(tokens[1:], least, lambda: _given_directory(tokens) or cache_directory(None))
+
+
+def are_new(paths: Iterable[str], least_bytes: int, directory: Callable[[], Path | str]) -> bool:
+    """Whether sets are of some size, and were probably not compiled before.
+
+    If they were, a plan in the directory of cache files is newer than all of them.
+
+    Args:
+        paths: Their paths; what is no path of a file is passed over.
+        least_bytes: Size.
+        directory: Gives the directory of cache files.
+    """
+    files = list(_files(paths))
+    if sum(each.st_size for each in files) < least_bytes:
         return False
     newest = max(each.st_mtime for each in files)
-    directory = _given_directory(tokens) or cache_directory(None)
+    place = directory()
     try:
-        names = [each for each in os.listdir(directory) if each.endswith(_PLAN_SUFFIX)]  # noqa: PTH208
+        names = [each for each in os.listdir(place) if each.endswith(_PLAN_SUFFIX)]  # noqa: PTH208
     except (OSError, ValueError):
         names = []
-    saved = _files(os.path.join(directory, each) for each in names)  # noqa: PTH118
+    saved = _files(os.path.join(place, each) for each in names)  # noqa: PTH118
     return not any(each.st_mtime >= newest for each in saved)
 
 

@@ -23,37 +23,31 @@ from __future__ import annotations
 
 import importlib
 import os
-import signal
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
 from orchestrator import process
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-from orchestrator.process import end_process, let_through, may_fork
+from orchestrator.process import end_process, let_through, may_fork, reset_signals, without_searching
 
 if TYPE_CHECKING:
     from orchestrator.cli.compile_arguments import CompileArguments
 
 _VERB: Final = "compile"
 _ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
-_NEEDED: Final = (
-    "msgspec",
-    "numpy",
-    "trio",
-    "orchestrator.run.options",
-    "orchestrator.run.compile_service",
-    "orchestrator.cli.compiling",
-)
-"""What a compile imports before it starts a process, in parts between which somebody looks whether there will
-be one."""
-_NEEDED_LATER: Final = "orchestrator.run.supervisor"
+_DECODES: Final = ("msgspec", "numpy", "orchestrator.cli.compiling", "orchestrator.run.options")
+_COMPILES: Final = "orchestrator.run.compile_service"
+"""What a compile imports before it starts a process: what begins to decode, and what the process needs.
+
+The process needs trio too. It imports that itself if the set is decoded ahead, while it waits for the device;
+else this one does."""
+_SUPERVISES: Final = "orchestrator.run.supervisor"
 """What it imports beside that process, unless it has to wait anyway."""
 _READ_SIZE: Final = 1 << 16
 _PATH: Final = 1  # MessagePack has types of one's own, by number
@@ -155,6 +149,8 @@ class EarlyParse:
     def __init__(self, process_id: int, answer: int) -> None:
         self._process_id, self._answer = process_id, answer
         self._held = b""
+        self._has_ended = False
+        self._parsed: ParsedCompile | None = None
 
     @classmethod
     def begin(cls, tokens: list[str]) -> Self | None:
@@ -177,60 +173,54 @@ class EarlyParse:
         return cls(process_id, answer)
 
     def arguments(self) -> ParsedCompile | None:
-        """What was parsed; imports what a compile needs meanwhile. None where there is nothing."""
+        """What was parsed, or None; meanwhile imports what a compile needs, and begins to decode."""
         os.set_blocking(self._answer, False)
-        with _without_searching():
-            for name in _NEEDED:
-                if self._has_ended() and not self._held:
-                    break
-                importlib.import_module(name)
-        if not self._has_ended():
-            importlib.import_module(_NEEDED_LATER)
-        os.set_blocking(self._answer, True)
-        self._has_ended()  # it waits in the read
-        os.close(self._answer)
-        _, status = os.waitpid(self._process_id, 0)
-        return None if status or not self._held else _decode(self._held)
+        for name in _DECODES:
+            if self._look() and self._parsed is None:
+                return None
+            importlib.import_module(name)
+        is_early = self._look()
+        if not (is_early and self._decodes()):
+            with without_searching():
+                importlib.import_module("trio")
+        importlib.import_module(_COMPILES)
+        if not self._look():
+            importlib.import_module(_SUPERVISES)
+            os.set_blocking(self._answer, True)
+            self._look()  # it waits in the read
+        if not is_early:
+            self._decodes()
+        return self._parsed
 
-    def _has_ended(self) -> bool:
-        """Whether all that comes is held; reads what is there."""
-        with suppress(BlockingIOError):
-            while data := os.read(self._answer, _READ_SIZE):
-                self._held += data
-            return True
-        return False
+    def _decodes(self) -> bool:
+        """Begin to decode what was parsed, if that pays; whether it does."""
+        if self._parsed is None:
+            return False
+        from orchestrator.cli.compiling import decode_ahead
 
+        return decode_ahead(self._parsed.sets, self._parsed.arguments)
 
-@contextmanager
-def _without_searching() -> Iterator[None]:
-    """Say at once what trio asks when it is imported: which library names threads.
-
-    Python would start a program for it that lists all libraries of the system, and the module that does so
-    imports 4 ms of others. What is said is a name of the GNU C library; where there is no such library,
-    threads have no names.
-    """
-    import ctypes
-
-    name = "ctypes.util"
-    there = sys.modules.pop(name, None)  # of an import before the program
-    asked = ModuleType(name)
-    vars(asked)["find_library"] = {"pthread": "libpthread.so.0"}.get
-    sys.modules[name] = ctypes.util = asked
-    try:
-        yield
-    finally:
-        del sys.modules[name], ctypes.util
-        if there is not None:
-            sys.modules[name] = ctypes.util = there
+    def _look(self) -> bool:
+        """Read what is there; whether the process has ended, and with it the answer."""
+        while not self._has_ended:
+            try:
+                data = os.read(self._answer, _READ_SIZE)
+            except BlockingIOError:
+                break
+            self._held += data
+            if not data:
+                self._has_ended = True
+                os.close(self._answer)
+                _, status = os.waitpid(self._process_id, 0)
+                self._parsed = None if status or not self._held else _decode(self._held)
+        return self._has_ended
 
 
 def _parse(tokens: Sequence[str], told: int) -> NoReturn:
     """Be the process that parses."""
     code = 1
     try:
-        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if callable(signal.getsignal(each)):
-                signal.signal(each, signal.SIG_DFL)
+        reset_signals()
         nothing = os.open(os.devnull, os.O_RDWR)
         for stream in range(3):
             os.dup2(nothing, stream)

@@ -28,7 +28,7 @@ from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
-from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.image.shared_set import shared_sets
 
 _SHOWN: Final = 1500
 
@@ -340,12 +340,6 @@ _CHECKPOINTS: Final = SavePolicy(overdue_ns=10_000_000_000)
 """A crash costs what was compiled since the last save."""
 _FIRST: Final = 1
 
-shared_sets: Final[dict[tuple[str, ...], PipelineSet]] = {}
-"""Sets that are open here, by their paths, for the forks of this process."""
-
-shared_turns: Final[dict[tuple[str, ...], int]] = {}
-"""Descriptors of the `DecodingTurn` of such a set, which its forks have too."""
-
 
 @define(eq=False)
 class CompileServer:
@@ -382,7 +376,7 @@ class CompileServer:
         Raises:
             OSError: It cannot be started.
         """
-        server = cls._started(program=None if fork else sys.executable)
+        server = cls.fork(archives) if fork else cls._started(sys.executable)
         try:
             server.open(archives, options)
             if first is not None:
@@ -394,16 +388,17 @@ class CompileServer:
         return server
 
     @classmethod
-    def fork(cls, kept: Sequence[int]) -> Self:
+    def fork(cls, archives: Sequence[str]) -> Self:
         """Fork this process, and start no thread, so that it can be forked again; `open` says what it is for.
 
         Args:
-            kept: Descriptors that the fork has too.
+            archives: Paths of the set; the fork has it too if it is one of the `shared_sets`.
 
         Raises:
             OSError: It cannot be started.
         """
-        return cls._started(program=None, kept=kept)
+        shared = shared_sets.get(tuple(archives))
+        return cls._started(program=None, kept=() if shared is None else shared.descriptors)
 
     @classmethod
     def _started(cls, program: str | None, kept: Sequence[int] = ()) -> Self:

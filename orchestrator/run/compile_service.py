@@ -17,6 +17,7 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -29,7 +30,7 @@ from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_chi
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import keep_freed_memory
-from orchestrator.process import StageClock, save_generated_code
+from orchestrator.process import StageClock, save_generated_code, without_searching
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
@@ -42,31 +43,25 @@ from orchestrator.run.compile_server import (
     Steer,
     Stop,
     Try,
-    shared_sets,
-    shared_turns,
 )
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.limits import limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
-from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
+from orchestrator.sets.image.shared_set import DecodingTurn, Shared, SharedSet, decoder_count, shared_sets
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import begin_to_decode
 from orchestrator.stores.files.recovery import settle_kills
 
 if TYPE_CHECKING:
     from orchestrator.run.compile_worker import Worker
-    from orchestrator.sets.prepare import DeviceOpener, Subset
+    from orchestrator.sets.prepare import DeviceOpener
 
 BUG: Final = 70
 """Exit code of a fork that failed by an error of this program."""
 
 _GRACE_S: Final = 2.0
 _LOOK_S: Final = 0.001
-_DECODED_BY_ONE: Final = 3 << 17
-"""Least bytes of a set for each decoder: what every decoder does anew takes as long as decoding them."""
-_DECODED_BY_ALL: Final = 3 << 20
-"""Least bytes of a set that all processors decode; each decoder needs its share of them. If processors are
-few, they are busy with imports and the device."""
 _DECODED_IN_TURN: Final = 1 << 19
 """Least bytes of a set that is decoded in turn: decoding a smaller one takes less time than waiting."""
 
@@ -77,12 +72,13 @@ def serve(channel: Channel[Request, Answer]) -> None:
     if not isinstance(opening, Open):
         raise TypeError(f"the first request must be Open, not {type(opening).__name__}")
     try:
-        source = shared_sets.get(opening.archives) or open_paths(opening.archives, indexed=False)
+        shared = shared_sets.get(opening.archives)
+        shared = shared or Shared(open_paths(opening.archives, indexed=False))
     except OrchestratorError as error:
         channel.send(Failed.of(0, error))
         return
-    with source:
-        server = _Server(channel, source, InFlightTable(opening.table), opening)
+    with shared.source:
+        server = _Server(channel, shared, InFlightTable(opening.table), opening)
         channel.on_end = server.let_go
         for request in channel:
             server.do(request)
@@ -106,7 +102,7 @@ class _Fork:
 @define(eq=False)
 class _Server:
     channel: Channel[Request, Answer]
-    source: PipelineSet
+    shared: Shared
     table: InFlightTable
     opening: Open
     _forks: dict[int, _Fork] = field(factory=dict)
@@ -175,6 +171,9 @@ class _Server:
                 sys.stderr.flush()
                 os._exit(code)
         os.close(heard)
+        if self.shared.decoders is not None:
+            self.shared.decoders.hand_over()
+            self.shared.decoders = None
         fork = self._forks[number] = _Fork(process_id, control)
         threading.Thread(target=self._reap, args=(number, fork), daemon=True).start()
 
@@ -188,9 +187,10 @@ class _Server:
 
     def _worker(self) -> Worker:
         """The worker, which does the work of a fork; the first call imports what only that needs."""
-        from orchestrator.run.compile_worker import Worker
+        with without_searching():
+            from orchestrator.run.compile_worker import Worker
 
-        self._made = self._made or Worker(self.channel, self.source, self.table, self.opening.papers)
+        self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.papers)
         return self._made
 
     def _compile(self, request: Compile, control: int) -> None:
@@ -201,10 +201,8 @@ class _Server:
         if not options.trial_limits.memory_bytes:
             keep_freed_memory()
         # The decoders are forked here, before this process has a driver or other threads.
-        turn = shared_turns.get(self.opening.archives)
-        planned = _planned(request, options, self.source)
-        count = 0 if planned is not None else _decoders(options, self.source, in_turn=turn is not None)
-        source = _shared(self.source, count, turn, options.subset)
+        planned = None if self.shared.decoders else _planned(request, options, self.shared.source)
+        source = self.shared.source if planned else _decoded(self.shared, options)
         if request.left_out:
             source = source.leaving_out(request.left_out)
         try:
@@ -238,11 +236,14 @@ class _Server:
             return opener  # it may depend on what a worker sets up, such as the handler of SIGXCPU
         if options.mode is CacheMode.BINARIES or options.identifiers:
             return opener  # the device will have features that no group asks for
+        if planned is not None:
+            return OpeningAhead(planned, opener).opened
         try:
-            first = planned or options.subset.groups_of(source)[0].request
+            first = options.subset.groups_of(source)[0]
         except (OrchestratorError, ValueError):
             return opener  # the compile meets that again, and says it
-        return OpeningAhead(first, opener).opened
+        begin = partial(begin_to_decode, source, first, subset=options.subset)
+        return OpeningAhead(first.request, opener, begin).opened
 
 
 def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:
@@ -254,22 +255,21 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
     return expect_plan(source, options, Path(request.cache_directory))
 
 
-def _decoders(options: CompileOptions, source: PipelineSet, *, in_turn: bool) -> int:
-    """How many processes should decode a set that has no plan; 0 or 1 means this process alone."""
-    processors = available_workers()
-    count = source.file_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
-    return min(count, processors if in_turn else options.workers or processors, processors)
-
-
-def _shared(source: PipelineSet, count: int, turn: int | None, subset: Subset) -> PipelineSet:
-    """A set that `count` processes decode, if it is this process's turn to decode.
+def _decoded(shared: Shared, options: CompileOptions) -> PipelineSet:
+    """A set with those that decode it, if it is this process's turn to decode.
 
     The process whose turn it is decodes on all processors, because the others wait.
     """
-    mine = None if turn is None or source.file_bytes < _DECODED_IN_TURN else DecodingTurn(turn)
+    source = shared.source
+    if shared.decoders is not None:
+        return SharedSet.of(source, shared.decoders)
+    mine, processors = None, available_workers()
+    workers = options.workers or processors
+    if shared.turn is not None and source.file_bytes >= _DECODED_IN_TURN:
+        mine, workers = DecodingTurn(shared.turn), processors
+    count = decoder_count(source.file_bytes, processors, workers)
     if count <= 1 or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
     from orchestrator.sets.image.decoders import Decoders
 
-    decoders = Decoders.start(source, count, lambda: subset.of(subset.groups_of(source)[0].pipelines))
-    return SharedSet.of(source, decoders, mine)
+    return SharedSet.of(source, Decoders.start(source, count, partial(options.subset.first_of, source)), mine)

@@ -36,13 +36,14 @@ from orchestrator.devices.opening import preload
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
-from orchestrator.run.compile_server import CompileServer, shared_sets, shared_turns
+from orchestrator.run.compile_server import CompileServer
 from orchestrator.run.connection import first_error
 from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
+from orchestrator.sets.image.shared_set import Shared, shared_sets
 from orchestrator.sets.pipeline_set import PipelineSet
 
 _TARGET_BYTES: Final = 512 << 20
@@ -338,14 +339,13 @@ def target_servers(
             registry()
             for each in options:
                 preload(each.trial_limits.opener, each.selector)
-            shared_sets[paths] = source
-            held.callback(shared_sets.pop, paths)
-            turn = shared_turns[paths] = os.memfd_create("orchestrator-decoding", os.MFD_CLOEXEC)
+            turn = os.memfd_create("orchestrator-decoding", os.MFD_CLOEXEC)
             held.callback(os.close, turn)
-            held.callback(shared_turns.pop, paths)
+            shared_sets[paths] = Shared(source, turn)
+            held.callback(shared_sets.pop, paths)
             with suppress(OSError):  # no more processes: those without one start it, or say what is wrong
                 for each in options[: _most_forks()]:
-                    server = waiting[each.selector] = CompileServer.fork((turn, *source.descriptors))
+                    server = waiting[each.selector] = CompileServer.fork(paths)
                     held.callback(server.close)
         yield TargetServers(waiting)
 

@@ -116,6 +116,10 @@ class Subset:
             raise UnknownPipelineError(f"{source.name}: no pipeline has the key {min(unknown):016x}")
         return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
 
+    def first_of(self, source: PipelineSet) -> PipelineJobs:
+        """The pipelines of the first of these groups; raises what `groups_of` does."""
+        return self.of(self.groups_of(source)[0].pipelines)
+
 
 WHOLE: Final = Subset()
 """All pipelines of a set."""
@@ -209,6 +213,22 @@ def opened_group(
             yield evolve(opened, answers=(*answers, *asked.answers))
     finally:
         device.close()
+
+
+def begin_to_decode(
+    source: PipelineSet, group: FeatureGroup, device: Device, *, subset: Subset = WHOLE
+) -> None:
+    """Let the decoders of a set begin with a group that `opened_group` will open as this device.
+
+    Does nothing for a set without decoders.
+    """
+    if (decoders := decoders_of(source)) is None:
+        return
+    asked = AskedDevice(device)
+    if group.request.others is OtherFeatures.NONE:
+        decoders.begin(source, group.pipelines, _could_have(group, asked))
+    else:
+        decoders.begin(source, subset.of(group.pipelines), asked.capabilities)
 
 
 class PlanOutdatedError(OrchestratorError):

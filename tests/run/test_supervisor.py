@@ -36,7 +36,7 @@ from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
-from orchestrator.run.compile_service import _decoders, _Server, _shared
+from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
@@ -44,7 +44,7 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.decoders import Decoders
-from orchestrator.sets.image.shared_set import SharedSet
+from orchestrator.sets.image.shared_set import Shared, SharedSet, decoder_count
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import PipelineJobs, RecordTag
@@ -384,7 +384,8 @@ def test_decoders_read_ahead_what_is_compiled_first(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(Decoders, "start", noted)
     subset = Subset(1, 2)
     with PipelineSet.open(sample_path()) as sample:
-        _shared(sample, 2, None, subset)
+        monkeypatch.setattr("orchestrator.run.compile_service.decoder_count", lambda *_: 2)
+        _decoded(Shared(sample), CompileOptions(subset=subset))
         assert list(guessed[0]) == list(subset.of(sample.groups[0].pipelines))
     assert len(guessed[0]) > 0
 
@@ -418,7 +419,7 @@ def test_the_first_device_is_opened_while_a_worker_imports(
         planned = first.plus(frozenset({("VkPhysicalDeviceFeatures", "geometryShader")}))
         for expected in (None, planned) if opens else (None,):
             asked.clear()
-            server = _Server(cast("Any", None), sample, table, Open((), table.descriptor, 0, "", ""))
+            server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
             opener = server._opener(options, sample, expected)
             for each in [each for each in threading.enumerate() if each.name == "open-device"]:
                 each.join()
@@ -430,15 +431,18 @@ def test_the_first_device_is_opened_while_a_worker_imports(
     os.close(table.descriptor)
 
 
-async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> None:
+async def test_a_large_set_is_decoded_by_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        assert _shared(sample, 1, None, WHOLE) is sample
+        assert _decoded(Shared(sample), CompileOptions()) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
-        shared = _shared(opened, 8, None, WHOLE)
+        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 8)
+        shared = _decoded(Shared(opened), CompileOptions())
         assert isinstance(shared, SharedSet)
         assert shared.decoders is not None
         shared.decoders.close()
@@ -448,20 +452,12 @@ async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> No
     assert (report.counts(), report.skipped, report.failed) == (alone.counts(), alone.skipped, alone.failed)
 
 
-def test_as_many_processes_decode_as_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    archive = tmp_path / "some.foz"
-    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(archive) as writer:
-        sample.copy_to(writer)
-        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(2 << 20))
+def test_as_many_processes_decode_as_pay() -> None:
+    def count(processors: int, workers: int | None = None) -> int:
+        return decoder_count(5 << 19, processors, workers or processors)
 
-    def count(processors: int, workers: int | None = None, *, in_turn: bool = False) -> int:
-        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: processors)
-        with PipelineSet.open(archive) as source:
-            assert 5 << 19 > source.file_bytes > 2 << 20
-            return _decoders(CompileOptions(workers=workers), source, in_turn=in_turn)
-
-    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 2, 5]
-    assert [count(16, 2), count(16, 2, in_turn=True), count(2, 16)] == [2, 5, 1]
+    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 3, 6]
+    assert [count(16, 2), count(2, 16)] == [2, 1]
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:

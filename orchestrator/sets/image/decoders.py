@@ -5,11 +5,12 @@
          <── parts of the image, questions about the device ─────────────┘
 
 The decoders get ready while this process imports the code that compiles, and opens the device: they read the
-index, learn what will be asked of the device, and read what they will probably decode, as far as that asks no
-device.
+index, learn what will be asked of the device, ask that, and read what they will probably decode, as far as
+that asks no device. `Decoders.begin` answers them and lets them decode, for a `build_image` that comes later.
 
 Guarantees: the image has the same content as that of `build_image`. If a decoder dies, this process decodes.
-When `Decoders` is closed or this process ends, no decoder is left.
+When `Decoders` is closed or this process ends, no decoder is left; nor if it is handed over to a fork, and
+that closes it or ends.
 Assumptions: `Decoders.start` is called before this process has a driver, an event loop, or threads that hold
 locks, because the forks use its memory. One thread at a time.
 """
@@ -17,9 +18,9 @@ locks, because the forks use its memory. One thread at a time.
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import select
-import signal
 import socket
 import traceback
 from collections import deque
@@ -28,11 +29,12 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import msgspec
 import numpy as np
-from attrs import define
+from attrs import define, field
 
 from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.errors import OrchestratorError
+from orchestrator.process import reset_signals
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
@@ -49,12 +51,16 @@ _UNDIVIDED: Final = 512  # pipelines; a smaller share is one chunk, since each c
 _MOST_CHUNKS: Final = 4  # of a decoder
 _SAMPLE: Final = 32  # pipelines that a decoder decodes in advance, to learn what will be asked of the device
 _VULKAN_1_3: Final = 0x403000
+_FIRST_DEVICE: Final = 1
 
 _Asked = tuple[Question, str, str]
 
 
 class Chunk(msgspec.Struct, tag="chunk"):
-    """To a decoder: decode these pipelines. A new `device` may answer its questions differently."""
+    """To a decoder: decode these pipelines. A new `device` may answer its questions differently.
+
+    Devices are numbered from 1; a decoder asks the first one without being told of it.
+    """
 
     device: int
     keys: bytes
@@ -122,7 +128,9 @@ class Decoders:
 
     process_id: int
     _lines: list[_Line]
+    _started_by: int = field(factory=os.getpid)
     _devices: int = 0
+    _begun: _Decoding | None = None
 
     @classmethod
     def start(cls, source: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> Self:
@@ -143,6 +151,20 @@ class Decoders:
         for _, theirs in pairs:
             theirs.close()
         return cls(process_id, [_Line(mine, Questions | Decoded) for mine, _ in pairs])
+
+    def begin(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
+        """Begin with what `build_image` will probably be asked for first, on the first device.
+
+        If it is asked for something else, or if its device gives other answers, it begins anew. Waits for
+        nothing: decoders that have asked nothing yet begin in `build_image`.
+        """
+        if self.process_id and not self._devices and len(jobs) >= _FEWEST:
+            self._begun = self._begin(source, jobs)
+            try:
+                self._begun.serve(capabilities)
+            except (_LostError, FrameError, OSError, OrchestratorError):
+                self._begun = None
+                self.close()  # `build_image` decodes, and meets the error
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
@@ -170,56 +192,119 @@ class Decoders:
 
         return join_parts(source, columns, parts)
 
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """Its open sockets, which a fork needs to use it."""
+        return tuple(line.end.fileno() for line in self._lines)
+
+    def hand_over(self) -> None:
+        """Leave them to a fork that was made of this process: they end when the fork closes or ends."""
+        for line in self._lines:
+            line.end.close()
+
     def close(self) -> None:
-        """End the processes; waits for them if they are still getting ready. Idempotent."""
+        """End the processes. The one that started them waits for their end. Idempotent."""
         if self.process_id:
-            for line in self._lines:
-                line.end.close()
+            self.hand_over()
             process_id, self.process_id = self.process_id, 0
-            os.waitpid(process_id, 0)
+            if os.getpid() == self._started_by:
+                os.waitpid(process_id, 0)
 
     def _decoded(
         self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities
     ) -> list[ImagePart]:
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            is_asked_for = begun.is_for(source, jobs, capabilities)
+            parts = begun.finish(capabilities)
+            if is_asked_for:
+                return parts
+        return self._begin(source, jobs).finish(capabilities)
+
+    def _begin(self, source: PipelineSet, jobs: PipelineJobs) -> _Decoding:
         self._devices += 1
-        chunks = _chunks(jobs, len(self._lines))
-        left_out = dict(source.left_out)
-        waiting = deque(enumerate(chunks))
-        busy: dict[int, tuple[_Line, int]] = {}
-        answers: dict[_Asked, Value] = {}
-        told = dict.fromkeys((line.end.fileno() for line in self._lines), 0)
-        parts: dict[int, ImagePart] = {}
-        poll = select.poll()
+        return _Decoding(self._devices, self._lines, jobs, dict(source.left_out))
 
-        def give(line: _Line) -> None:
-            if waiting:
-                number, chunk = waiting.popleft()
-                line.send(Chunk(self._devices, chunk.keys.tobytes(), chunk.kinds.tobytes(), left_out))
-                busy[line.end.fileno()] = line, number
-                poll.register(line.end, select.POLLIN)
-            elif line.end.fileno() in busy:
-                del busy[line.end.fileno()]
-                poll.unregister(line.end)
 
-        for line in self._lines:
-            give(line)
-        from orchestrator.sets.image.layout import ImagePart  # imported while they decode
+class _Decoding:
+    """Pipelines that all decoders decode, for one device. One thread at a time.
 
-        while busy:
-            for descriptor, _ in poll.poll():
-                line, number = busy[descriptor]
-                line.read()
-                while (message := line.take()) is not None:
-                    if isinstance(message, Questions):
-                        for each in message.asked:
-                            if each not in answers:
-                                answers[each] = ask(capabilities, *each)
-                        line.send(Answers([*answers.items()][told[descriptor] :]))
-                        told[descriptor] = len(answers)
-                    else:
-                        parts[number] = msgspec.msgpack.decode(message.part, type=ImagePart)
-                        give(line)
-        return [parts[number] for number in range(len(chunks))]
+    Args:
+        device: Number of the device.
+        lines: Of the decoders; those know the number of the first device.
+        jobs: The pipelines.
+        left_out: What of the set is left out.
+    """
+
+    def __init__(
+        self, device: int, lines: Sequence[_Line], jobs: PipelineJobs, left_out: dict[int, str]
+    ) -> None:
+        self._device, self._jobs, self._left_out = device, jobs, left_out
+        chunks = _chunks(jobs, len(lines))
+        self._count = len(chunks)
+        self._waiting = deque(enumerate(chunks))
+        self._lines = {line.end.fileno(): line for line in lines}
+        self._numbers: dict[int, int] = {}
+        self._answers: dict[_Asked, Value] = {}
+        self._told = dict.fromkeys(self._lines, 0)
+        self._parts: dict[int, ImagePart] = {}
+        self._silent = set(self._lines) if device == _FIRST_DEVICE else set()
+        self._poll = select.poll()
+        for descriptor, line in self._lines.items():
+            if device > _FIRST_DEVICE:
+                self._give(descriptor)
+            self._poll.register(line.end, select.POLLIN)
+
+    def is_for(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> bool:
+        """Whether these are the pipelines, and what was answered so far holds for this device."""
+        return (
+            np.array_equal(self._jobs.keys, jobs.keys)
+            and np.array_equal(self._jobs.kinds, jobs.kinds)
+            and self._left_out == dict(source.left_out)
+            and all(ask(capabilities, *asked) == value for asked, value in self._answers.items())
+        )
+
+    def serve(self, capabilities: DeviceCapabilities) -> None:
+        """Answer what has been asked, and wait for nothing."""
+        self._serve(capabilities, 0)
+
+    def finish(self, capabilities: DeviceCapabilities) -> list[ImagePart]:
+        """Answer what is asked until all is decoded; its parts."""
+        importlib.import_module("orchestrator.sets.image.layout")  # while they decode
+        while len(self._parts) < self._count or self._silent:
+            self._serve(capabilities, None)
+        return [self._parts[number] for number in range(self._count)]
+
+    def _serve(self, capabilities: DeviceCapabilities, timeout_ms: int | None) -> None:
+        for descriptor, _ in self._poll.poll(timeout_ms):
+            line = self._lines[descriptor]
+            line.read()
+            while (message := line.take()) is not None:
+                if isinstance(message, Questions):
+                    self._answer(descriptor, message, capabilities)
+                    if descriptor in self._silent:
+                        self._silent.remove(descriptor)
+                        self._give(descriptor)
+                else:
+                    from orchestrator.sets.image.layout import ImagePart
+
+                    part = msgspec.msgpack.decode(message.part, type=ImagePart)
+                    self._parts[self._numbers[descriptor]] = part
+                    self._give(descriptor)
+
+    def _answer(self, descriptor: int, questions: Questions, capabilities: DeviceCapabilities) -> None:
+        for each in questions.asked:
+            if each not in self._answers:
+                self._answers[each] = ask(capabilities, *each)
+        self._lines[descriptor].send(Answers([*self._answers.items()][self._told[descriptor] :]))
+        self._told[descriptor] = len(self._answers)
+
+    def _give(self, descriptor: int) -> None:
+        """Give a decoder the next chunk, if there is one."""
+        if self._waiting:
+            self._numbers[descriptor], chunk = self._waiting.popleft()
+            keys, kinds = chunk.keys.tobytes(), chunk.kinds.tobytes()
+            self._lines[descriptor].send(Chunk(self._device, keys, kinds, self._left_out))
 
 
 def _chunks(jobs: PipelineJobs, decoders: int) -> list[PipelineJobs]:
@@ -236,7 +321,7 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
     """Work in a fork and end it, so that it does not continue its parent's code."""
     code = 1
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        reset_signals()
         work()
         code = 0
     except (_LostError, OSError, OrchestratorError):
@@ -290,13 +375,16 @@ def _decode(source: PipelineSet, line: _Line, usual: tuple[_Asked, ...], probabl
     from orchestrator.sets.image.builder import ReadAhead, build_part
 
     device = _AskedByLine(line)
-    number = 0
+    device.ask_usual(usual)
+    number = _FIRST_DEVICE
     ahead: ReadAhead | None = ReadAhead.of(source, list(dict.fromkeys(probably)))
+    device.hear()
     while True:
         chunk: Chunk = line.receive()
         if chunk.device != number:
             number = chunk.device
-            device.begin(usual)
+            device.ask_usual(usual)
+            device.hear()
         jobs = PipelineJobs(np.frombuffer(chunk.keys, np.uint64), np.frombuffer(chunk.kinds, np.uint8))
         part, ahead = build_part(source.leaving_out(chunk.left_out), jobs, device, ahead), None
         line.send(Decoded(msgspec.msgpack.encode(part)))
@@ -309,19 +397,20 @@ class _AskedByLine:
         self._line = line
         self._known: dict[_Asked, Value] = {}
 
-    def begin(self, usual: tuple[_Asked, ...]) -> None:
-        """Forget the answers of the last device; ask the new one the usual questions."""
+    def ask_usual(self, usual: tuple[_Asked, ...]) -> None:
+        """Forget the answers of the last device; ask the new one the usual questions. Then `hear`."""
         self._known.clear()
-        self._learn(usual)
+        self._line.send(Questions(usual))
 
-    def _learn(self, asked: tuple[_Asked, ...]) -> None:
-        self._line.send(Questions(asked))
+    def hear(self) -> None:
+        """Wait for answers to what was asked."""
         self._known.update(self._line.receive().answers)
 
     def _ask(self, question: Question, name: str, member: str) -> Any:
         asked = (question, name, member)
         if asked not in self._known:
-            self._learn((asked,))
+            self._line.send(Questions((asked,)))
+            self.hear()
         return self._known[asked]
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 from contextlib import suppress
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Final, Self
 
 from attrs import define
 
@@ -12,6 +12,17 @@ from orchestrator.sets.pipeline_set import PipelineSet
 
 if TYPE_CHECKING:
     from orchestrator.sets.image.decoders import Decoders
+
+DECODED_BY_ONE: Final = 3 << 17
+"""Least bytes of a set for each decoder: what every decoder does anew takes as long as decoding them."""
+_DECODED_BY_ALL: Final = 3 << 20
+"""Least bytes of a set that all processors decode; each decoder needs its share of them. If processors are
+few, they are busy with imports and the device."""
+
+
+def decoder_count(set_bytes: int, processors: int, workers: int) -> int:
+    """How many processes should decode a set of this size that has no plan, `workers` at most."""
+    return min(set_bytes // max(DECODED_BY_ONE, _DECODED_BY_ALL // processors), processors, workers)
 
 
 @define(eq=False)
@@ -41,6 +52,37 @@ class DecodingTurn:
         if self._is_mine:
             self._is_mine = False
             fcntl.lockf(self.descriptor, fcntl.LOCK_UN)
+
+
+@define(eq=False)
+class Shared:
+    """A set that this process has opened, also for the forks that it makes.
+
+    Attributes:
+        source: The set.
+        turn: Descriptor of its `DecodingTurn`; None where only one fork decodes it.
+        decoders: They decode it already, for the first fork that compiles; None where there are none.
+    """
+
+    source: PipelineSet
+    turn: int | None = None
+    decoders: Decoders | None = None
+
+    def close(self) -> None:
+        """Close the set, and end the decoders."""
+        self.source.close()
+        if self.decoders is not None:
+            self.decoders.close()
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files that a fork needs."""
+        turn = () if self.turn is None else (self.turn,)
+        return (*turn, *self.source.descriptors, *(self.decoders.descriptors if self.decoders else ()))
+
+
+shared_sets: Final[dict[tuple[str, ...], Shared]] = {}
+"""By the paths of the set."""
 
 
 def decoders_of(source: PipelineSet) -> Decoders | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import pytest
 from orchestrator.devices import open_device
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import DeviceError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image import builder
 from orchestrator.sets.image import decoders as module
@@ -212,6 +214,112 @@ def test_a_device_is_asked_each_question_once(sample: PipelineSet, monkeypatch: 
     build_image(sample, sample.pipelines, alone)
     assert len(asked) == len(set(asked))
     assert set(alone.answers) <= set(asked)
+
+
+def chunk_count(monkeypatch: pytest.MonkeyPatch) -> list[module.Chunk]:
+    """The chunks that decoders are given from now on."""
+    given: list[module.Chunk] = []
+    send = module._Line.send
+
+    def noted(line: module._Line, message: Any) -> None:
+        if isinstance(message, module.Chunk):
+            given.append(message)
+        send(line, message)
+
+    monkeypatch.setattr(module._Line, "send", noted)
+    return given
+
+
+def begun(decoders: Decoders, source: PipelineSet, jobs: PipelineJobs, device: DeviceCapabilities) -> None:
+    """Begin when all decoders have asked what they always ask."""
+    for line in decoders._lines:
+        assert select.select([line.end], [], [], PATIENCE_S)[0]
+    decoders.begin(source, jobs, device)
+
+
+def test_what_was_begun_is_not_decoded_again(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    given, device = chunk_count(monkeypatch), AskedCapabilities(DEVICE)
+    with started(sample, 3) as decoders:
+        begun(decoders, sample, sample.pipelines, DEVICE)
+        assert len(given) == 3
+        built = decoders.build_image(sample, sample.pipelines, device)
+        several = len(given)
+        few = decoders.build_image(sample, sample.pipelines[:2], DEVICE)  # fewer than decoders
+        assert decoders.process_id
+    whole = AskedCapabilities(DEVICE)
+    assert held(built) == held(build_image(sample, sample.pipelines, whole))
+    assert whole.answers.items() <= device.answers.items()  # a plan is told all that was asked
+    assert {each.device for each in given[:several]} == {1}
+    assert held(few) == held(build_image(sample, sample.pipelines[:2], DEVICE))
+
+
+class Other(AnyDevice, frozen=True):
+    """A device that lacks what the sample's pipelines need most."""
+
+    def has_feature(self, struct: str, member: str) -> bool:
+        return member != "tessellationShader"
+
+
+def test_what_was_begun_for_another_purpose_is_decoded_anew(sample: PipelineSet) -> None:
+    jobs, rest = sample.pipelines, sample.leaving_out({int(sample.pipelines.keys[3]): "it ended the driver"})
+    other = Other(0x403000)
+    assert held(build_image(sample, jobs, other)) != held(build_image(sample, jobs, DEVICE))
+    for wanted in ((sample, jobs, other), (sample, jobs[5:], DEVICE), (rest, jobs, DEVICE)):
+        with started(sample, 2) as decoders:
+            begun(decoders, sample, jobs, DEVICE)
+            assert held(decoders.build_image(*wanted)) == held(build_image(*wanted))
+            assert decoders.process_id
+
+
+def test_decoders_that_are_late_begin_later(sample: PipelineSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    held_up, here, lead = os.pipe(), os.getpid(), module._lead
+
+    def late(*given: Any) -> None:
+        if os.getpid() != here:
+            os.read(held_up[0], 1)
+        lead(*given)
+
+    monkeypatch.setattr(module, "_lead", late)
+    with started(sample, 2) as decoders:
+        decoders.begin(sample, sample.pipelines, DEVICE)
+        os.write(held_up[1], b"x")
+        built = decoders.build_image(sample, sample.pipelines, DEVICE)
+        assert decoders.process_id
+    for each in held_up:
+        os.close(each)
+    assert held(built) == held(build_image(sample, sample.pipelines, DEVICE))
+
+
+def test_a_device_that_answers_nothing_is_told_by_who_decodes(sample: PipelineSet) -> None:
+    class Lost(AnyDevice, frozen=True):
+        def has_feature(self, struct: str, member: str) -> bool:
+            raise DeviceError("the device is lost")
+
+    with started(sample, 2) as decoders:
+        begun(decoders, sample, sample.pipelines, Lost(0x403000))
+        assert not decoders.process_id
+        with pytest.raises(DeviceError, match="is lost"):
+            decoders.build_image(sample, sample.pipelines, Lost(0x403000))
+
+
+def test_a_fork_uses_decoders_that_are_handed_over(sample: PipelineSet) -> None:
+    decoders = Decoders.start(sample, 2, lambda: sample.pipelines)
+    lead = decoders.process_id
+    process_id = os.fork()
+    if process_id == 0:
+        code = 1
+        try:
+            built = decoders.build_image(sample, sample.pipelines, DEVICE)
+            was_used = decoders.process_id == lead
+            decoders.close()  # waits for no process that is not its own
+            code = not (was_used and held(built) == held(build_image(sample, sample.pipelines, DEVICE)))
+        finally:
+            os._exit(code)
+    decoders.hand_over()
+    assert decoders.descriptors == (-1, -1)
+    assert os.waitpid(process_id, 0)[1] == 0
+    decoders.close()
+    assert not is_running(lead)
 
 
 def test_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""A large new set is decoded by processes that begin before the one that compiles, and compiled as always."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.cli.compile_arguments import CompileArguments
+from orchestrator.cli.compiling import decode_ahead
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.decoders import Decoders
+from orchestrator.sets.image.shared_set import shared_sets
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import PipelineJobs, RecordTag
+from orchestrator.sets.sample import sample_path
+from tests.drivers import run_on_device
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """The sample, with a module of 4 MiB that belongs to no pipeline."""
+    path = tmp_path / "large.foz"
+    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+        sample.copy_to(writer)
+        writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))
+    return path
+
+
+COMPILE = """
+import os
+os.sched_getaffinity = lambda _: set(range(4))
+from orchestrator.process import own_interpreter
+own_interpreter()
+from orchestrator.cli import program
+from orchestrator.run import options
+from orchestrator.sets.image import builder, decoders, shared_set
+
+here, build_image, start = os.getpid(), builder.build_image, decoders.Decoders.start
+
+def build(*given):
+    assert os.getppid() == here, "the process that compiles decodes"
+    return build_image(*given)
+
+def begin(*given):
+    assert os.getpid() == here, "the process that compiles starts decoders of its own"
+    return start(*given)
+
+decoders._FEWEST = 1
+decoders.Decoders.start = begin
+builder.build_image = build
+
+class Parsed(program.EarlyParse):
+    def arguments(self):
+        self.parsed = super().arguments()
+        self.begun = [len(each.decoders.descriptors) for each in shared_set.shared_sets.values()]
+        return self.parsed
+
+def main(tokens):
+    parsing = Parsed.begin(tokens)
+    code = program.main(tokens, parsing)
+    try:
+        left = os.waitpid(-1, 0)
+    except ChildProcessError:
+        left = None
+    return parsing.begun, code, left, list(shared_set.shared_sets)
+"""
+
+
+def test_a_new_set_is_decoded_before_what_compiles_is_started(large: Path, tmp_path: Path) -> None:
+    line = ["compile", str(large), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"), "--quiet"]
+    assert run_on_device(None, COMPILE, line) == [[4], 0, None, []]
+    assert run_on_device(None, COMPILE, line) == [[], 0, None, []]  # there is a plan
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """How many decoders were started, and how many pipelines they will probably be asked for first."""
+    found: list[tuple[int, int]] = []
+
+    def start(_: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> None:
+        found.append((count, len(first())))
+
+    monkeypatch.setattr(Decoders, "start", start)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
+    return found
+
+
+WORTH_IT: tuple[tuple[dict[str, Any], bool], ...] = (
+    ({}, True),
+    ({"device": ["simulated"]}, True),
+    ({"workers": "2"}, True),
+    ({"workers": "1"}, False),
+    ({"device": ["simulated", "lavapipe"]}, False),
+    ({"device": ["radv:*"]}, False),
+    ({"in_process": True}, False),
+    ({"nice": 10}, False),
+    ({"memory": "2G"}, False),
+    ({"workers": "many"}, False),
+)
+
+
+@pytest.mark.parametrize(("options", "pays"), WORTH_IT)
+def test_it_is_decoded_ahead_where_that_pays(
+    options: dict[str, Any], pays: bool, large: Path, tmp_path: Path, started: list[tuple[int, int]]
+) -> None:
+    arguments = CompileArguments(**{"cache_dir": tmp_path / "cache", **options})
+    assert decode_ahead([str(large)], arguments) is pays
+    shared = shared_sets.pop((str(large),), None)
+    assert (shared is not None) is pays
+    if shared is not None:
+        shared.source.close()
+    with PipelineSet.open(large) as source:
+        first = len(source.groups[0].pipelines)
+    assert started == ([(2 if options.get("workers") else 4, first)] if pays else [])
+
+
+def test_what_is_small_or_missing_or_a_manifest_or_was_compiled_is_not(
+    large: Path, tmp_path: Path, started: list[tuple[int, int]]
+) -> None:
+    arguments = CompileArguments(cache_dir=tmp_path)
+    manifest = tmp_path / "large.toml"
+    manifest.write_bytes(large.read_bytes())
+    for sets in (["sample"], [str(tmp_path / "none.foz")], [str(manifest)]):
+        assert not decode_ahead(sets, arguments)
+    (tmp_path / "device.plan").touch()
+    assert not decode_ahead([str(large)], arguments)
+    os.utime(tmp_path / "device.plan", (0, 0))
+    assert decode_ahead([str(large)], arguments)
+    shared_sets.pop((str(large),)).source.close()
+    assert len(started) == 1
+
+
+@pytest.mark.parametrize("size", [6, 3 << 20])
+def test_what_is_wrong_with_a_set_is_left_to_the_compile(
+    size: int, tmp_path: Path, started: list[tuple[int, int]]
+) -> None:
+    broken = tmp_path / "broken.foz"
+    broken.write_bytes(bytes(size))
+    assert not decode_ahead([str(broken)], CompileArguments(cache_dir=tmp_path))
+    assert started == []
+    assert not shared_sets
