@@ -175,7 +175,7 @@ def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(
 
 
 def test_a_signal_waits_for_what_a_compile_imports(small_set: Path, tmp_path: Path) -> None:
-    hook = _SIGNAL_AT_IMPORT.format(modules=["orchestrator.run.options"]).replace(
+    hook = _SIGNAL_AT_IMPORT.format(modules=["orchestrator.cli.compiling"]).replace(
         "        if name in", "        print(name, file=sys.stderr)\n        if name in"
     )
     # With one processor the command line is parsed first, and nothing is imported beside that.
@@ -186,7 +186,7 @@ def test_a_signal_waits_for_what_a_compile_imports(small_set: Path, tmp_path: Pa
     assert done.code == ExitCode.INTERRUPTED, done.err
     assert done.document["error"]["kind"] == "interrupted"
     imported = done.err.split()
-    assert "orchestrator.cli.compiling" in imported[imported.index("orchestrator.run.options") :]
+    assert "orchestrator.run.compile_service" in imported[imported.index("orchestrator.cli.compiling") :]
 
 
 _IGNORED = """
