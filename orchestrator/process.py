@@ -1,7 +1,8 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
 It has the settings of the interpreter, kept byte code of generated methods, the signals that ask for the end
-(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself, and the clock of stages.
+(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself and that of what it started, and
+the clock of stages.
 
 Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
 (`nohup`, a shell's `&`) stays ignored. No signal is lost: one that comes while the program is being imported
@@ -347,6 +348,15 @@ def reset_signals() -> None:
     for each in signal.valid_signals():
         if callable(signal.getsignal(each)):
             signal.signal(each, signal.SIG_DFL)
+
+
+def kill_group(process_id: int) -> None:
+    """Kill a fork or child that leads a process group, with all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the group has only a zombie
+        try:
+            os.killpg(process_id, signal.SIGKILL)
+        except ProcessLookupError:
+            os.kill(process_id, signal.SIGKILL)  # a new fork that has no group yet, and no processes
 
 
 def flush_c_streams() -> None:

@@ -44,7 +44,7 @@ from orchestrator.children.protocol import (
     serve_as_fork,
 )
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import flush_c_streams, has_exited
+from orchestrator.process import flush_c_streams, has_exited, kill_group
 
 ENTRY: Final = "orchestrator.children"
 
@@ -210,7 +210,7 @@ class Child(Generic[_A]):
             return self._ended
         exited = not self._fault and self._exits_within(grace_s)
         with self._reaping:
-            _kill_group(self.process_id)
+            kill_group(self.process_id)
             status = self._reap()
             for pipe in (self._requests, self._answers):
                 pipe.close()
@@ -230,7 +230,7 @@ class Child(Generic[_A]):
         if self._reaping.acquire(blocking=False):
             try:
                 if self._ended is None:
-                    _kill_group(self.process_id)
+                    kill_group(self.process_id)
             finally:
                 self._reaping.release()
 
@@ -404,14 +404,6 @@ def _forked(
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     return process_id, lambda: os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
-
-
-def _kill_group(process_id: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the group has only a zombie
-        try:
-            os.killpg(process_id, signal.SIGKILL)
-        except ProcessLookupError:
-            os.kill(process_id, signal.SIGKILL)  # a new fork that has no group yet, and no processes
 
 
 def _deadline(timeout_s: float | None) -> float | None:

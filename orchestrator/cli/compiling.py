@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Settlement, Steering
     from orchestrator.run.targets import TargetResult
-    from orchestrator.sets.image.decoders import Decoders
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
 
@@ -110,7 +109,8 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
     """Begin to decode a set for `compile_sets`, if several processes decode it and it is probably new.
 
     They get ready while this process imports what compiles. If something is wrong with the set or the
-    options, this does nothing, and `compile_sets` says so. Call it in a process that may be forked.
+    options, this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and
+    `compile_sets` in `closing_shared_sets`.
 
     Returns:
         Whether they have begun.
@@ -122,6 +122,8 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
     selector, processors = _only_device(arguments), available_workers()
     if selector is None or arguments.in_process or arguments.nice:
         return False
+    if arguments.progress or arguments.control is not None:
+        return False  # a descriptor that the caller forgot to open would be that of a set
     with suppress(OrchestratorError, OSError), ExitStack() as held:
         paths = archive_paths(sets)
         options = compile_options(arguments, selector)
@@ -235,11 +237,13 @@ def _compile_one(
         # A fork has what is imported by now, and this process loads the rest beside it.
         server = None
         if not arguments.in_process:
-            decoders = held.enter_context(_decoders_of(paths))
+            from orchestrator.sets.image.shared_set import shared_sets
+
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
-            if decoders is not None:
-                decoders.hand_over()
+            shared = shared_sets.get(tuple(paths))
+            if shared is not None and shared.decoders is not None:
+                shared.decoders.hand_over()
         with without_searching():
             importlib.import_module("trio")
         from orchestrator.cli.output import write_document
@@ -300,22 +304,6 @@ def _log_file(path: Path | None, unwritten: list[OutputError]) -> Iterator[Binar
             from orchestrator.stores.files.atomic_file import likely_cause
 
             unwritten.append(OutputError(f"--driver-log {path}: cannot be written: {likely_cause(error)}"))
-
-
-@contextmanager
-def _decoders_of(paths: Sequence[str]) -> Iterator[Decoders | None]:
-    """What `decode_ahead` began, for the block."""
-    from orchestrator.sets.image.shared_set import shared_sets
-
-    shared = shared_sets.get(tuple(paths))
-    if shared is None:
-        yield None
-        return
-    try:
-        yield shared.decoders
-    finally:
-        del shared_sets[tuple(paths)]
-        shared.close()
 
 
 @contextmanager

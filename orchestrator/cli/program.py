@@ -118,9 +118,11 @@ def _run(tokens: Sequence[str], results: Results, parsing: EarlyParse | None, *,
         parsed = None if parsing is None else parsing.arguments()
         if parsed is not None:
             from orchestrator.cli.compiling import compile_sets
+            from orchestrator.sets.image.shared_set import closing_shared_sets
 
-            let_through()
-            return compile_sets(parsed.sets, parsed.arguments, json=parsed.json)
+            with closing_shared_sets():
+                let_through()
+                return compile_sets(parsed.sets, parsed.arguments, json=parsed.json)
         from orchestrator.cli.application import parse
 
         command, bound = parse(tokens)

@@ -1,9 +1,9 @@
 """The child's side of a supervised compile: a server process, and its forks, which use the driver.
 
-The server opens the set once and never uses a driver. It forks for each compile and each trial, because a
-fork takes milliseconds, much less than a new interpreter. What only a compile needs, the first fork imports
-itself, while threads load the driver and open the first device; the server imports it before it makes any
-other fork. A fork ends when the server ends.
+The server takes the set that its parent has open, or opens it, and never uses a driver. It forks for each
+compile and each trial, because a fork takes milliseconds, much less than a new interpreter. What only a
+compile needs, the first fork imports itself, while threads load the driver and open the first device; the
+server imports it before it makes any other fork. A fork ends when the server ends.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from orchestrator.sets.image.shared_set import DecodingTurn, Shared, SharedSet, 
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import begin_to_decode
+from orchestrator.stores.culprits import load_quarantine
 from orchestrator.stores.files.recovery import settle_kills
 
 if TYPE_CHECKING:
@@ -200,8 +201,10 @@ class _Server:
         limit_memory(options.trial_limits.memory_bytes)
         if not options.trial_limits.memory_bytes:
             keep_freed_memory()
-        # The decoders are forked here, before this process has a driver or other threads.
-        planned = None if self.shared.decoders else _planned(request, options, self.shared.source)
+        planned = _planned(request, options, self.shared.source)
+        if planned and self.shared.decoders is not None:
+            self.shared.decoders.close()  # the plan is older than the set, so they were begun
+        # The decoders that the parent has not begun are forked here, before a driver or other threads.
         source = self.shared.source if planned else _decoded(self.shared, options)
         if request.left_out:
             source = source.leaving_out(request.left_out)
@@ -212,14 +215,14 @@ class _Server:
             return
         preload(options.trial_limits.opener, options.selector)  # else two threads would import in turns
         clock.enter("read")
-        opener = self._opener(options, source, planned)
+        opener = self._opener(request, options, source, planned)
         clock.enter("imports")
         worker = self._worker()
         save_generated_code()  # before the driver is given anything of the set
         worker.compile(request, options, source, control, clock, opener)
 
     def _opener(
-        self, options: CompileOptions, source: PipelineSet, planned: DeviceRequest | None
+        self, request: Compile, options: CompileOptions, source: PipelineSet, planned: DeviceRequest | None
     ) -> DeviceOpener:
         """Opens devices and announces that; begins to open the one that will probably be asked for first."""
 
@@ -242,7 +245,13 @@ class _Server:
             first = options.subset.groups_of(source)[0]
         except (OrchestratorError, ValueError):
             return opener  # the compile meets that again, and says it
-        begin = partial(begin_to_decode, source, first, subset=options.subset)
+
+        def begin(device: Device) -> None:
+            directory = "" if options.retry_quarantined else request.cache_directory
+            quarantine = load_quarantine(Path(directory), device.identity).profile if directory else None
+            if quarantine is None or not quarantine.culprits:  # it leaves pipelines out, so it decodes others
+                begin_to_decode(source, first, device, subset=options.subset)
+
         return OpeningAhead(first.request, opener, begin).opened
 
 

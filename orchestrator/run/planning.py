@@ -45,6 +45,8 @@ from orchestrator.stores.plan_file import (
     StoredPlan,
     find_plans,
     find_plans_of_others,
+    has_plans,
+    mark_used,
     read_plan,
     read_plan_head,
     save_plan,
@@ -117,6 +119,7 @@ class CompilePlan:
                 except (ValueError, msgspec.MsgspecError) as error:
                     problem = str(error)
                 else:
+                    mark_used(path)
                     self.facts, self.pipelines, self.is_partial = plan.facts, plan.pipelines, bool(plan.rest)
                     return plan
             if problem:
@@ -222,7 +225,7 @@ def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -
     With one the set will hardly be decoded. A thread begins to read it, for `CompilePlan.find`: that it is
     whole is known there.
     """
-    if not options.plan:
+    if not options.plan or not has_plans(directory):
         return None
     identity = _identity_of(source, options)
     if identity is None:

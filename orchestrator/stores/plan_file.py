@@ -13,7 +13,7 @@ and the rules agree. Header, little-endian, and then the bytes:
 |     56 |    8 | bytes behind the header                                              |
 
 Guarantees: a plan is used only if its hash proves it whole. A cache file has a bounded number of plans, of
-bounded total size; the oldest are removed.
+bounded total size; those that were not used for longest are removed.
 """
 
 from __future__ import annotations
@@ -93,6 +93,19 @@ def find_plans_of_others(
     half = 2 * _HALF
     content, device = identity.label[:half], identity.label[half:]
     return _named(directory, f"{content}(?!{device})[0-9a-f]{{{half}}}", operations)
+
+
+def has_plans(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+    """Whether a directory has a plan of anything. Never raises."""
+    with suppress(OSError):
+        return any(each.endswith(PLAN.suffix) for each in operations.list_directory(directory))
+    return False
+
+
+def mark_used(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+    """Make a plan the newest one: it is removed last, and newer than the files of its set. Never raises."""
+    with suppress(OSError):  # in a directory that may only be read
+        operations.touch(path)
 
 
 def read_plan(

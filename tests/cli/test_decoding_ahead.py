@@ -77,6 +77,21 @@ def test_a_new_set_is_decoded_before_what_compiles_is_started(large: Path, tmp_p
     assert run_on_device(None, COMPILE, line) == [[], 0, None, []]  # there is a plan
 
 
+def test_where_a_plan_turns_out_to_be_there_nothing_is_decoded(large: Path, tmp_path: Path) -> None:
+    """A set that was copied is newer than its plan, until that was used."""
+    line = ["compile", str(large), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"), "--quiet"]
+    run_on_device(None, COMPILE, line)
+    (plan,) = (tmp_path / "cache").glob("*.plan")
+    before = plan.stat()
+    os.utime(large)
+    os.utime(plan, (1, 1))
+    assert run_on_device(None, COMPILE, line) == [[4], 0, None, []]
+    after = plan.stat()
+    assert after.st_ino == before.st_ino  # it was not saved anew
+    assert after.st_mtime >= large.stat().st_mtime
+    assert run_on_device(None, COMPILE, line) == [[], 0, None, []]
+
+
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many decoders were started, and how many pipelines they will probably be asked for first."""
@@ -99,6 +114,8 @@ WORTH_IT: tuple[tuple[dict[str, Any], bool], ...] = (
     ({"device": ["radv:*"]}, False),
     ({"in_process": True}, False),
     ({"nice": 10}, False),
+    ({"progress": "jsonl"}, False),
+    ({"control": 0}, False),
     ({"memory": "2G"}, False),
     ({"workers": "many"}, False),
 )

@@ -35,7 +35,7 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
+from orchestrator.run.compile_server import Compile, CompileServer, ImageTables, Open, first_request
 from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
@@ -51,7 +51,7 @@ from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
-from orchestrator.stores.culprits import Cause, load_quarantine
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
@@ -420,7 +420,7 @@ def test_the_first_device_is_opened_while_a_worker_imports(
         for expected in (None, planned) if opens else (None,):
             asked.clear()
             server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
-            opener = server._opener(options, sample, expected)
+            opener = server._opener(Compile(1, b"", ""), options, sample, expected)
             for each in [each for each in threading.enumerate() if each.name == "open-device"]:
                 each.join()
             assert [request for request, _ in asked] == ([expected or first] if opens else [])
@@ -428,6 +428,29 @@ def test_the_first_device_is_opened_while_a_worker_imports(
             assert [request for request, _ in asked] == [expected or first]
             assert [[each.doing for each in flights] for _, flights in asked] == [[Doing.OPEN]]
     assert not table.flights()
+    os.close(table.descriptor)
+
+
+@pytest.mark.parametrize("retries", [False, True])
+def test_what_a_quarantine_leaves_out_is_not_decoded_early(
+    retries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[object] = []
+    monkeypatch.setattr(
+        "orchestrator.run.compile_service.begin_to_decode", lambda *given, **_: begun.append(given)
+    )
+    options = CompileOptions(selector="simulated", retry_quarantined=retries)
+    table = InFlightTable(os.memfd_create("table"))
+    request = Compile(1, b"", str(tmp_path))
+    for has_culprits in (False, True):
+        with PipelineSet.open(sample_path()) as sample:
+            if has_culprits:
+                culprit = Culprit(key="0" * 16, kind="compute", cause=Cause.TIMEOUT, reason="", seen_at=1.0)
+                add_culprits(tmp_path, simulated_identity(), [culprit])
+            server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
+            server._opener(request, options, sample, None)(sample.groups[0].request).close()
+        assert bool(begun) is (retries or not has_culprits)
+        begun.clear()
     os.close(table.descriptor)
 
 

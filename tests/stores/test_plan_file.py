@@ -12,7 +12,14 @@ from orchestrator.stores import plan_file
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.kinds import PLAN, Kind
-from orchestrator.stores.plan_file import PlanIdentity, find_plans, read_plan, save_plan
+from orchestrator.stores.plan_file import (
+    PlanIdentity,
+    find_plans,
+    has_plans,
+    mark_used,
+    read_plan,
+    save_plan,
+)
 from orchestrator.stores.pruning import PruneReason, plan_prune
 
 RULES = b"r" * 16
@@ -114,3 +121,15 @@ def test_plans_go_before_cache_files_where_room_is_short(cache_file: Path) -> No
     assert over(3000) == [old]
     assert over(1999) == [old, new]
     assert over(999) == [old, new, cache_file]
+
+
+def test_a_plan_that_is_used_becomes_the_newest(cache_file: Path) -> None:
+    assert not has_plans(cache_file.parent)
+    used, other = (
+        dated(save_plan(cache_file, identity(number), [b"x"]), 1_000 * number) for number in (1, 2)
+    )
+    assert has_plans(cache_file.parent)
+    mark_used(used)
+    assert used.stat().st_mtime > other.stat().st_mtime
+    assert read_plan(used, identity(1))[0] is not None
+    mark_used(cache_file.with_name("none"))  # it was removed meanwhile

@@ -1,16 +1,17 @@
 """Decodes pipelines in several processes, because a driver can compile faster than one thread decodes.
 
-    this process ── fork ──> decoder 0 ── reads the index, forks ──> decoder 1, 2, ...
+    the process that starts them ── fork ──> decoder 0 ── reads the index, forks ──> decoder 1, 2, ...
+    the process that compiles: it, or a fork of it
          └── chunks of pipelines, answers about the device ─────────────> each
          <── parts of the image, questions about the device ─────────────┘
 
-The decoders get ready while this process imports the code that compiles, and opens the device: they read the
+The decoders get ready while the code that compiles is imported, and the device opened: they read the
 index, learn what will be asked of the device, ask that, and read what they will probably decode, as far as
 that asks no device. `Decoders.begin` answers them and lets them decode, for a `build_image` that comes later.
 
-Guarantees: the image has the same content as that of `build_image`. If a decoder dies, this process decodes.
-When `Decoders` is closed or this process ends, no decoder is left; nor if it is handed over to a fork, and
-that closes it or ends.
+Guarantees: the image has the same content as that of `build_image`. If a decoder dies, the process that
+compiles decodes. A signal to the group of the process that starts them, such as Ctrl-C, does not reach them.
+They end when that process closes `Decoders`, and when it or the fork that it handed them over to ends.
 Assumptions: `Decoders.start` is called before this process has a driver, an event loop, or threads that hold
 locks, because the forks use its memory. One thread at a time.
 """
@@ -34,7 +35,7 @@ from attrs import define, field
 from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import reset_signals
+from orchestrator.process import kill_group, reset_signals
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
@@ -156,15 +157,17 @@ class Decoders:
         """Begin with what `build_image` will probably be asked for first, on the first device.
 
         If it is asked for something else, or if its device gives other answers, it begins anew. Waits for
-        nothing: decoders that have asked nothing yet begin in `build_image`.
+        no question: decoders that have asked nothing yet begin in `build_image`.
         """
         if self.process_id and not self._devices and len(jobs) >= _FEWEST:
-            self._begun = self._begin(source, jobs)
             try:
+                self._begun = self._begin(source, jobs)
                 self._begun.serve(capabilities)
             except (_LostError, FrameError, OSError, OrchestratorError):
-                self._begun = None
                 self.close()  # `build_image` decodes, and meets the error
+            except BaseException:
+                self.close()
+                raise
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
@@ -203,11 +206,13 @@ class Decoders:
             line.end.close()
 
     def close(self) -> None:
-        """End the processes. The one that started them waits for their end. Idempotent."""
+        """End the processes: at once in the process that started them, else when they answer. Idempotent."""
+        self._begun = None
         if self.process_id:
             self.hand_over()
             process_id, self.process_id = self.process_id, 0
             if os.getpid() == self._started_by:
+                kill_group(process_id)
                 os.waitpid(process_id, 0)
 
     def _decoded(
@@ -216,6 +221,8 @@ class Decoders:
         begun, self._begun = self._begun, None
         if begun is not None:
             is_asked_for = begun.is_for(source, jobs, capabilities)
+            if not is_asked_for:
+                begun.abandon()
             parts = begun.finish(capabilities)
             if is_asked_for:
                 return parts
@@ -264,8 +271,13 @@ class _Decoding:
             and all(ask(capabilities, *asked) == value for asked, value in self._answers.items())
         )
 
+    def abandon(self) -> None:
+        """Give no further chunks, so that `finish` waits only for those that were given."""
+        self._count -= len(self._waiting)
+        self._waiting.clear()
+
     def serve(self, capabilities: DeviceCapabilities) -> None:
-        """Answer what has been asked, and wait for nothing."""
+        """Answer what has been asked, and wait for no question."""
         self._serve(capabilities, 0)
 
     def finish(self, capabilities: DeviceCapabilities) -> list[ImagePart]:
@@ -338,6 +350,7 @@ def _lead(
     first: Callable[[], PipelineJobs],
 ) -> None:
     """Be the first decoder: read what all decoders need, then fork the others."""
+    os.setsid()
     for mine, _ in pairs:
         mine.close()
     ends = [end for _, end in pairs]

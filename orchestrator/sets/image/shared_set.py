@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import fcntl
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, Self
 
 from attrs import define
@@ -85,6 +86,16 @@ shared_sets: Final[dict[tuple[str, ...], Shared]] = {}
 """By the paths of the set."""
 
 
+@contextmanager
+def closing_shared_sets() -> Iterator[None]:
+    """After the block, no set is shared any more."""
+    try:
+        yield
+    finally:
+        while shared_sets:
+            shared_sets.popitem()[1].close()
+
+
 def decoders_of(source: PipelineSet) -> Decoders | None:
     """Processes that decode a set in the place of this one; None where there are none."""
     return source.decoders if isinstance(source, SharedSet) else None
@@ -94,7 +105,7 @@ class SharedSet(PipelineSet):
     """A set that other processes have too, such as decoders, which build its images.
 
     Attributes:
-        decoders: They; whoever started them ends them. None where this process decodes alone.
+        decoders: They; who compiles need not close them. None where this process decodes alone.
         turn: Says when this process decodes, where others have the set too; None where it is the only one.
     """
 

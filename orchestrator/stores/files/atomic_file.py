@@ -120,6 +120,10 @@ class FileOperations:
         """Rename atomically, replacing a file at the destination."""
         source.replace(destination)
 
+    def touch(self, path: Path) -> None:
+        """Set the times of a file to now."""
+        os.utime(path)
+
     def sync_directory(self, directory: Path) -> None:
         """Make the names in a directory durable; does nothing on a system without such a call."""
         if sys.platform == "win32":

@@ -442,3 +442,45 @@ def test_none_is_left_when_they_are_closed(sample: PipelineSet) -> None:
     with started(sample, 2):
         assert len(set(children_of(os.getpid())) - before) == 1
     assert set(children_of(os.getpid())) <= before
+
+
+def test_a_signal_to_the_group_of_who_starts_them_does_not_reach_them(sample: PipelineSet) -> None:
+    with started(sample, 2) as decoders:
+        decoders.build_image(sample, sample.pipelines, DEVICE)
+        lead = decoders.process_id
+        assert {os.getpgid(each) for each in (lead, *children_of(lead))} == {lead}
+
+
+def test_decoders_that_are_busy_are_ended_at_once(
+    sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readable, busy = os.pipe()
+
+    def endless(*_: object) -> None:
+        os.write(busy, b"x")
+        while True:
+            signal.pause()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ReadAhead, "of", endless)
+        decoders = Decoders.start(sample, 2, lambda: sample.pipelines)
+    forks: list[int] = []
+    while len(forks) < 2:
+        os.read(readable, 1)
+        forks = [decoders.process_id, *children_of(decoders.process_id)]
+    decoders.close()
+    until(lambda: not any(is_running(each) for each in forks))
+    for each in (readable, busy):
+        os.close(each)
+
+
+def test_of_what_is_not_asked_for_no_further_chunk_is_decoded(sample: PipelineSet) -> None:
+    first, rest = sample.pipelines[:64], sample.pipelines[64:]
+    with started(sample, 2) as decoders:
+        decoders.begin(sample, rest, DEVICE)
+        begun = decoders._begun
+        assert begun is not None
+        chunks = begun._count
+        built = decoders.build_image(sample, first, DEVICE)
+        assert len(begun._parts) <= 2 < chunks
+        assert held(built) == held(build_image(sample, first, DEVICE))
