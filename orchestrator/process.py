@@ -1,6 +1,6 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
-It has the settings of the interpreter, kept byte code of generated methods, the signals that ask for the end
+It has the settings of the interpreter, the signals that ask for the end
 (SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself and that of what it started, and
 the clock of stages.
 
@@ -18,37 +18,38 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
-import importlib.util
-import marshal
 import os
-import re
 import signal
 import sys
 import time
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn
+
+from orchestrator.bytecode import keep_generated_code, save_byte_code
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from threading import Thread
 
-_PLACE: Final = Path(__file__).with_name("attrs_classes.py")
-_HEAD: Final = importlib.util.MAGIC_NUMBER
-_SUM_BYTES: Final = 4
-_SALT: Final = re.compile(r"^ +-?\d+,$", re.MULTILINE)  # on a line of its own
 _OBJECTS_BETWEEN_COLLECTIONS = 250_000
 _DOCSTRINGS = "numpy._core._add_newdocs"  # adds docstrings to other modules, and has no other content
-_NETWORK: Final = (
-    "trio._ssl",
+_NOT_ASKED_OF_TRIO: Final = (  # connections, child processes and files
     "trio._dtls",
+    "trio._file_io",
     "trio._highlevel_open_tcp_listeners",
     "trio._highlevel_open_tcp_stream",
     "trio._highlevel_open_unix_stream",
     "trio._highlevel_serve_listeners",
+    "trio._highlevel_socket",
     "trio._highlevel_ssl_helpers",
+    "trio._path",
+    "trio._socket",
+    "trio._ssl",
+    "trio._subprocess",
+    "trio._unix_pipes",
+    "trio.socket",
 )
 _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
 
@@ -89,7 +90,6 @@ class StageClock:
 
 
 _own: list[StageClock] = []
-_generated: list[GeneratedCode] = []
 
 
 def process_clock() -> StageClock:
@@ -121,81 +121,6 @@ def age_ns(stat: str, boot_ns: int, cpu_ns: int, tick_ns: int) -> int:
     return min(longest_ns, max(longest_ns - tick_ns, cpu_ns))
 
 
-class GeneratedCode:
-    """Keeps the byte code of methods that attrs generates, as the interpreter keeps that of modules.
-
-    attrs writes the methods of a class as text and compiles it when the class is made: 0.3 ms for each of the
-    180 classes of a compile, including those of libraries. That was a seventh of the start. Here the byte
-    code is kept under the name that attrs gives to the text, together with the text, and used again only for
-    the same text. One number may differ: attrs mixes it into the hashes of a class, a new one in each
-    process; the kept byte code has the number of the process that compiled it.
-
-    If the file is missing, damaged or of another interpreter, the text is compiled. The file lies where the
-    interpreter keeps byte code (PYTHONPYCACHEPREFIX), and is not written if that is forbidden
-    (PYTHONDONTWRITEBYTECODE). Should attrs compile in another way, nothing is gained and nothing lost.
-    """
-
-    def __init__(self, path: Path) -> None:
-        """Use a file, which need not exist."""
-        self._path = path
-        self._known: dict[str, tuple[str, CodeType]] = _read(path)
-        self._has_news = False
-
-    def compile(self, text: str, name: str, mode: str) -> CodeType:
-        """As the builtin function of this name."""
-        known, lasting = self._known.get(name), _lasting(text)
-        if known is not None and known[0] == lasting:
-            return known[1]
-        code: CodeType = compile(text, name, mode)
-        self._known[name] = lasting, code
-        self._has_news = True
-        return code
-
-    def save(self) -> None:
-        """Add what was compiled anew to the file; does nothing if it cannot be written."""
-        if not self._has_news or sys.dont_write_bytecode:
-            return
-        self._has_news = False
-        data = marshal.dumps(_read(self._path) | self._known)
-        new = self._path.with_name(f"{self._path.name}.{os.getpid()}")
-        with contextlib.suppress(OSError):
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            new.write_bytes(b"".join((_HEAD, zlib.crc32(data).to_bytes(_SUM_BYTES, "little"), data)))
-            new.replace(self._path)
-
-
-def _lasting(text: str) -> str:
-    """A text without the number that differs in each process."""
-    return _SALT.sub("", text) if "__hash__" in text else text
-
-
-def _read(path: Path) -> dict[str, tuple[str, CodeType]]:
-    try:
-        found = path.read_bytes()
-    except OSError:
-        return {}
-    head, data = found[: len(_HEAD) + _SUM_BYTES], memoryview(found)[len(_HEAD) + _SUM_BYTES :]
-    if head != _HEAD + zlib.crc32(data).to_bytes(_SUM_BYTES, "little"):
-        return {}
-    known: dict[str, tuple[str, CodeType]] = marshal.loads(data)  # noqa: S302 - as the interpreter does
-    return known
-
-
-def keep_generated_code() -> GeneratedCode:
-    """Let attrs use kept byte code from now on; call `save` in the end."""
-    import attr._make as attrs_maker
-
-    kept = GeneratedCode(Path(importlib.util.cache_from_source(str(_PLACE))))
-    vars(attrs_maker)["compile"] = kept.compile
-    return kept
-
-
-def save_generated_code() -> None:
-    """Keep the byte code that this process compiled, if it is ours; a fork without `atexit` calls it."""
-    for each in _generated:
-        each.save()
-
-
 class _Unused(ModuleType):
     """Stands for a module whose names another one exports, and that is not imported here."""
 
@@ -218,7 +143,8 @@ def own_interpreter() -> None:
       numbers.
     - The process's clock begins at the time when the system started the process.
     - attrs uses the byte code that earlier processes kept; numpy's C functions get no docstrings; trio has no
-      network connections, which no process of ours makes and which take 13 ms to import.
+      connections, child processes and files, which no process of ours asks it for and which take 19 ms to
+      import.
     - SIGCHLD is no longer ignored. A child inherits that from its caller, and then the system would not tell
       how the processes that it starts have ended.
     - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
@@ -234,10 +160,10 @@ def own_interpreter() -> None:
     if not _own:
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
-        _generated.append(keep_generated_code())
-        atexit.register(save_generated_code)
+        keep_generated_code()
+        atexit.register(save_byte_code)
         sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
-        for name in _NETWORK:
+        for name in _NOT_ASKED_OF_TRIO:
             sys.modules.setdefault(name, _Unused(name))
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -304,6 +230,24 @@ def _interrupt(number: int, _frame: object) -> None:
 
 def _come_again(_number: int, _frame: object) -> None:
     signal.raise_signal(_came[-1])
+
+
+@contextlib.contextmanager
+def without_extensions() -> Iterator[None]:
+    """For the block, which imports msgspec: there is no typing_extensions.
+
+    msgspec asks for it in vain where it is not installed. It has nothing that msgspec lacks since Python
+    3.11, and takes half as long to import as msgspec does.
+    """
+    name = "typing_extensions"
+    there = sys.modules.get(name)
+    vars(sys)["modules"][name] = None
+    try:
+        yield
+    finally:
+        del sys.modules[name]
+        if there is not None:
+            sys.modules[name] = there
 
 
 @contextlib.contextmanager

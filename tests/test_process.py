@@ -101,16 +101,18 @@ print(len(os.listdir("/proc/self/task")), gc.get_threshold()[0] > 10_000, *clock
     assert python(code).stdout.split() == ["1", "True", "start", "imports"]
 
 
-def test_an_interpreter_of_ours_has_trio_without_connections() -> None:
+def test_an_interpreter_of_ours_has_trio_without_connections_processes_and_files() -> None:
     code = """
 import sys
+from operator import attrgetter
 from orchestrator.process import own_interpreter
 own_interpreter()
 import trio
-print(trio.run(trio.to_thread.run_sync, len, "works"), "ssl" in sys.modules)
-for name in ("SSLStream", "DTLSEndpoint", "open_ssl_over_tcp_stream", "open_tcp_stream", "serve_tcp"):
+print(trio.run(trio.to_thread.run_sync, len, "works"), "ssl" in sys.modules, "idna" in sys.modules)
+names = "SSLStream DTLSEndpoint open_ssl_over_tcp_stream open_tcp_stream serve_tcp SocketStream run_process"
+for name in (*names.split(), "Path", "open_file", "socket.socket", "lowlevel.FdStream"):
     try:
-        getattr(trio, name)(None)
+        attrgetter(name)(trio)(None)
     except RuntimeError as error:
         print(error)
 import ssl
@@ -118,14 +120,38 @@ print(ssl.create_default_context() is not None)
 """
     none = "is not available in a process of the orchestrator"
     assert python(code).stdout.splitlines() == [
-        "5 False",
+        "5 False False",
         f"trio._ssl.SSLStream {none}",
         f"trio._dtls.DTLSEndpoint {none}",
         f"trio._highlevel_ssl_helpers.open_ssl_over_tcp_stream {none}",
         f"trio._highlevel_open_tcp_stream.open_tcp_stream {none}",
         f"trio._highlevel_open_tcp_listeners.serve_tcp {none}",
+        f"trio._highlevel_socket.SocketStream {none}",
+        f"trio._subprocess.run_process {none}",
+        f"trio._path.Path {none}",
+        f"trio._file_io.open_file {none}",
+        f"trio.socket.socket {none}",
+        f"trio._unix_pipes.FdStream {none}",
         "True",
     ]
+
+
+def test_msgspec_is_imported_without_extensions_of_typing() -> None:
+    code = """
+import sys
+from orchestrator.process import without_extensions
+with without_extensions():
+    import msgspec
+print("typing_extensions" in sys.modules)
+class Some(msgspec.Struct):
+    number: int
+print(msgspec.json.decode(b'{"number": 3}', type=Some))
+import typing_extensions
+with without_extensions():
+    pass
+print(sys.modules["typing_extensions"] is typing_extensions)
+"""
+    assert python(code).stdout.splitlines() == ["False", "Some(number=3)", "True"]
 
 
 def test_a_number_of_threads_that_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
+from orchestrator.bytecode import leave_module_code
 from orchestrator.cli.early import are_new, cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.output import OutputError, display
@@ -246,6 +247,9 @@ def _compile_one(
                 shared.decoders.hand_over()
         with without_searching():
             importlib.import_module("trio")
+        if server is not None:
+            importlib.import_module("orchestrator.run.supervisor")
+        leave_module_code()  # what follows depends on the terminal, on --json and on --in-process
         from orchestrator.cli.output import write_document
         from orchestrator.cli.progress import progress_view
         from orchestrator.run.records import encode_report

@@ -31,17 +31,25 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
 from orchestrator import process
+from orchestrator.bytecode import keep_module_code
 from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-from orchestrator.process import end_process, let_through, may_fork, reset_signals, without_searching
+from orchestrator.process import (
+    end_process,
+    let_through,
+    may_fork,
+    reset_signals,
+    without_extensions,
+    without_searching,
+)
 
 if TYPE_CHECKING:
     from orchestrator.cli.compile_arguments import CompileArguments
 
 _VERB: Final = "compile"
 _ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
-_DECODES: Final = ("msgspec", "numpy", "orchestrator.cli.compiling", "orchestrator.run.options")
+_DECODES: Final = ("numpy", "orchestrator.cli.compiling", "orchestrator.run.options")
 _COMPILES: Final = "orchestrator.run.compile_service"
 """What a compile imports before it starts a process: what begins to decode, and what the process needs.
 
@@ -177,6 +185,9 @@ class EarlyParse:
     def arguments(self) -> ParsedCompile | None:
         """What was parsed, or None; meanwhile imports what a compile needs, and begins to decode."""
         os.set_blocking(self._answer, False)
+        keep_module_code("compile")
+        with without_extensions():
+            importlib.import_module("msgspec")
         for name in _DECODES:
             if self._look() and self._parsed is None:
                 return None

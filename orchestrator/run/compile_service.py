@@ -24,13 +24,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from attrs import define, field
 
+from orchestrator.bytecode import save_byte_code
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import keep_freed_memory
-from orchestrator.process import StageClock, save_generated_code, without_searching
+from orchestrator.process import StageClock, without_searching
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
@@ -218,7 +219,7 @@ class _Server:
         opener = self._opener(request, options, source, planned)
         clock.enter("imports")
         worker = self._worker()
-        save_generated_code()  # before the driver is given anything of the set
+        save_byte_code()  # before the driver is given anything of the set
         worker.compile(request, options, source, control, clock, opener)
 
     def _opener(

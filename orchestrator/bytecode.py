@@ -1,0 +1,291 @@
+"""Byte code that is kept beside the interpreter's own, so that a process of ours starts sooner.
+
+The interpreter keeps the byte code of each module in a file. Two things take a third of the imports even so:
+to find and read some hundred files, and to compile the methods that attrs generates. So there are more files
+where the interpreter keeps byte code (PYTHONPYCACHEPREFIX): one of what a program imports at a time, such as
+until it knows its verb, and one of generated methods.
+
+Guarantees: what is kept is used only where the interpreter would use the same. If a file is missing, damaged
+or of another interpreter, only time is lost. Nothing is written where that is forbidden
+(PYTHONDONTWRITEBYTECODE) or impossible. Several processes may add to a file; of two at once, one may be lost.
+Assumptions: a process of ours; one thread at a time. The files are as trusted as the interpreter's own. This
+module is imported before what it could give, so it imports only what every interpreter has loaded.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+import zlib
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader, all_suffixes
+
+TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from types import CodeType, ModuleType
+    from typing import Any, Final
+
+    _Fields = tuple[str, str | None, bool, int, int, CodeType]
+
+_HEAD: Final = sys.version.encode()
+_SUM_BYTES: Final = 4
+_SALT: Final = r"^ +-?\d+,$"  # on a line of its own
+
+_kept: list[GeneratedCode | ModuleCode] = []
+
+
+def keep_generated_code() -> None:
+    """Let attrs use kept byte code from now on. Imports attrs."""
+    import attr._make as attrs_maker
+
+    kept = GeneratedCode(_place("attrs_classes"))
+    vars(attrs_maker)["compile"] = kept.compile
+    _kept.append(kept)
+
+
+def keep_module_code(name: str) -> None:
+    """Take modules from kept byte code until `leave_module_code`.
+
+    All that earlier processes imported in the same time is read at once. So call it where a program imports
+    the same each time.
+
+    Args:
+        name: Part of the name of the file.
+    """
+    kept = ModuleCode(_place(f"modules_{name}"))
+    kept.install()
+    _kept.append(kept)
+
+
+def leave_module_code() -> None:
+    """Import as usual from now on; what is imported later is not kept."""
+    for each in _kept:
+        if isinstance(each, ModuleCode):
+            each.remove()
+
+
+def save_byte_code() -> None:
+    """Keep the byte code that this process had to search or make."""
+    for each in _kept:
+        each.save()
+
+
+class GeneratedCode:
+    """Keeps the byte code of methods that attrs generates.
+
+    attrs writes the methods of a class as text and compiles it when the class is made: 0.3 ms for each of the
+    180 classes of a compile, including those of libraries. Here the byte code is kept under the name that
+    attrs gives to the text, together with the text, and used again only for the same text. One number may
+    differ: attrs mixes it into the hashes of a class, a new one in each process; the kept byte code has the
+    number of the process that compiled it.
+
+    Should attrs compile in another way, nothing is gained and nothing lost.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Use a file, which need not exist."""
+        self._path = path
+        self._known: dict[str, tuple[str, CodeType]] = _read(path)
+        self._has_news = False
+
+    def compile(self, text: str, name: str, mode: str) -> CodeType:
+        """As the builtin function of this name."""
+        known, lasting = self._known.get(name), _lasting(text)
+        if known is not None and known[0] == lasting:
+            return known[1]
+        code: CodeType = compile(text, name, mode)
+        self._known[name] = lasting, code
+        self._has_news = True
+        return code
+
+    def save(self) -> None:
+        """Add what was compiled anew to the file."""
+        if self._has_news:
+            self._has_news = False
+            _write(self._path, _read(self._path) | self._known)
+
+
+class ModuleCode:
+    """Keeps the byte code of modules in one file; a finder of `sys.meta_path`.
+
+    It is asked before the interpreter searches its path. It gives only what the interpreter would find in the
+    same place, and only as long as the source is unchanged.
+    """
+
+    def __init__(self, path: str) -> None:
+        """Use a file, which need not exist."""
+        self._path = path
+        self._missed: list[str] = []
+        self._known = _modules(path)
+        for name in _hidden(self._known):
+            del self._known[name]
+
+    def install(self) -> None:
+        """Give modules, and notice those that are not kept, until `remove`."""
+        finders = sys.meta_path
+        finders.insert(finders.index(PathFinder) if PathFinder in finders else len(finders), self)
+
+    def remove(self) -> None:
+        """Give modules no longer. Idempotent."""
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        self._known.clear()
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None = None, _target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """See `importlib.abc.MetaPathFinder.find_spec`."""
+        kept = self._known.pop(name, None)
+        if kept is None or not ((path is None or kept.root in path) and kept.is_current()):
+            self._missed.append(name)
+            return None
+        loader = _KeptLoader(name, kept.origin, kept.code)
+        spec = ModuleSpec(name, loader, origin=kept.origin, is_package=kept.is_package)
+        spec.has_location, spec.cached = True, kept.cached
+        if spec.submodule_search_locations is not None:
+            spec.submodule_search_locations.append(os.path.dirname(kept.origin))  # noqa: PTH120
+        return spec
+
+    def save(self) -> None:
+        """Add the modules to the file that were noticed; gives modules no longer."""
+        self.remove()
+        missed, self._missed = self._missed, []
+        if sys.dont_write_bytecode:
+            return
+        news = {name: kept for name in missed if (kept := _module(name)) is not None}
+        if news:
+            current = {name: kept for name, kept in _modules(self._path).items() if kept.is_current()}
+            _write(self._path, {name: kept.fields for name, kept in (current | news).items()})
+
+
+class _KeptModule:
+    """The byte code of a module.
+
+    Args:
+        origin: Path of its source.
+        cached: Path of the interpreter's own byte code.
+        is_package: Whether it is a package.
+        modified_ns: When its source was modified.
+        size: Of its source, bytes.
+        code: Its byte code.
+    """
+
+    def __init__(
+        self, origin: str, cached: str | None, is_package: bool, modified_ns: int, size: int, code: CodeType
+    ) -> None:
+        self.origin, self.cached, self.is_package, self.code = origin, cached, is_package, code
+        self._state = modified_ns, size
+
+    @property
+    def fields(self) -> _Fields:
+        """Those that it was made of."""
+        return (self.origin, self.cached, self.is_package, *self._state, self.code)
+
+    @property
+    def root(self) -> str:
+        """The folder that it was found in."""
+        folder = self.origin.rpartition(os.sep)[0]
+        return folder.rpartition(os.sep)[0] if self.is_package else folder
+
+    def is_current(self) -> bool:
+        """Whether the source is as it was."""
+        try:
+            found = os.stat(self.origin)  # noqa: PTH116 - for some hundred modules
+        except OSError:
+            return False
+        return (found.st_mtime_ns, found.st_size) == self._state
+
+
+class _KeptLoader(SourceFileLoader):
+    """Has the byte code of its module already."""
+
+    def __init__(self, name: str, origin: str, code: CodeType) -> None:
+        super().__init__(name, origin)
+        self._code = code
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - its name in SourceFileLoader
+        """See `SourceFileLoader.get_code`."""
+        return self._code
+
+
+def _module(name: str) -> _KeptModule | None:
+    """A module that was imported, unless it is none that the interpreter keeps byte code of."""
+    spec = getattr(sys.modules.get(name), "__spec__", None)
+    if spec is None or spec.name != name or type(spec.loader) is not SourceFileLoader:
+        return None
+    try:
+        found = os.stat(spec.origin)  # noqa: PTH116
+        code = spec.loader.get_code(name)
+    except (OSError, ImportError, SyntaxError):  # its source is gone, or another one by now
+        return None
+    if code is None:
+        return None
+    is_package = spec.submodule_search_locations is not None
+    return _KeptModule(spec.origin, spec.cached, is_package, found.st_mtime_ns, found.st_size, code)
+
+
+def _modules(path: str) -> dict[str, _KeptModule]:
+    return {name: _KeptModule(*fields) for name, fields in _read(path).items()}
+
+
+def _hidden(known: dict[str, _KeptModule]) -> Iterable[str]:
+    """Names of modules that the interpreter would not find where they were found."""
+    roots = {name: kept.root for name, kept in known.items() if "." not in name}
+    suffixes = tuple(all_suffixes())
+    for folder in sys.path:
+        try:
+            with os.scandir(folder or ".") as there:
+                shown = {each.name for each in there if each.name.endswith(suffixes) or each.is_dir()}
+        except OSError:
+            continue
+        for name in {each.partition(".")[0] for each in shown}.intersection(roots):
+            if roots[name] == folder:
+                del roots[name]
+            else:
+                roots[name] = ""  # another module hides it, wherever it is
+    return [name for name in known if name.partition(".")[0] in roots]
+
+
+def _place(name: str) -> str:
+    """Where the interpreter would keep the byte code of a module of this package; "" if nowhere."""
+    folder, _, file = (__spec__.cached or "").rpartition(os.sep)
+    return f"{folder}{os.sep}{name}.{file.partition('.')[2]}" if folder else ""
+
+
+def _lasting(text: str) -> str:
+    """A text without the number that differs in each process."""
+    if "__hash__" not in text:
+        return text
+    import re
+
+    return re.sub(_SALT, "", text, flags=re.MULTILINE)
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123
+            found = file.read()
+    except OSError:
+        return {}
+    start = len(_HEAD) + _SUM_BYTES
+    data = memoryview(found)[start:]
+    if found[:start] != _HEAD + zlib.crc32(data).to_bytes(_SUM_BYTES, "little"):
+        return {}
+    known: dict[str, Any] = marshal.loads(data)  # noqa: S302 - as the interpreter does
+    return known
+
+
+def _write(path: str, known: dict[str, Any]) -> None:
+    """Replace a file, if byte code may be written there."""
+    if sys.dont_write_bytecode or not path:
+        return
+    data = marshal.dumps(known)
+    new = f"{path}.{os.getpid()}"
+    try:
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
+        with open(new, "wb") as file:  # noqa: PTH123
+            file.write(b"".join((_HEAD, zlib.crc32(data).to_bytes(_SUM_BYTES, "little"), data)))
+        os.replace(new, path)  # noqa: PTH105
+    except OSError:
+        return  # as the interpreter does
