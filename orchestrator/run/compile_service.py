@@ -29,7 +29,7 @@ from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.malloc import keep_freed_memory
 from orchestrator.process import StageClock, without_searching
 from orchestrator.run.compile_server import (
@@ -202,18 +202,27 @@ class _Server:
         limit_memory(options.trial_limits.memory_bytes)
         if not options.trial_limits.memory_bytes:
             keep_freed_memory()
-        planned = _planned(request, options, self.shared.source)
-        if planned and self.shared.decoders is not None:
-            self.shared.decoders.close()  # the plan is older than the set, so they were begun
-        # The decoders that the parent has not begun are forked here, before a driver or other threads.
-        source = self.shared.source if planned else _decoded(self.shared, options)
-        if request.left_out:
-            source = source.leaving_out(request.left_out)
+        load = partial(
+            load_driver,
+            options.trial_limits.opener,
+            options.selector,
+            driver_caches=options.driver_caches,
+        )
         try:
-            load_driver(options.trial_limits.opener, options.selector, driver_caches=options.driver_caches)
-        except OrchestratorError as error:
+            forks = _forked_decoders(self.shared, options)
+            if not forks:
+                load()
+            planned = _planned(request, options, self.shared.source)
+            if planned and self.shared.decoders is not None:
+                self.shared.decoders.close()  # the plan is older than the set, so they were begun
+            source = self.shared.source if planned else _decoded(self.shared, options)
+            if forks:
+                load()  # after the decoders: they are forks of a process without a driver or other threads
+        except NoDeviceError as error:
             self.channel.send(Failed.of(request.number, error))
             return
+        if request.left_out:
+            source = source.leaving_out(request.left_out)
         preload(options.trial_limits.opener, options.selector)  # else two threads would import in turns
         clock.enter("read")
         opener = self._opener(request, options, source, planned)
@@ -265,20 +274,30 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
     return expect_plan(source, options, Path(request.cache_directory))
 
 
-def _decoded(shared: Shared, options: CompileOptions) -> PipelineSet:
-    """A set with those that decode it, if it is this process's turn to decode.
+def _forked_decoders(shared: Shared, options: CompileOptions) -> int:
+    """How many decoders this process forks if it decodes the set; 0 for one, and where others have begun."""
+    if shared.decoders is not None:
+        return 0
+    size, processors = shared.source.file_bytes, available_workers()
+    # The process whose turn it is decodes on all processors, because the others wait.
+    workers = processors if _is_decoded_in_turn(shared) else options.workers or processors
+    count = decoder_count(size, processors, workers)
+    return count if count > 1 else 0
 
-    The process whose turn it is decodes on all processors, because the others wait.
-    """
+
+def _is_decoded_in_turn(shared: Shared) -> bool:
+    return shared.turn is not None and shared.source.file_bytes >= _DECODED_IN_TURN
+
+
+def _decoded(shared: Shared, options: CompileOptions) -> PipelineSet:
+    """A set with those that decode it, if it is this process's turn to decode."""
     source = shared.source
     if shared.decoders is not None:
         return SharedSet.of(source, shared.decoders)
-    mine, processors = None, available_workers()
-    workers = options.workers or processors
-    if shared.turn is not None and source.file_bytes >= _DECODED_IN_TURN:
-        mine, workers = DecodingTurn(shared.turn), processors
-    count = decoder_count(source.file_bytes, processors, workers)
-    if count <= 1 or not (mine is None or mine.take(wait=False)):
+    turn = shared.turn if _is_decoded_in_turn(shared) else None
+    mine = None if turn is None else DecodingTurn(turn)
+    count = _forked_decoders(shared, options)
+    if not count or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
     from orchestrator.sets.image.decoders import Decoders
 
