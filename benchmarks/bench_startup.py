@@ -7,7 +7,7 @@ CPU time. What keeps the time low:
 
 - Public names are loaded on first use, and a verb imports what it needs when it is called.
 - Values are structures of msgspec, whose classes take 10 us to make instead of 350 for generated code. The
-  byte code of other generated code is kept.
+  byte code of other generated code is kept, and that of all that a compile imports, in one file each.
 - The process that compiles is a fork. Another fork parses its command line during the imports.
 - The registry is read only for a Vulkan device or a captured set. The list of verbs is plain text, because
   Markdown costs an import.
