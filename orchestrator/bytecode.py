@@ -116,7 +116,7 @@ class ModuleCode:
     def __init__(self, path: str) -> None:
         """Use a file, which need not exist."""
         self._path = path
-        self._missed: list[str] = []
+        self._missed: list[tuple[int, str]] = []
         self._known = _modules(path)
         for name in _hidden(self._known):
             del self._known[name]
@@ -138,7 +138,7 @@ class ModuleCode:
         """See `importlib.abc.MetaPathFinder.find_spec`."""
         kept = self._known.pop(name, None)
         if kept is None or not ((path is None or kept.root in path) and kept.is_current()):
-            self._missed.append(name)
+            self._missed.append((os.getpid(), name))
             return None
         loader = _KeptLoader(name, kept.origin, kept.code)
         spec = ModuleSpec(name, loader, origin=kept.origin, is_package=kept.is_package)
@@ -148,9 +148,11 @@ class ModuleCode:
         return spec
 
     def save(self) -> None:
-        """Add the modules to the file that were noticed; gives modules no longer."""
+        """Add the modules to the file that were noticed in this process; gives modules no longer."""
         self.remove()
-        missed, self._missed = self._missed, []
+        here = os.getpid()
+        missed = [name for process_id, name in self._missed if process_id == here]
+        self._missed.clear()
         if sys.dont_write_bytecode:
             return
         news = {name: kept for name in missed if (kept := _module(name)) is not None}

@@ -259,3 +259,22 @@ def test_modules_are_not_kept_where_no_byte_code_is(sources: Path, tmp_path: Pat
     imported(tmp_path, sources)
     (tmp_path / "kept").chmod(0o400)
     assert loaders(imported(tmp_path, sources, PYTHONDONTWRITEBYTECODE="1")) == [KEPT] * 3 + [READ]
+
+
+def test_a_fork_keeps_what_it_imported_itself(sources: Path, tmp_path: Path) -> None:
+    source = f"""
+import os, sys
+from orchestrator.bytecode import ModuleCode
+sys.path.insert(0, {str(sources)!r})
+code = ModuleCode({str(tmp_path / "kept")!r})
+code.install()
+import one
+if os.fork() == 0:
+    import some
+    code.save()
+    os._exit(0)
+os.wait()
+"""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    subprocess.run([sys.executable, "-c", source], cwd=REPOSITORY, env=environment, check=True)
+    assert set(_read(str(tmp_path / "kept"))) == {"some"}
