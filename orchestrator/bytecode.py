@@ -153,8 +153,8 @@ class ModuleCode:
         here = os.getpid()
         missed = [name for process_id, name in self._missed if process_id == here]
         self._missed.clear()
-        if sys.dont_write_bytecode:
-            return
+        if not missed or not _may_write(self._path):
+            return  # to gather what cannot be kept would take as long as to import it
         news = {name: kept for name in missed if (kept := _module(name)) is not None}
         if news:
             current = {name: kept for name, kept in _modules(self._path).items() if kept.is_current()}
@@ -278,14 +278,25 @@ def _read(path: str) -> dict[str, Any]:
     return known
 
 
+def _may_write(path: str) -> bool:
+    """Whether byte code may be written there; makes the folder."""
+    if sys.dont_write_bytecode or not path:
+        return False
+    folder = os.path.dirname(path)  # noqa: PTH120
+    try:
+        os.makedirs(folder, exist_ok=True)  # noqa: PTH103
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
+
+
 def _write(path: str, known: dict[str, Any]) -> None:
     """Replace a file, if byte code may be written there."""
-    if sys.dont_write_bytecode or not path:
+    if not _may_write(path):
         return
     data = marshal.dumps(known)
     new = f"{path}.{os.getpid()}"
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # noqa: PTH103, PTH120
         with open(new, "wb") as file:  # noqa: PTH123
             file.write(b"".join((_HEAD, zlib.crc32(data).to_bytes(_SUM_BYTES, "little"), data)))
         os.replace(new, path)  # noqa: PTH105

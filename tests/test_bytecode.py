@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.bytecode import GeneratedCode, _read
+from orchestrator.bytecode import GeneratedCode, ModuleCode, _read
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
 
@@ -278,3 +278,18 @@ os.wait()
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     subprocess.run([sys.executable, "-c", source], cwd=REPOSITORY, env=environment, check=True)
     assert set(_read(str(tmp_path / "kept"))) == {"some"}
+
+
+def test_modules_are_not_gathered_where_nothing_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    gathered: list[str] = []
+    monkeypatch.setattr("orchestrator.bytecode._module", gathered.append)
+    (tmp_path / "file").touch()
+    for folder, expected in (("file", []), ("folder", ["some"])):
+        code = ModuleCode(str(tmp_path / folder / "kept"))
+        code.find_spec("some")
+        code.save()
+        assert gathered == expected
+    assert not list((tmp_path / "folder").iterdir())
