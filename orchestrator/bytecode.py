@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
     _Fields = tuple[str, str | None, bool, int, int, CodeType]
 
-_HEAD: Final = sys.version.encode()
+_FORMAT: Final = 1  # another one where what is kept of a module or a class changes
+_HEAD: Final = f"{_FORMAT} {sys.version}".encode()
 _SUM_BYTES: Final = 4
 _SALT: Final = r"^ +-?\d+,$"  # on a line of its own
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator import bytecode
 from orchestrator.bytecode import GeneratedCode, ModuleCode, _read
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY
@@ -293,3 +294,12 @@ def test_modules_are_not_gathered_where_nothing_can_be_written(
         code.save()
         assert gathered == expected
     assert not list((tmp_path / "folder").iterdir())
+
+
+def test_a_file_of_another_format_is_none(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(tmp_path, sources)
+    assert _read(str(tmp_path / "kept"))
+    monkeypatch.setattr("orchestrator.bytecode._HEAD", b"2" + bytecode._HEAD[1:])
+    assert _read(str(tmp_path / "kept")) == {}
