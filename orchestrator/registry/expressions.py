@@ -31,7 +31,7 @@ def evaluate(expression: str, provides: Callable[[str], bool]) -> bool:
     """
     if not expression:
         return True
-    if expression.isidentifier():  # most are one name, and opening a device asks for hundreds
+    if expression.isascii() and expression.isidentifier():  # most are one name; a device asks for hundreds
         return provides(expression)
     return _holds(_parse(expression), provides)
 

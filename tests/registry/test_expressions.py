@@ -48,7 +48,7 @@ def test_normal_form(expression: str, normal: str) -> None:
     assert normal_form(expression) == normal
 
 
-@pytest.mark.parametrize("text", ["A+", "+A", "(A", "A)", "A B", "()", "A & B", "A,,B"])
+@pytest.mark.parametrize("text", ["A+", "+A", "(A", "A)", "A B", "()", "A & B", "A,,B", "É"])
 def test_malformed(text: str) -> None:
     with pytest.raises(ValueError, match="requirement"):
         evaluate(text, lambda _: True)
