@@ -1,8 +1,7 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
-It has the settings of the interpreter, the signals that ask for the end
-(SIGINT, SIGTERM, and SIGHUP when the terminal goes away), the end itself and that of what it started, and
-the clock of stages.
+It has the settings of the interpreter, the signals that ask for the end (SIGINT, SIGTERM, and SIGHUP when the
+terminal goes away), the end itself and that of what it started, and the clock of stages.
 
 Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
 (`nohup`, a shell's `&`) stays ignored. No signal is lost: one that comes while the program is being imported

@@ -43,19 +43,24 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "code"
 
 
-def compiled(folder: Path, **variables: str) -> int:
-    """How many classes of attrs a process compiles methods for."""
+def output_of(*arguments: str, **variables: str) -> str:
+    """What an interpreter prints that may write byte code; it must end well and say nothing else."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, *arguments],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
-        env=environment | {"PYTHONPYCACHEPREFIX": str(folder)} | variables,
+        env=environment | variables,
         check=True,
     )
     assert not done.stderr
-    return int(done.stdout)
+    return done.stdout
+
+
+def compiled(folder: Path, **variables: str) -> int:
+    """How many classes of attrs a process compiles methods for."""
+    return int(output_of("-c", PROGRAM, PYTHONPYCACHEPREFIX=str(folder), **variables))
 
 
 def kept(folder: Path) -> Path:
@@ -184,17 +189,7 @@ def sources(tmp_path: Path) -> Path:
 def imported(tmp_path: Path, *path: Path, **variables: str) -> list[tuple[str, str]]:
     """By what a process imported `one`, `some`, `some.inner` and `late`, and their values."""
     source = IMPORTS.format(path=[str(each) for each in path], file=repr(str(tmp_path / "kept")))
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    done = subprocess.run(
-        [sys.executable, "-c", source],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        env=environment | variables,
-        check=True,
-    )
-    assert not done.stderr
-    rows = [line.split() for line in done.stdout.splitlines()]
+    rows = [line.split() for line in output_of("-c", source, **variables).splitlines()]
     assert [name for name, _, _ in rows] == ["one", "some", "some.inner", "late"]
     return [(loader, value) for _, loader, value in rows]
 
@@ -276,8 +271,7 @@ if os.fork() == 0:
     os._exit(0)
 os.wait()
 """
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run([sys.executable, "-c", source], cwd=REPOSITORY, env=environment, check=True)
+    output_of("-c", source)
     assert set(_read(str(tmp_path / "kept"))) == {"some"}
 
 

@@ -468,8 +468,10 @@ def test_decoders_that_are_busy_are_ended_at_once(
     while len(forks) < 2:
         os.read(readable, 1)
         forks = [decoders.process_id, *children_of(decoders.process_id)]
+    assert all(is_running(each) for each in forks)
     decoders.close()
     until(lambda: not any(is_running(each) for each in forks))
+    assert not decoders.process_id
     for each in (readable, busy):
         os.close(each)
 
