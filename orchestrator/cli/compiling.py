@@ -107,7 +107,7 @@ def _only_device(arguments: CompileArguments) -> str | None:
 
 
 def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
-    """Begin to decode a set for `compile_sets`, if several processes decode it and it is probably new.
+    """Begin to decode a set for `compile_sets`, if other processes decode it and it is probably new.
 
     They get ready while this process imports what compiles. If something is wrong with the set or the
     options, this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and
@@ -117,7 +117,12 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
         Whether they have begun.
     """
     from orchestrator.run.options import available_workers
-    from orchestrator.sets.image.shared_set import DECODED_BY_ONE, Shared, decoder_count, shared_sets
+    from orchestrator.sets.image.shared_set import (
+        LEAST_DECODED_BESIDE,
+        Shared,
+        decoder_count,
+        shared_sets,
+    )
     from orchestrator.sets.opening import is_manifest, open_paths
 
     selector, processors = _only_device(arguments), available_workers()
@@ -131,12 +136,12 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
         if (
             options.trial_limits.memory_bytes  # a limit is of the process that compiles, and its forks
             or any(map(is_manifest, paths))
-            or not are_new(paths, 2 * DECODED_BY_ONE, lambda: cache_directory(arguments.cache_dir))
+            or not are_new(paths, LEAST_DECODED_BESIDE, lambda: cache_directory(arguments.cache_dir))
         ):
             return False
         source = held.enter_context(open_paths(paths, indexed=False))
         count = decoder_count(source.file_bytes, processors, options.workers or processors)
-        if count > 1:
+        if count:
             from orchestrator.sets.image.decoders import Decoders
 
             decoders = Decoders.start(source, count, partial(options.subset.first_of, source))

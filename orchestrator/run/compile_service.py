@@ -275,14 +275,13 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
 
 
 def _forked_decoders(shared: Shared, options: CompileOptions) -> int:
-    """How many decoders this process forks if it decodes the set; 0 for one, and where others have begun."""
+    """How many decoders this process forks to decode the set; 0 where it decodes, or others have begun."""
     if shared.decoders is not None:
         return 0
     size, processors = shared.source.file_bytes, available_workers()
     # The process whose turn it is decodes on all processors, because the others wait.
     workers = processors if _is_decoded_in_turn(shared) else options.workers or processors
-    count = decoder_count(size, processors, workers)
-    return count if count > 1 else 0
+    return decoder_count(size, processors, workers)
 
 
 def _is_decoded_in_turn(shared: Shared) -> bool:

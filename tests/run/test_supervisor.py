@@ -460,6 +460,7 @@ async def test_a_large_set_is_decoded_by_several_processes(
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
+        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 2)
         assert _decoded(Shared(sample), CompileOptions()) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
@@ -477,10 +478,15 @@ async def test_a_large_set_is_decoded_by_several_processes(
 
 def test_as_many_processes_decode_as_pay() -> None:
     def count(processors: int, workers: int | None = None) -> int:
-        return decoder_count(5 << 19, processors, workers or processors)
+        return decoder_count(set_bytes, processors, workers or processors)
 
-    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 3, 6]
-    assert [count(16, 2), count(2, 16)] == [2, 1]
+    set_bytes = 5 << 19
+    assert [count(each) for each in (1, 2, 4, 16)] == [0, 0, 3, 6]
+    assert [count(16, 2), count(16, 1), count(2, 16)] == [2, 1, 0]
+    set_bytes = 1 << 17
+    assert [count(each) for each in (1, 3, 4, 16)] == [0, 0, 1, 1]
+    set_bytes = 1 << 14
+    assert count(16) == 0
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:

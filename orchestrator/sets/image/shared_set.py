@@ -14,16 +14,27 @@ from orchestrator.sets.pipeline_set import PipelineSet
 if TYPE_CHECKING:
     from orchestrator.sets.image.decoders import Decoders
 
-DECODED_BY_ONE: Final = 3 << 17
-"""Least bytes of a set for each decoder: what every decoder does anew takes as long as decoding them."""
+LEAST_DECODED_BESIDE: Final = 1 << 15
+"""Least bytes of a set that another process decodes. Even a single decoder pays if it has a processor of its
+own: it decodes while the process that compiles imports its modules and opens the device."""
+_PROCESSORS_TO_SPARE: Final = 4
+"""With so many, one of them is idle while a compile starts."""
+_DECODED_BY_ONE: Final = 3 << 17
+"""Least bytes of a set for each of several decoders: what each does anew takes as long as decoding them."""
 _DECODED_BY_ALL: Final = 3 << 20
 """Least bytes of a set that all processors decode; each decoder needs its share of them. If processors are
 few, they are busy with imports and the device."""
 
 
 def decoder_count(set_bytes: int, processors: int, workers: int) -> int:
-    """How many processes should decode a set of this size that has no plan, `workers` at most."""
-    return min(set_bytes // max(DECODED_BY_ONE, _DECODED_BY_ALL // processors), processors, workers)
+    """How many processes should decode a set of this size that has no plan, `workers` at most.
+
+    0 if the process that compiles it should.
+    """
+    count = min(set_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors), processors, workers)
+    if count > 1:
+        return count
+    return int(set_bytes >= LEAST_DECODED_BESIDE and processors >= _PROCESSORS_TO_SPARE)
 
 
 @define(eq=False)
