@@ -17,8 +17,9 @@ if TYPE_CHECKING:
 LEAST_DECODED_BESIDE: Final = 1 << 15
 """Least bytes of a set that another process decodes. Even a single decoder pays if it has a processor of its
 own: it decodes while the process that compiles imports its modules and opens the device."""
-_PROCESSORS_TO_SPARE: Final = 4
-"""With so many, one of them is idle while a compile starts."""
+_WORKERS_TO_SPARE: Final = 4
+"""With so many workers, which have a processor each, a processor is idle while a compile starts. Fewer
+workers may be the share of one of several targets that start together."""
 _DECODED_BY_ONE: Final = 3 << 17
 """Least bytes of a set for each of several decoders: what each does anew takes as long as decoding them."""
 _DECODED_BY_ALL: Final = 3 << 20
@@ -31,10 +32,11 @@ def decoder_count(set_bytes: int, processors: int, workers: int) -> int:
 
     0 if the process that compiles it should.
     """
-    count = min(set_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors), processors, workers)
+    most = min(processors, workers)
+    count = min(set_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors), most)
     if count > 1:
         return count
-    return int(set_bytes >= LEAST_DECODED_BESIDE and processors >= _PROCESSORS_TO_SPARE)
+    return int(set_bytes >= LEAST_DECODED_BESIDE and most >= _WORKERS_TO_SPARE)
 
 
 @define(eq=False)
