@@ -24,6 +24,7 @@ import importlib
 import os
 import select
 import signal
+import stat
 import struct
 import sys
 import threading
@@ -280,7 +281,8 @@ def serve_as_fork(
         limits: Its limits.
         environment: All its environment variables; None to keep those that it has.
         ends: Its pipes.
-        descriptors: Other descriptors that stay open.
+        descriptors: Other descriptors that stay open, and with them all others of the same regular files: a
+            Python map of a file has a descriptor of its own, and asks it for the size of the file.
         signals: The signals to block while it serves; at the call, all are blocked.
     """
     code = 1
@@ -293,9 +295,11 @@ def serve_as_fork(
         _take_streams(ends)
         os.close(ends.words)
         kept = {0, 1, 2, ends.requests, ends.answers, *descriptors}
+        files = {_regular_file(number) for number in descriptors} - {None}
         for number in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - names alone
-            with suppress(OSError):  # the listing itself
-                os.close(number)
+            if _regular_file(number) not in files:
+                with suppress(OSError):  # the listing itself
+                    os.close(number)
         # New ones: the parent's hold text for the parent to write. They stay in sys.__stdout__, unflushed.
         sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
         sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace")
@@ -310,6 +314,15 @@ def serve_as_fork(
         traceback.print_exc()
     finally:
         end_process(code)
+
+
+def _regular_file(descriptor: int) -> tuple[int, int] | None:
+    """Device and number of the regular file behind a descriptor; None where that is something else."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
 
 
 def _take_streams(ends: Ends) -> None:

@@ -8,6 +8,7 @@ import select
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from tests.drivers import REPOSITORY
 
@@ -99,6 +100,35 @@ def test_forks_made_one_after_another_hold_nothing_of_each_other() -> None:
         # Each that lives has the other end.
         assert select.select([alive_file], [], [], 120.0)[0], "a fork outlives its parent"
         assert alive_file.read() == b""
+
+
+MAPPED = """
+import mmap, os, sys
+from orchestrator.children import parent
+from orchestrator.children.protocol import SERVICES
+from tests.children.misbehaving import SERVICE, Do, Said
+SERVICES[SERVICE] = "tests.children.misbehaving"
+given, other = [os.open(each, os.O_RDONLY) for each in sys.argv[1:]]
+maps = [mmap.mmap(each, 0, access=mmap.ACCESS_READ) for each in (given, other)]
+with parent.Child(SERVICE, Said, program=None, descriptors=(given,)) as child:
+    held = [f"/proc/{child.process_id}/fd/{each}" for each in child.ask(Do("descriptors")).text.split(",")]
+    links = [os.readlink(each) for each in held if os.path.lexists(each)]
+print(*map(links.count, sys.argv[1:]))
+"""
+
+
+def test_a_fork_keeps_what_a_map_of_a_given_file_holds(tmp_path: Path) -> None:
+    files = [tmp_path / "given", tmp_path / "other"]
+    for each in files:
+        each.write_bytes(b"content")
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", MAPPED, *map(str, files)],
+        capture_output=True,
+        text=True,
+        cwd=REPOSITORY,
+        check=True,
+    )
+    assert done.stdout.split() == ["2", "0"]  # its own descriptor and the map's; nothing of another file
 
 
 AGAIN = """

@@ -81,6 +81,14 @@ def test_a_new_set_is_decoded_before_what_compiles_is_started(
     assert run_on_device(None, COMPILE, line) == [[], 0, None, []]  # there is a plan
 
 
+def test_several_archives_of_a_set_are_decoded_so_too(large: Path, tmp_path: Path) -> None:
+    pair = [str(large), str(tmp_path / "second.foz")]
+    with PipelineSet.open(sample_path()) as sample, ArchiveWriter(pair[1]) as writer:
+        sample.copy_to(writer)
+    line = ["compile", *pair, "--device", "simulated", "--cache-dir", str(tmp_path / "cache"), "--quiet"]
+    assert run_on_device(None, COMPILE, line) == [[4], 0, None, []]
+
+
 def test_where_a_plan_turns_out_to_be_there_nothing_is_decoded(large: Path, tmp_path: Path) -> None:
     """A set that was copied is newer than its plan, until that was used."""
     line = ["compile", str(large), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"), "--quiet"]

@@ -532,7 +532,7 @@ class Archive(Closing):
 
     @property
     def descriptor(self) -> int:
-        """The descriptor of the open file; a forked child that reads it must keep it open."""
+        """The descriptor of the open file; a fork that reads it must keep all descriptors of it open."""
         return self._require_open()
 
     @property
