@@ -298,6 +298,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
         dependencies: Of each object.
         module_start: As in the image.
         module_index: As in the image.
+        marks: Where the table of what is in the driver has the marks of its pipelines.
     """
 
     request: bytes
@@ -311,6 +312,7 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     dependencies: tuple[tuple[int, ...], ...]
     module_start: bytes
     module_index: bytes
+    marks: int
 
 
 def append(descriptor: int, data: bytes) -> tuple[int, int]:

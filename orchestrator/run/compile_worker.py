@@ -115,7 +115,7 @@ class Worker:
             tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
             return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
 
-        def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage) -> None:
+        def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage, marks: int) -> None:
             self.in_driver = True
             costs = RecordedCosts.open(directory, identity)
             if request.measured_ns:
@@ -134,6 +134,7 @@ class Worker:
                 dependencies=tuple(each.dependencies for each in image.objects),
                 module_start=image.module_slot_start.tobytes(),
                 module_index=image.module_slot_module.tobytes(),
+                marks=marks,
             )
             self.channel.send(Prepared(request.number, *append(self.papers, msgspec.msgpack.encode(tables))))
 

@@ -2,10 +2,11 @@
 
     header   number of slots that were ever used
     slots    stamp, what, count, the first of the pipelines: one driver call each
-    marks    four bytes a pipeline of the image: how long the driver took, where it was compiled
+    marks    of each image, from a page on: four bytes a pipeline, how long the driver took to compile it
 
 `InFlightTable` is that memory; `announcing` wraps a device so that its calls stand there, and a crash of it
-can be blamed.
+can be blamed. The numbers are those of one image at a time: whatever is done for the next one, until its
+pipelines are asked for, counts as opening its device.
 
 Guarantees: each call into the driver, from the first object on, is announced before the driver gets it, so
 whatever ends the process there is among what `flights` then gives. Saying so is a copy of a few kilobytes at
@@ -156,6 +157,8 @@ class InFlightTable:
 
     Attributes:
         descriptor: Of a memfd; the other process makes a table of its own with it.
+        owner: The device whose image the numbers are of; None for none.
+        turn: Held while that changes.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -166,25 +169,30 @@ class InFlightTable:
         self._memory = mmap.mmap(descriptor, _MARKS)
         self._free: tuple[list[int], list[int]] = [], []
         self._used = 0
-        self._lock = threading.Lock()
+        self._lock, self.turn = threading.Lock(), threading.Lock()
         self._marks: memoryview[int] = memoryview(b"").cast("I")
+        self.owner: AnnouncingDevice | None = None
 
     # --- the process that is in the driver
 
     def clear(self) -> None:
         """Begin: nothing is in the driver, and nothing was created."""
-        self._free, self._used = ([], []), 0
+        self._free, self._used, self.owner = ([], []), 0, None
         _HEADER.pack_into(self._memory, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
 
-    def prepare(self, pipelines: int) -> None:
-        """Make room for marks of so many pipelines, none of which was created."""
-        for slot in range(self._used):  # their numbers are those of another image
-            _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
-        os.ftruncate(self.descriptor, _MARKS)
-        size = _MARK_BYTES * max(1, pipelines)
-        os.ftruncate(self.descriptor, _MARKS + size)
-        self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=_MARKS)).cast("I")
+    def prepare(self, pipelines: int) -> int:
+        """Begin another image: make room for marks of so many pipelines; returns where they are."""
+        for slot in range(self._used):  # what came back has numbers of another image
+            at = _HEADER.size + slot * _STRIDE
+            if not _STAMP.unpack_from(self._memory, at)[0]:
+                _SLOT.pack_into(self._memory, at, 0, 0, 0, 0, 0)
+        # Those of images before it stay: whoever looks on may not have read the last of them.
+        at = os.fstat(self.descriptor).st_size
+        size = -(-_MARK_BYTES * max(1, pipelines) // _PAGE) * _PAGE
+        os.ftruncate(self.descriptor, at + size)
+        self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=at)).cast("I")
+        return at
 
     def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
         """Say that a call goes to the driver; returns what `end` takes.
@@ -244,14 +252,16 @@ class InFlightTable:
         slots = range(min(used, _MOST_SLOTS))
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]
 
-    def marks(self) -> npt.NDArray[np.uint32]:
-        """Microseconds that the driver took for what was compiled, by number in the image; 0: it was not.
+    def marks(self, at: int, pipelines: int) -> npt.NDArray[np.uint32]:
+        """Microseconds that the driver took for what was compiled, by number in an image; 0: it was not.
 
-        A copy; empty before there is an image.
+        A copy.
+
+        Args:
+            at: Where they are, as `prepare` returned it.
+            pipelines: Number of pipelines of the image.
         """
-        size = os.fstat(self.descriptor).st_size - _MARKS
-        data = os.pread(self.descriptor, size, _MARKS) if size > 0 else b""
-        return np.frombuffer(data, np.uint32)
+        return np.frombuffer(os.pread(self.descriptor, _MARK_BYTES * pipelines, at), np.uint32)
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _HEADER.size + slot * _STRIDE
@@ -276,7 +286,7 @@ OBJECTS: Final = {"object": Doing.OBJECT, "module": Doing.MODULE}
 def announcing(
     device: Device,
     table: InFlightTable,
-    on_image: Callable[[CreateInfoImage], None],
+    on_image: Callable[[CreateInfoImage, int], None],
     gate: MemoryGate,
     given_up: Iterable[Doing] = (),
 ) -> Device:
@@ -285,7 +295,8 @@ def announcing(
     Args:
         device: The device; it is closed with what is returned.
         table: Where calls are announced.
-        on_image: Called with each image before the driver gets any of its objects.
+        on_image: Called with each image, and where its marks are, before numbers are of that image. The
+            driver may have its objects then, but none of its pipelines.
         gate: Lets batches begin.
         given_up: What the driver is not asked for: it ended processes over that, or did not come back.
     """
@@ -320,17 +331,13 @@ class AnnouncingPipelines:
         self.device.destroying(self.prepared.close)
 
 
-def _own(prepared: PreparedPipelines) -> PreparedPipelines:
-    return prepared.prepared if isinstance(prepared, AnnouncingPipelines) else prepared
-
-
 @frozen(eq=False)
 class AnnouncingDevice:
     """See `announcing`; its methods are those of `Device`."""
 
     device: Device
     table: InFlightTable
-    on_image: Callable[[CreateInfoImage], None]
+    on_image: Callable[[CreateInfoImage, int], None]
     gate: MemoryGate
     given_up: frozenset[Doing] = frozenset()
 
@@ -367,8 +374,14 @@ class AnnouncingDevice:
         modules_on_demand: bool = False,
     ) -> PreparedPipelines:
         """See `Device.prepare`."""
-        self.on_image(image.image)
-        self.table.prepare(len(image.image))
+        with self.table.turn:
+            is_next = self.table.owner in (None, self)
+            if is_next:
+                self._begin(image.image)
+        if not is_next:
+            with self.table.announced(Doing.OPEN):
+                prepared = self.device.prepare(image, before, modules_on_demand=modules_on_demand)
+            return AnnouncingPipelines(prepared, self)
         slot = self.table.begin(Doing.PREPARE, _NOTHING)
 
         def announce(what: str, number: int) -> None:
@@ -394,7 +407,7 @@ class AnnouncingDevice:
         split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
-        create = partial(self._create, _own(prepared), source, keep, fail_on_compile_required)
+        create = partial(self._create, self._own(prepared), source, keep, fail_on_compile_required)
         return in_calls(self, indices, split, create)  # each is announced, and has its own time limit
 
     def _create(
@@ -430,8 +443,9 @@ class AnnouncingDevice:
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.KEYS, indices):
-            return self.device.pipeline_keys(_own(prepared), indices)
+            return self.device.pipeline_keys(own, indices)
 
     def create_pipeline_cache(
         self,
@@ -506,22 +520,25 @@ class AnnouncingDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.CREATE, indices):
-            return self._binaries.create_from_binaries(_own(prepared), indices, held, keep=keep)
+            return self._binaries.create_from_binaries(own, indices, held, keep=keep)
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.CREATE, indices):
-            return self._binaries.create_captured(_own(prepared), indices, keep=keep)
+            return self._binaries.create_captured(own, indices, keep=keep)
 
     def probe_internal_cache(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.KEYS, indices):
-            return self._binaries.probe_internal_cache(_own(prepared), indices)
+            return self._binaries.probe_internal_cache(own, indices)
 
     # Identifiers of modules; `create_pipelines` announces what the device does with them too.
 
@@ -532,13 +549,15 @@ class AnnouncingDevice:
 
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.MODULE, modules):
-            return self._identification.module_identifiers(_own(prepared), modules)
+            return self._identification.module_identifiers(own, modules)
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.MODULE, [module]):
-            return self._identification.code_identifier(_own(prepared), module)
+            return self._identification.code_identifier(own, module)
 
     def create_identified(
         self,
@@ -549,8 +568,21 @@ class AnnouncingDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
+        own = self._own(prepared)
         with self.table.announced(Doing.CREATE, indices):
-            return self._identification.create_identified(_own(prepared), indices, source, keep=keep)
+            return self._identification.create_identified(own, indices, source, keep=keep)
+
+    def _own(self, prepared: PreparedPipelines) -> PreparedPipelines:
+        """What the device itself prepared; from now on the numbers are of its image."""
+        if self.table.owner is not self:
+            with self.table.turn:
+                if self.table.owner is not self:  # another thread of this run may have been first
+                    self._begin(prepared.image)
+        return prepared.prepared if isinstance(prepared, AnnouncingPipelines) else prepared
+
+    def _begin(self, image: CreateInfoImage) -> None:
+        self.on_image(image, self.table.prepare(len(image)))
+        self.table.owner = self
 
     def destroying(self, destroy: Callable[[], None]) -> None:
         """Announce that something is destroyed, unless all stays until the process ends."""
@@ -580,6 +612,9 @@ class AnnouncingDevice:
 
     def close(self) -> None:
         """See `Device.close`."""
+        with self.table.turn:
+            if self.table.owner is self:
+                self.table.owner = None
         self.destroying(self.device.close)
 
 
@@ -589,5 +624,6 @@ class AnnouncingInspector(AnnouncingDevice):
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """See `ExecutableInspector.pipeline_executables`."""
         assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
+        own = self._own(prepared)
         with self.table.announced(Doing.CREATE, [index]):
-            return self.device.pipeline_executables(_own(prepared), index)
+            return self.device.pipeline_executables(own, index)

@@ -782,8 +782,8 @@ class _Watch:
 
     def remember(self) -> None:
         """Remember the compiled pipelines of the image: they may be hits in the next worker process."""
-        marks = self.connection.table.marks()[: len(self._keys)]
-        self.compiled.update(self._keys[: len(marks)][marks != 0].tolist())
+        if self._prepared is not None:
+            self.compiled.update(self._keys[self._marks() != 0].tolist())
 
     def costs_ns(self) -> dict[int, int]:
         """Estimated cost of each pipeline of all images, ns by key."""
@@ -792,12 +792,15 @@ class _Watch:
 
     def settled_times(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """Keys and times, ns, of pipelines that were compiled before the previous call; each once."""
-        marks = self.connection.table.marks()
-        if len(marks) != len(self._keys):  # another image is being prepared
-            return self._keys[:0], np.zeros(0, np.int64)
+        if self._prepared is None:
+            return self._keys, np.zeros(0, np.int64)
+        marks = self._marks()
         due = self._seen & ~self._settled
         self._seen, self._settled = marks != 0, self._seen
         return self._keys[due], marks[due].astype(np.int64) * 1000
+
+    def _marks(self) -> npt.NDArray[np.uint32]:
+        return self.connection.table.marks(self.tables.marks, len(self._keys))
 
     @property
     def tables(self) -> ImageTables:

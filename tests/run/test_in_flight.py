@@ -11,9 +11,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import NO_SOURCE, PipelineCache, PipelineCacheData
+from orchestrator.devices.device import (
+    NO_SOURCE,
+    BeforeObject,
+    Device,
+    PipelineCache,
+    PipelineCacheData,
+    no_news,
+)
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.run import in_flight
 from orchestrator.run.in_flight import Doing, InFlightTable, announcing
@@ -81,30 +90,31 @@ def test_a_call_that_is_announced_while_somebody_looks_is_whole_or_not_there(
 
 def test_it_outlives_the_process(descriptor: int) -> None:
     table = InFlightTable(descriptor)
+    at = os.fstat(descriptor).st_size
     process_id = os.fork()
     if process_id == 0:
-        table.prepare(4)
+        assert table.prepare(4) == at
         table.mark(0, 2500)
         table.mark(3, 1 << 60)
         table.begin(Doing.CREATE, numbers(2))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process_id, 0)
     assert [each.numbers for each in table.flights()] == [(2,)]
-    assert table.marks().tolist() == [2, 0, 0, (1 << 32) - 1]
+    assert table.marks(at, 4).tolist() == [2, 0, 0, (1 << 32) - 1]
 
 
 def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None:
-    table, seen, images = InFlightTable(descriptor), [], list[CreateInfoImage]()
+    table, seen, images = InFlightTable(descriptor), [], list[tuple[CreateInfoImage, int]]()
 
     def on_compile(key: int) -> None:
         seen.append((key, [(each.doing, each.numbers) for each in table.flights()]))
 
     bugs = DriverBugs(results={12: -13})
     inner = SimulatedDevice(SimulatedOptions(on_compile=on_compile, bugs=bugs))
-    with closing(announcing(inner, table, images.append, MemoryGate())) as device:
+    with closing(announcing(inner, table, lambda *told: images.append(told), MemoryGate())) as device:
         image = simulated_image([10, 11, 12, 13])
         prepared = device.prepare(image)
-        assert images == [image]
+        assert [told for told, _ in images] == [image]
         cache = device.create_pipeline_cache()
         device.create_pipelines(prepared, numbers(1, 2), cache)
         device.create_pipelines(prepared, numbers(1), cache)
@@ -113,9 +123,65 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     assert seen == [(11, both), (12, both), (13, alone)]
     assert table.flights() == []
     assert [each.numbers for each in table.flights(ended=True)] == [(3,)]
-    table.prepare(1)
+    at = table.prepare(1)
     assert table.flights(ended=True) == []
-    assert table.marks().tolist() == [0]
+    assert table.marks(at, 1).tolist() == [0]
+
+
+class Preparing(SimulatedDevice):
+    """Tells what is in the driver while objects of an image are created."""
+
+    look: Callable[[], None]
+
+    def prepare(
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
+    ) -> SimulatedPipelines:
+        self.look()
+        return super().prepare(image, before, modules_on_demand=modules_on_demand)
+
+
+def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
+    table, seen, told = InFlightTable(descriptor), list[list[Doing]](), list[tuple[list[int], int]]()
+
+    def device() -> Device:
+        inner = Preparing()
+        inner.look = lambda: seen.append([each.doing for each in table.flights()])
+        return announcing(
+            inner, table, lambda image, at: told.append((image.keys.tolist(), at)), MemoryGate()
+        )
+
+    one, two, three = device(), device(), device()
+    first = one.prepare(simulated_image([10, 11]))
+    second = two.prepare(simulated_image([12]))
+    assert seen == [[Doing.PREPARE], [Doing.OPEN]]
+    one.create_pipelines(first, numbers(1), NO_SOURCE)
+    assert [keys for keys, _ in told] == [[10, 11]]
+    two.create_pipelines(second, numbers(0), NO_SOURCE)
+    one.close()
+    two.create_pipelines(second, numbers(0), NO_SOURCE)
+    assert [keys for keys, _ in told] == [[10, 11], [12]]
+    (of_first, of_second) = (table.marks(at, len(keys)).astype(bool).tolist() for keys, at in told)
+    assert (of_first, of_second) == ([False, True], [True])
+    two.close()
+    three.prepare(simulated_image([13]))  # there is no other one now
+    assert seen[2:] == [[Doing.PREPARE]]
+    assert [keys for keys, _ in told[2:]] == [[13]]
+    three.close()
+
+
+def test_a_call_in_flight_stays_when_another_image_begins(descriptor: int) -> None:
+    table = InFlightTable(descriptor)
+    read = table.begin(Doing.READ, numbers())
+    table.end(table.begin(Doing.CREATE, numbers(1)))
+    table.prepare(1)
+    assert [each.doing for each in table.flights()] == [Doing.READ]
+    assert table.flights(ended=True) == []
+    table.end(read)
+    assert table.flights() == []
 
 
 class Looking(SimulatedDevice):
@@ -140,14 +206,14 @@ def test_what_is_done_with_a_cache_is_announced_or_refused(descriptor: int) -> N
     table, seen = InFlightTable(descriptor), list[tuple[str, list[Doing]]]()
     inner = Looking()
     inner.look = lambda what: seen.append((what, [each.doing for each in table.flights()]))
-    device = announcing(inner, table, lambda _: None, MemoryGate())
+    device = announcing(inner, table, lambda *_: None, MemoryGate())
     one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
     one.merge([two])
     one.data()
     two.destroy()
     assert seen == [("merge", [Doing.MERGE]), ("read", [Doing.READ]), ("destroy", [Doing.DESTROY])]
     seen.clear()
-    wary = announcing(inner, table, lambda _: None, MemoryGate(), [Doing.MERGE, Doing.LOAD, Doing.DESTROY])
+    wary = announcing(inner, table, lambda *_: None, MemoryGate(), [Doing.MERGE, Doing.LOAD, Doing.DESTROY])
     three = wary.create_pipeline_cache()
     with pytest.raises(DriverError, match=r"vkMergePipelineCaches .* not asked again"):
         three.merge([one])
@@ -160,11 +226,12 @@ def test_what_is_done_with_a_cache_is_announced_or_refused(descriptor: int) -> N
 def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
     table = InFlightTable(descriptor)
     inner = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={12: -13})))
-    with closing(announcing(inner, table, lambda _: None, MemoryGate())) as device:
+    at = os.fstat(descriptor).st_size
+    with closing(announcing(inner, table, lambda *_: None, MemoryGate())) as device:
         prepared = device.prepare(simulated_image([10, 11, 12, 13]))
         device.create_pipelines(prepared, numbers(1, 2), device.create_pipeline_cache())
         device.create_pipelines(prepared, numbers(3), NO_SOURCE)
-    assert table.marks().astype(bool).tolist() == [
+    assert table.marks(at, 4).astype(bool).tolist() == [
         False,
         True,
         False,

@@ -87,7 +87,7 @@ def test_the_next_looks_once_the_one_before_is_seen_in_the_driver(
     monkeypatch.setattr(gate, "_entering", Watched(said))
     inner = SimulatedDevice(SimulatedOptions(on_compile=lambda _: said.append("compiles")))
     begin, flights = table.begin, table.flights
-    with closing(announcing(inner, table, lambda _: None, gate)) as device:
+    with closing(announcing(inner, table, lambda *_: None, gate)) as device:
         prepared = device.prepare(simulated_image([10]))
 
         def looked() -> list[Flight]:

@@ -550,6 +550,7 @@ def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> Non
         dependencies=(),
         module_start=np.array([0, 1, 2, 3], np.int64).tobytes(),
         module_index=np.array([1, 0, 1], np.int32).tobytes(),
+        marks=0,
     )
     slot = table.begin(Doing.MODULE, np.array([1], np.int32))
     assert watch.keys_in_driver() == [10, 12]
