@@ -18,7 +18,7 @@ from orchestrator.run.records import CompileReport, RunReport
 
 MAIN_ROW = "main"
 """The row for the stages of the run itself: opening, merging, saving."""
-_AHEAD_ROW = "next group"
+_AHEAD_ROW = "other groups"
 
 
 @frozen

@@ -5,7 +5,10 @@
 
 Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
 features are in the driver's keys and not in the identity of the cache. While a group runs, the next one's
-device is opened and its pipelines are decoded.
+device is opened and its pipelines are decoded. While it compiles, the next one is made ready up to its
+primary; while that runs, what was compiled is saved. So a primary may lack what the group before it compiled,
+unless they have pipelines in common; every save joins with what is in the file. A run of hits is Python for
+the most part, so what is done beside it would take it as long.
 
 Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
 before `compile_set` returns or raises (cancellation included), unless saving itself fails, which the report
@@ -21,7 +24,7 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -30,7 +33,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from outcome import Outcome, Value, capture
 
 from orchestrator.devices import open_device
@@ -40,7 +43,6 @@ from orchestrator.devices.device import (
     Device,
     ExecutableInspector,
     PipelineExecutables,
-    PipelineSource,
     PreparedPipelines,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -51,7 +53,7 @@ from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
-from orchestrator.run.keeping import CompileCache, RecordedCosts
+from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.limits import memory_is_short
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
 from orchestrator.run.options import (
@@ -113,6 +115,13 @@ if TYPE_CHECKING:
     from orchestrator.run.identification import Identification
 
 _OPENING: Final = "opening the device"
+_STEPS: Final = {
+    "open": ("open", _OPENING),
+    "identifiers": ("prepare", "preparing"),
+    "prepare": ("prepare", "preparing"),
+    "cache_load": ("cache_load", "loading the cache"),
+}
+"""Of each step of making a group ready: the stage of the clock that it belongs to, and what is told of it."""
 _MOSTLY: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
@@ -365,24 +374,71 @@ class _NotWantedError(OrchestratorError):
     """No other group begins, so none has to be opened."""
 
 
+@frozen(eq=False)
+class _Ready:
+    """What the run of a group needs beside its device.
+
+    Attributes:
+        prepared: Its pipelines; they go with the device.
+        identified: What is known of modules without code; None where they are not used.
+        cache: Its primary, which `CompileCache.close` ends.
+    """
+
+    prepared: PreparedPipelines
+    identified: IdentifiedModules | None
+    cache: GroupCache
+
+
+@frozen(eq=False)
+class _Ran:
+    """The run of a group, which came to its end."""
+
+    device: Device
+    ready: _Ready
+    report: RunReport
+    schedule: CompileSchedule
+    costs: RecordedCosts
+
+    def learn(self) -> list[str]:
+        """Record what compiling took; returns notes for the report. Blocking."""
+        cache, report, schedule, notes = self.ready.cache, self.report, self.schedule, []
+        held = report.binaries is not None and report.binaries.created
+        if (cache.was_there or held) and self.device.features.creation_feedback:
+            status = report.pipelines.status
+            compiled, found = (
+                status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
+            )
+            if compiled.any():
+                from orchestrator.run.recompiled import recompiled_note
+
+                place = "store of binaries" if held else "cache"
+                notes.append(
+                    recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
+                )
+        self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
+        return [*notes, *self.costs.notes, *schedule.notes]
+
+
 @define(eq=False)
 class _Opening:
-    """A group that is being opened and decoded, in a thread, or was.
+    """A group that is being opened and decoded, or was. The trio thread's.
 
     Attributes:
         chunks: As `opened_group` gives them, of which there is one; whoever takes it closes them.
+        ready: The group made ready for its run, if that was done ahead; whoever takes it sets None.
     """
 
     chunks: Generator[OpenedGroup, None, None]
+    ready: _Ready | None = None
     _result: Outcome[OpenedGroup] | None = None
     _done: trio.Event = field(factory=trio.Event)
 
-    async def run(self, take: Callable[[OpenedGroup], None]) -> None:
+    async def run(self, take: Callable[[OpenedGroup], Awaitable[_Ready | None]]) -> None:
         """Open and decode it, and have it taken. A cancellation waits for the step that has begun."""
         try:
             self._result = await trio.to_thread.run_sync(capture, next, self.chunks)
             if isinstance(self._result, Value):
-                take(self._result.value)
+                self.ready = await take(self._result.value)
         finally:
             self._done.set()
 
@@ -401,6 +457,8 @@ class _Opening:
         """Close its device. A cancellation waits for that."""
         with trio.CancelScope(shield=True):
             await self._done.wait()
+            if self.ready is not None and (primary := self.ready.cache.primary) is not None:
+                await trio.to_thread.run_sync(primary.destroy)
             await trio.to_thread.run_sync(self.chunks.close)
 
 
@@ -429,9 +487,11 @@ class CompileJob:
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
+    _cache: GroupCache | None = field(default=None, init=False)
     _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     _savings: Savings = field(factory=Savings, init=False)
     _ahead: _Opening | None = field(default=None, init=False)
+    _closing: trio.Lock = field(factory=trio.Lock, init=False)
     _begun: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -537,18 +597,22 @@ class CompileJob:
         self,
         waiting: FeatureGroup | PlannedGroup,
         beside: trio.Nursery,
-        during: Callable[[str], AbstractContextManager[None]],
+        *,
+        ahead: bool = False,
     ) -> _Opening:
         """Begin to open a group."""
+        during = self._during_step_ahead if ahead else self._during_step
         if isinstance(waiting, PlannedGroup):
             opening = _Opening(planned_group(waiting, self.opener, during=during))
         else:
             subset = self.options.subset
             opening = _Opening(opened_group(self.source, waiting, self.opener, subset=subset, during=during))
 
-        def take(opened: OpenedGroup) -> None:
-            if not self._holds_left_out(waiting, opened):
-                self._take_opened(waiting, opened, beside)
+        async def take(opened: OpenedGroup) -> _Ready | None:
+            if self._holds_left_out(waiting, opened):
+                return None
+            self._take_opened(waiting, opened, beside)
+            return await self._ready_ahead(opened) if ahead else None
 
         beside.start_soon(opening.run, take)
         return opening
@@ -581,7 +645,45 @@ class CompileJob:
         """Begin to open the next group, if that may be."""
         may_be = self.options.opens_ahead and self.identification is None and not self._is_over
         if self._waiting and may_be and not memory_is_short():
-            self._ahead = self._opening(self._waiting[0], beside, self._during_step_ahead)
+            self._ahead = self._opening(self._waiting[0], beside, ahead=True)
+
+    async def _ready_ahead(self, opened: OpenedGroup) -> _Ready | None:
+        """Make a group ready while another one runs; None where its turn has to come first."""
+        assert self._schedule is not None  # noqa: S101 - one runs
+        image, options = opened.built.image, self.options
+        is_in_turn = (
+            not self._compiles
+            or self.cache.decision.mode is CacheMode.BINARIES
+            or options.inspect_executables
+            or options.spirv_val is not ModulePolicy.OFF
+            or np.isin(image.keys, self._schedule.image.keys).any()  # those will be hits
+        )
+        if is_in_turn:
+            return None
+        try:
+            return await self._make_ready(opened.device, image, self._during_step_ahead)
+        except OrchestratorError:
+            return None  # it is raised when it happens again, in its turn
+
+    async def _make_ready(
+        self, device: Device, image: CreateInfoImage, during: Callable[[str], AbstractContextManager[None]]
+    ) -> _Ready:
+        """Give a group's objects to the driver, and make its primary."""
+        async with self._closing:  # what the file holds is noted after it is saved
+            return await trio.to_thread.run_sync(self._prepare, device, image, during)
+
+    def _prepare(
+        self, device: Device, image: CreateInfoImage, during: Callable[[str], AbstractContextManager[None]]
+    ) -> _Ready:
+        identified: IdentifiedModules | None = None
+        if self.identification is not None:
+            with during("identifiers"):
+                identified = self.identification.begin(device, image)
+        on_demand = self.cache.mode_on(device, image.keys) is CacheMode.BINARIES
+        with during("prepare"):
+            prepared = device.prepare(identified or image, modules_on_demand=on_demand)
+        with during("cache_load"):
+            return _Ready(prepared, identified, self.cache.open(device, image.keys))
 
     async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
         options, clock = self.options, self.clock
@@ -593,7 +695,9 @@ class CompileJob:
         else:
             if not (self._groups or isinstance(waiting, PlannedGroup)) and decoders_of(self.source) is None:
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
-            opening = self._opening(waiting, beside, self._during_step)
+            opening = self._opening(waiting, beside)
+        ready: _Ready | None = None
+        ran: _Ran | None = None
         try:
             try:
                 opened = await opening.opened()
@@ -614,43 +718,80 @@ class CompileJob:
             if options.spirv_val is not ModulePolicy.OFF:
                 built = await self._vet(group, device, built)
             self._beside = built.dependencies
-            self.cache.wanted = built.image.keys
-            on_demand = self.cache.mode_on(device) is CacheMode.BINARIES
-            clock.enter("prepare")
-            image, identification = built.image, self.identification
-            identified: IdentifiedModules | None = None
-            if identification is not None:
-                identified = await self._timed("identifiers", lambda: identification.begin(device, image))
-            prepared = await self._timed(
-                "prepare", lambda: device.prepare(identified or image, modules_on_demand=on_demand)
-            )
-            clock.enter("cache_load")
-            self.on_stage("loading the cache")
-            primary = await self._timed("cache_load", lambda: self.cache.open(device))
-            report: RunReport | None = None
-            try:
-                self.on_stage("compiling")
-                async with self.cache.keeping(primary):
-                    report = await self._run_pipelines(device, prepared, primary, beside)
-                report = await self._keep_identifiers(identified, report)
-                self._tally.take_run(report, self._beside)
-                self._notes += report.notes
-            finally:
-                # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
-                clock.enter("save")
-                with trio.CancelScope(shield=True):
-                    if primary is not None:
-                        await self._timed("cache_save", lambda: self.cache.close(primary, report))
-                        self._tell_saved()
-                    if identification is not None and identified is not None:
-                        await trio.to_thread.run_sync(identification.keep, identified)
-            if options.inspect_executables and not self._stopped:
-                clock.enter("inspect")
-                self.on_stage("inspecting the code of the pipelines")
-                await self._inspect(device, prepared, report)
+            ready, opening.ready = opening.ready, None
+            if ready is None:
+                ready = await self._make_ready(device, built.image, self._during_step)
+            self.on_stage("compiling")
+            async with ready.cache.keeping(self.cache.stop):
+                ran = await self._run_pipelines(device, ready, beside)
+            self._tally.take_run(ran.report, self._beside)
+            self._notes += ran.report.notes
         finally:
-            clock.enter("close")
-            await opening.close()
+            # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
+            if ran is not None and self._goes_on_beside:
+                await beside.start(self._close_group, opening, ready, ran)
+            else:
+                await self._close_group(opening, ready, ran, clock)
+
+    @property
+    def _goes_on_beside(self) -> bool:
+        """Whether a group is closed while the next one, which is being opened, runs."""
+        is_last = self._ahead is None or self._is_over
+        return self._compiles and not (is_last or self.options.inspect_executables)
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether the run of the current group compiles, and does not mostly look up."""
+        held = None if self._schedule is None else self._schedule.held
+        return held is None or bool(np.count_nonzero(held) <= _MOSTLY * len(held))
+
+    async def _close_group(
+        self,
+        opening: _Opening,
+        ready: _Ready | None,
+        ran: _Ran | None,
+        clock: StageClock | None = None,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Keep what a group compiled, and close its device. A cancellation waits for that.
+
+        Args:
+            opening: The group.
+            ready: What its run had; None where it came to none.
+            ran: What its run did; None where it was cancelled, or failed.
+            clock: None while another group has the clock.
+            task_status: Told when no other group can be closed or made ready before this one is closed.
+        """
+        with trio.CancelScope(shield=True) as shield:
+            async with self._closing:
+                task_status.started()
+                try:
+                    if ready is not None:
+                        if clock is not None:
+                            clock.enter("save")
+                        await trio.to_thread.run_sync(self._keep, ready, ran, clock is None)
+                        self._tell_saved(ready.cache)
+                    if ran is not None and self.options.inspect_executables and not self._stopped:
+                        if clock is not None:
+                            clock.enter("inspect")
+                        self.on_stage("inspecting the code of the pipelines")
+                        shield.shield = False
+                        await self._inspect(ran)
+                finally:
+                    if clock is not None:
+                        clock.enter("close")
+                    await opening.close()
+
+    def _keep(self, ready: _Ready, ran: _Ran | None, ahead: bool) -> None:
+        """Save a primary, and what else was learned. Blocking."""
+        with self._clocked("cache_save", ahead=ahead):
+            self.cache.close(ready.cache, None if ran is None else ran.report)
+        if self.identification is not None and ready.identified is not None:
+            self.identification.keep(ready.identified)
+        if ran is not None:
+            self._notes += ran.learn()
+            self._savings += ran.schedule.savings(ran.report)
 
     async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
         """Keep what was learned of modules, and say what that takes."""
@@ -667,14 +808,9 @@ class CompileJob:
         else:
             self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
 
-    async def _run_pipelines(
-        self,
-        device: Device,
-        prepared: PreparedPipelines,
-        primary: PipelineSource | None,
-        beside: trio.Nursery,
-    ) -> RunReport:
-        options, cache, decision, clock = self.options, self.cache, self.cache.decision, self.clock
+    async def _run_pipelines(self, device: Device, ready: _Ready, beside: trio.Nursery) -> _Ran:
+        options, cache, decision, clock = self.options, ready.cache, self.cache.decision, self.clock
+        prepared = ready.prepared
         clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         recorded_ns = costs.of(prepared.image)
@@ -695,6 +831,7 @@ class CompileJob:
             "pipeline_keys",
             lambda: self._ask_keys(schedule, device, prepared),
         )
+        self._cache = cache
         scheduler = schedule.scheduler()
         begun, is_running = trio.Event(), True
 
@@ -717,14 +854,14 @@ class CompileJob:
                 RunOptions(
                     workers=decision.workers,
                     mode=decision.mode,
-                    merge=cache.merge,
+                    merge=self.cache.merge,
                     count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
                     time_limit_s=self._time_left_s,
                 ),
-                primary=primary,
+                primary=cache.primary,
                 scheduler=scheduler,
                 stop=evolve(self.steering, on_begun=begun.set),
-                on_merged=cache.on_merged,
+                on_merged=cache.on_merged(self.cache.merge),
                 on_progress=self._progress,
             )
         finally:
@@ -733,23 +870,8 @@ class CompileJob:
         self._cancelled_before += self._cancelled
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
-        clock.enter("save")
-        held = report.binaries is not None and report.binaries.created
-        if (cache.was_there or held) and device.features.creation_feedback:
-            status = report.pipelines.status
-            compiled, found = (
-                status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
-            )
-            if compiled.any():
-                from orchestrator.run.recompiled import recompiled_note
-
-                place = "store of binaries" if held else "cache"
-                note = recompiled_note(prepared.image, compiled, found, recorded_ns, place=place)
-                self._notes.append(note)
-        await trio.to_thread.run_sync(costs.learn, report.pipelines.keys, schedule.compile_times(report))
-        self._savings += schedule.savings(report)
-        self._notes += [*costs.notes, *schedule.notes]
-        return report
+        report = await self._keep_identifiers(ready.identified, report)
+        return _Ran(device, ready, report, schedule, costs)
 
     def _ask_keys(self, schedule: CompileSchedule, device: Device, prepared: PreparedPipelines) -> None:
         """Ask for pipeline keys, but for those remembered to be worth nothing; remember such. Blocking."""
@@ -773,14 +895,15 @@ class CompileJob:
         if self.steering.on_settled is not None and len(table):
             self.steering.on_settled(Settlement.of(table, np.arange(len(table))))
 
-    def _tell_saved(self) -> None:
-        for path, size in self.cache.saved():
+    def _tell_saved(self, cache: GroupCache) -> None:
+        for path, size in cache.saved():
             if self.steering.on_saved is not None:
                 self.steering.on_saved(path, size)
 
     def _progress(self, progress: Progress) -> None:
-        self.cache.progress(progress.compiled)
-        self._tell_saved()
+        if self._cache is not None:
+            self._cache.progress(progress.compiled)
+            self._tell_saved(self._cache)
         if self._schedule is not None:
             self._cancelled = len(self._schedule.image) - progress.total
         if self._schedule is not None and progress.done < progress.total:
@@ -804,22 +927,23 @@ class CompileJob:
             self._stages.append(Stage(stage, started, time.perf_counter_ns() - started, ahead))
 
     def _during_step(self, step: str) -> AbstractContextManager[None]:
-        """Tell of a step of `opened_group`, and time it; called in its thread."""
-        stage = _OPENING if step == "open" else "preparing"
-        trio.from_thread.run_sync(self.clock.enter, step)
-        trio.from_thread.run_sync(self.on_stage, stage)
+        """Tell of a step of making a group ready, and time it; called in its thread."""
+        stage, words = _STEPS[step]
+        trio.from_thread.run_sync(self.clock.enter, stage)
+        trio.from_thread.run_sync(self.on_stage, words)
         return self._clocked(step)
 
     def _during_step_ahead(self, step: str) -> AbstractContextManager[None]:
-        """Time a step of `opened_group` while another group compiles; called in its thread."""
+        """Time a step of making a group ready while another one compiles; called in its thread."""
         trio.from_thread.check_cancelled()
         if self._is_over:
             raise _NotWantedError
         return self._clocked(step, ahead=True)
 
-    async def _inspect(self, device: Device, prepared: PreparedPipelines, report: RunReport) -> None:
+    async def _inspect(self, ran: _Ran) -> None:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
-        inspector, status = _inspector(device), report.pipelines.status
+        prepared, report = ran.ready.prepared, ran.report
+        inspector, status = _inspector(ran.device), report.pipelines.status
         created = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
         chosen = np.isin(status, created)
         if prepared.identified is not None and not prepared.identified.provider.trusted:

@@ -1,6 +1,7 @@
 """What one compile keeps between runs: its cache file, recorded costs, the topology of a calibration.
 
-`CompileCache` decides what was left open and holds the primary from load to save. `CacheKeeper` saves it:
+`CompileCache` decides what was left open. A `GroupCache` is a group's primary, from load to save.
+`CacheKeeper` saves it:
 
     shared cache     progress() ─> SaveDecider ─> beside() saves in a thread while workers run
     rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
@@ -28,7 +29,6 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
-from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
     CACHE_HEADER_SIZE,
     CacheMode,
@@ -269,6 +269,7 @@ class CacheKeeper:
         loaded: What became of it at the start.
         policy: When a save is due on the way.
         last_lock_wait_s: How long the last save waits for another process, seconds.
+        own_hashes: Hashes of data that this process loaded or saved; its keepers of one file share them.
         saves: What was saved or tried, in order.
         content: Hash of the data that the file has with all that is in the primary; empty where it has not.
         before: Hashes of what was joined for that.
@@ -278,12 +279,12 @@ class CacheKeeper:
     loaded: LoadResult
     policy: SavePolicy = field(factory=SavePolicy)
     last_lock_wait_s: float = field(factory=lambda: LAST_LOCK_WAIT_S)
+    own_hashes: set[bytes] = field(factory=set)
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
     _told: int = field(default=0, init=False)
     content: bytes = field(init=False)
     before: set[bytes] = field(factory=set, init=False)
-    _own_hashes: set[bytes] = field(factory=set, init=False)
     _due: SaveReason | None = field(default=None, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
 
@@ -292,7 +293,7 @@ class CacheKeeper:
         self.content = b""
         if self.loaded.status is LoadStatus.LOADED:
             self._decider.loaded(len(self.loaded.data))
-            self._own_hashes.add(self.loaded.data_hash)
+            self.own_hashes.add(self.loaded.data_hash)
             self.before.add(self.loaded.data_hash)
             self.content = self.loaded.data_hash
 
@@ -447,13 +448,13 @@ class CacheKeeper:
         others = (
             found is not None
             and found.status is LoadStatus.LOADED
-            and found.data_hash not in self._own_hashes
+            and found.data_hash not in self.own_hashes
             and report.bytes_before > 0
         )
         if found is not None and found.status is LoadStatus.LOADED:
             self.before.add(found.data_hash)
         if report.data_hash:
-            self._own_hashes.add(report.data_hash)
+            self.own_hashes.add(report.data_hash)
             self.before.add(report.data_hash)
         if not (report.lost or report.note):  # with a note one of the two may have been dropped
             self.content = report.data_hash or (found.data_hash if found is not None else b"")
@@ -607,18 +608,73 @@ def _workers(count: int) -> str:
 
 
 @define(eq=False)
+class GroupCache:
+    """The primary of one group, from load to save. `CompileCache.close` ends it.
+
+    Attributes:
+        primary: What the workers' caches are merged into; None in mode NONE, and where the driver creates no
+            cache at all.
+        mode: The cache topology.
+        warm: Whether the primary began with what a file held.
+        held: The group's pipelines that this file is known to hold, shape (n,); None where nothing is known.
+        was_there: Whether it did so before this compile saved anything.
+        keeper: Saves it; None where no cache file is kept.
+    """
+
+    primary: PipelineSource | None
+    mode: CacheMode
+    warm: bool = False
+    held: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
+    was_there: bool = False
+    keeper: CacheKeeper | None = None
+    _saves_told: int = field(default=0, init=False)
+
+    def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
+        """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
+        if self.keeper is None or self.primary is None or self.mode is not CacheMode.SHARED:
+            return nullcontext()
+        return self.keeper.beside(self.primary, stop)
+
+    def on_merged(self, policy: MergePolicy | None) -> MergedHook | None:
+        """What a rolling merge tells, so that the file is saved on the way."""
+        rolls = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
+        return self.keeper.merged if rolls and self.keeper is not None else None
+
+    def progress(self, compiled: int) -> None:
+        """So many pipelines were compiled in the current run. Never blocks."""
+        if self.keeper is not None and self.mode is CacheMode.SHARED:
+            self.keeper.progress(compiled)
+
+    def saved(self) -> list[tuple[Path, int]]:
+        """Path and size of each cache file that was saved since the last call."""
+        if self.keeper is None:
+            return []
+        new = self.keeper.saves[self._saves_told :]
+        self._saves_told += len(new)
+        return [(self.keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
+
+    def expected(self, recorded_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+        """Pipelines that are expected to be in the primary, shape (n,); None where it began empty.
+
+        Where nothing is known of the file: those that earlier runs compiled, or all.
+        """
+        if not self.warm or self.held is not None:
+            return self.held
+        recorded = recorded_ns > 0
+        return recorded if recorded.any() else np.ones(len(recorded_ns), np.bool_)
+
+
+@define(eq=False)
 class CompileCache:
-    """Decides, loads and saves for one compile. What it opens is the caller's to use until `close`.
+    """Decides, loads and saves for one compile, each group's primary by itself.
+
+    While one group's cache is closed, another one's may be opened, in another thread.
 
     Attributes:
         directory: Where the cache file is kept; None: nowhere.
         stop: Set where the compile was asked to end.
         decision: How the run goes, as decided so far.
         file: What became of the cache file.
-        warm: Whether the primary began with what a file held.
-        held: Wanted pipelines that this file is known to hold, shape (n,); None where nothing is known of it.
-        was_there: Whether it did so before this compile saved anything.
-        wanted: Keys of the pipelines that are to be created, where they are known before the mode is chosen.
         loads: What became of each cache file when it was first opened. There may be several: a driver may
             have another pipelineCacheUUID for another application.
     """
@@ -628,13 +684,8 @@ class CompileCache:
     stop: trio.Event | None
     decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
-    warm: bool = field(default=False, init=False)
-    held: npt.NDArray[np.bool_] | None = field(default=None, init=False, repr=False)
-    was_there: bool = field(default=False, init=False)
-    wanted: npt.NDArray[np.uint64] | None = field(default=None, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
-    _keeper: CacheKeeper | None = field(default=None, init=False)
-    _saves_told: int = field(default=0, init=False)
+    _own_hashes: dict[Path, set[bytes]] = field(factory=dict, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
     _known: tuple[npt.NDArray[np.uint64], bytes, npt.NDArray[np.bool_]] | None = field(
@@ -657,98 +708,64 @@ class CompileCache:
         """When to merge; what the caller asked for means nothing where the mode has no worker caches."""
         return None if self.decision.mode in NO_WORKER_CACHES else self.options.merge
 
-    @property
-    def on_merged(self) -> MergedHook | None:
-        """What a rolling merge tells, so that the file is saved on the way."""
-        policy = self.merge
-        rolls = self.decision.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
-        return self._keeper.merged if rolls and self._keeper is not None else None
-
-    def open(self, device: Device) -> PipelineSource | None:
+    def open(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:
         """Decide what was left open and make the primary, from the cache file where one is kept.
 
-        Returns:
-            The primary; None in mode NONE, and where the driver creates no cache at all.
+        Args:
+            device: The group's device.
+            wanted: Keys of the pipelines that are to be created.
         """
-        self._keeper, self._saves_told, self.warm, self.was_there = None, 0, False, False
-        self.held = None
         try:
-            return self._load(device)
+            return self._load(device, wanted)
         except DriverError as error:
             self.decision = evolve(self.decision, mode=CacheMode.NONE)
             self._notes.append(
                 f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
             )
-            return None
+            return GroupCache(None, CacheMode.NONE)
         finally:
             self._decided = True
 
-    def keeping(self, primary: PipelineSource | None) -> AbstractAsyncContextManager[None]:
-        """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
-        if self._keeper is None or primary is None or self.decision.mode is not CacheMode.SHARED:
-            return nullcontext()
-        return self._keeper.beside(primary, self.stop)
-
-    def progress(self, compiled: int) -> None:
-        """So many pipelines were compiled in the current run. Never blocks."""
-        if self._keeper is not None and self.decision.mode is CacheMode.SHARED:
-            self._keeper.progress(compiled)
-
-    def saved(self) -> list[tuple[Path, int]]:
-        """Path and size of each cache file that was saved since the last call."""
-        if self._keeper is None:
-            return []
-        new = self._keeper.saves[self._saves_told :]
-        self._saves_told += len(new)
-        return [(self._keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
-
-    def expected(self, recorded_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
-        """Pipelines that are expected to be in the primary, shape (n,); None where it began empty.
-
-        Where nothing is known of the file: those that earlier runs compiled, or all.
-        """
-        if not self.warm or self.held is not None:
-            return self.held
-        recorded = recorded_ns > 0
-        return recorded if recorded.any() else np.ones(len(recorded_ns), np.bool_)
-
-    def close(self, primary: PipelineSource, report: RunReport | None) -> None:
+    def close(self, cache: GroupCache, report: RunReport | None) -> None:
         """Save what is new and destroy the primary, now that nothing uses it; note what the file holds.
 
         Args:
-            primary: The primary, merged.
+            cache: The primary, merged.
             report: What the run did; None where it was cancelled, or failed.
         """
+        if cache.primary is None:
+            return
         try:
-            if self._keeper is not None:
+            if (keeper := cache.keeper) is not None:
                 compiled = None if report is None else report.counts()[OutcomeStatus.COMPILED]
                 stopped = self.stop is not None and self.stop.is_set()
                 reason = SaveReason.SIGNAL if stopped else SaveReason.EXIT
-                self._keeper.finish(primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
-                self.file = self._keeper.summarize(self.file)
-                self._notes += self._keeper.notes()
+                keeper.finish(cache.primary, SaveReason.CANCELLED if compiled is None else reason, compiled)
+                self.file = keeper.summarize(self.file)
+                self._notes += keeper.notes()
                 if report is not None:
-                    self._note_contents(self._keeper, report.pipelines)
+                    self._note_contents(keeper, cache.held, report.pipelines)
         finally:
-            primary.destroy()
+            cache.primary.destroy()
 
-    def _note_contents(self, keeper: CacheKeeper, pipelines: OutcomeTable) -> None:
+    def _note_contents(
+        self, keeper: CacheKeeper, held: npt.NDArray[np.bool_] | None, pipelines: OutcomeTable
+    ) -> None:
         """Note beside the cache file which pipelines it holds, where that is not noted yet."""
         created = np.isin(pipelines.status, _CREATED)
         unchanged = keeper.content == keeper.loaded.data_hash
-        if not keeper.content or (unchanged and self.held is not None and self.held[created].all()):
+        if not keeper.content or (unchanged and held is not None and held[created].all()):
             return
         try:
             add_contents(keeper.store.path, pipelines.keys[created], keeper.content, keeper.before)
         except SaveError as error:
             self._notes.append(f"what the cache file holds was not noted: {error}")
 
-    def mode_on(self, device: Device) -> CacheMode:
+    def mode_on(self, device: Device, wanted: npt.NDArray[np.uint64]) -> CacheMode:
         """The mode on a device, decided as far as it can be before its cache was loaded."""
-        if self.directory is None:
-            self._decide(device, warm=False)
-        else:
-            self._decide(device, warm=os.path.exists(self.path_of(self.directory, device)))  # noqa: PTH110
+        directory = self.directory
+        warm = directory is not None and os.path.exists(self.path_of(directory, device))  # noqa: PTH110
+        self._decide(device, wanted, warm=warm)
         return self.decision.mode
 
     def path_of(self, directory: Path, device: Device) -> Path:
@@ -765,7 +782,7 @@ class CompileCache:
         if store is not None:
             store.close()
 
-    def _open_binaries(self, device: Device) -> BinarySource:
+    def _open_binaries(self, device: Device) -> GroupCache:
         """The binaries of a device; they are looked up when its run begins."""
         from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
         from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
@@ -775,10 +792,10 @@ class CompileCache:
                 "an application of Vulkan 1.0 cannot have pipeline binaries, which need 1.1: its pipelines "
                 "are compiled and not kept; use another --mode for it"
             )
-            return NoBinaries()
+            return GroupCache(NoBinaries(), CacheMode.BINARIES)
         memory = self.options.binary_memory_bytes
         if self.directory is None:
-            return HeldPipelines.of(device, memory_bytes=memory)
+            return GroupCache(HeldPipelines.of(device, memory_bytes=memory), CacheMode.BINARIES)
         binary_device(device)
         if self._store is None:
             path = self.directory / STORE_NAME
@@ -788,39 +805,37 @@ class CompileCache:
             except StoreError as error:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
-                return HeldPipelines.of(device, captures=False)
+                return GroupCache(HeldPipelines.of(device, captures=False), CacheMode.BINARIES)
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         captures = False if self._store.read_only else None
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
-        self.warm = held.is_filled
-        return held
+        return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled)
 
-    def _load(self, device: Device) -> PipelineSource | None:
+    def _load(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:
         options = self.options
-        if self.mode_on(device) is CacheMode.BINARIES:
+        mode = self.mode_on(device, wanted)
+        if mode is CacheMode.BINARIES:
             return self._open_binaries(device)
         if self.directory is None:
-            without = self.decision.mode is CacheMode.NONE
-            return None if without else device.create_pipeline_cache(name="primary")
+            without = mode is CacheMode.NONE
+            return GroupCache(None if without else device.create_pipeline_cache(name="primary"), mode)
         path = cache_path(self.directory, device.identity)
         store = CacheFileStore(device, path, LoadPolicy(relax_driver_version=options.relax_driver_version))
-        two_level = self.decision.mode is CacheMode.TWO_LEVEL
-        cache, loaded = store.load(
+        two_level = mode is CacheMode.TWO_LEVEL
+        primary, loaded = store.load(
             internally_synchronized_merge=two_level and device.features.internally_synchronized_merge
         )
-        self.warm = loaded.status is LoadStatus.LOADED
-        if not self.warm:
-            self._decide(device, warm=False)
-        elif self.wanted is not None:
-            self.held, problem = self._held_by(path, loaded.data_hash, self.wanted)
+        warm, held = loaded.status is LoadStatus.LOADED, None
+        if warm:
+            held, problem = self._held_by(path, loaded.data_hash, wanted)
             if problem:
                 self._notes.append(f"what the cache file holds is not known: {problem}")
-        self._keeper = CacheKeeper(store, loaded, options.save_policy)
+        else:
+            self._decide(device, wanted, warm=False)
         first = self.loads.setdefault(path, loaded)
-        self.was_there = self.warm and first.status is LoadStatus.LOADED
         if self.file.path not in (None, path):
             self._notes.append(
                 "this driver has another pipelineCacheUUID for another application: pipelines are in "
@@ -836,9 +851,18 @@ class CompileCache:
                     f"the cache file is {current.status.value} ({current.detail}); its previous generation "
                     "was loaded"
                 )
-        return cache
+        return GroupCache(
+            primary,
+            self.decision.mode,
+            warm=warm,
+            held=held,
+            was_there=warm and first.status is LoadStatus.LOADED,
+            keeper=CacheKeeper(
+                store, loaded, options.save_policy, own_hashes=self._own_hashes.setdefault(path, set())
+            ),
+        )
 
-    def _decide(self, device: Device, *, warm: bool) -> None:
+    def _decide(self, device: Device, wanted: npt.NDArray[np.uint64], *, warm: bool) -> None:
         """Choose the mode and the workers that the caller left open; all groups have the first one's."""
         options = self.options
         if self._decided or (options.mode is not None and options.workers is not None):
@@ -850,20 +874,20 @@ class CompileCache:
             warm=warm,
             available=available_workers(),
             selector=options.selector,
-            held=warm and self._holds_all(device),
+            held=warm and self._holds_all(device, wanted),
             binaries=device.features.pipeline_binaries and not options.cache_file_needed,
         )
 
-    def _holds_all(self, device: Device) -> bool:
+    def _holds_all(self, device: Device, wanted: npt.NDArray[np.uint64]) -> bool:
         """Whether the cache file, as it is now, is known to hold nearly all wanted pipelines."""
-        if self.directory is None or self.wanted is None or not len(self.wanted):
+        if self.directory is None or not len(wanted):
             return False
         path = cache_path(self.directory, device.identity)
         try:
             now = stored_data_hash(path)
         except ReadError:
             return False  # why is said by the load
-        held, _ = self._held_by(path, now or b"", self.wanted)
+        held, _ = self._held_by(path, now or b"", wanted)
         return held is not None and float(held.mean()) >= _NEARLY_ALL
 
     def _held_by(

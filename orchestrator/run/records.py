@@ -1049,8 +1049,9 @@ class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
-        open_ns: Opening the device. Neither this nor `prepare_ns` counts what was done ahead (`Stage`), nor
-            what a supervised compile opens while it imports.
+        open_ns: Opening the device. Neither this nor `prepare_ns`, `cache_load_ns` and `cache_save_ns` count
+            what was done while another group ran (`Stage`), nor what a supervised compile opens while it
+            imports.
         prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
         wall_ns: From the first job submitted to the end of the barrier.
         driver_ns: Sum over all calls of the driver's own time.
@@ -1640,7 +1641,7 @@ class Stage(Record, frozen=True):
             "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: Its duration.
-        ahead: Whether it was done for the next group while another one compiled.
+        ahead: Whether it was done while another group ran: for the next one, or at the end of the one before.
     """
 
     name: str

@@ -405,8 +405,10 @@ class _Supervisor:
         stuck = death.overdue and Doing.LOAD in death.steps
         is_cpu_spent = ended is not None and ended_at_cpu_limit(ended.status, getattr(ended, "cpu_s", 0.0))
         crashed = stuck or (
-            isinstance(ended, Exited) and not (death.killed or death.overdue or is_cpu_spent)
-        )  # else its server did
+            isinstance(ended, Exited)  # else its server did
+            and not (death.killed or death.overdue or is_cpu_spent)
+            and not death.steps & OF_PIPELINES  # then the file is loaded alone before it is blamed
+        )
         if self.directory is not None and process_id is not None and watch.identity is not None:
             path = cache_path(self.directory, watch.identity)
             settled = await trio.to_thread.run_sync(self._settle, path, process_id, crashed)
@@ -539,11 +541,13 @@ class _Supervisor:
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
             if not blamed:
-                # A second device may be the cause, while it is opened or later. So no other process has two.
-                # What died in its opening says nothing of the steps beside it.
-                in_second_opening = self._opens_ahead and death.request and Doing.OPEN in death.steps
+                # A second device may be the cause, while it is opened or closed, or later. So no other
+                # process has two. What died beside another step says nothing of either.
+                others = death.steps - OF_PIPELINES
+                is_beside = Doing.OPEN in others or (others and others != death.steps)
+                has_two = self._opens_ahead and death.request and is_beside
                 self._opens_ahead = False
-                if not in_second_opening:
+                if not has_two:
                     self._give_up(death)
                     if self._is_fruitless(death):
                         blamed = [self._by_elimination(death)]

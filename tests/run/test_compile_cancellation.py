@@ -18,7 +18,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping as cache_keeping
 from orchestrator.run import keeping as compile_cache
-from orchestrator.run.keeping import CompileCache
+from orchestrator.run.keeping import CompileCache, GroupCache
 from orchestrator.run.options import SavePolicy
 from orchestrator.run.records import RunReport
 from orchestrator.sets.image import builder
@@ -154,11 +154,12 @@ async def test_a_cache_that_is_not_destroyed_is_found(
     """Test of the test: the save keeps nothing of a cancelled run."""
     save = CompileCache.close
 
-    def forgetful(self: CompileCache, primary: Any, report: RunReport | None) -> None:
+    def forgetful(self: CompileCache, cache: GroupCache, report: RunReport | None) -> None:
         if report is None:
-            primary.destroy()
+            assert cache.primary is not None
+            cache.primary.destroy()
         else:
-            save(self, primary, report)
+            save(self, cache, report)
 
     monkeypatch.setattr(CompileCache, "close", forgetful)
     with pytest.raises(AssertionError):

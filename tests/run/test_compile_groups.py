@@ -12,9 +12,12 @@ import trio
 from attrs import define, field
 
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.device import BeforeObject, CacheMode, PipelineCache, no_news
+from orchestrator.devices.identified import IdentifiedModules
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
@@ -33,16 +36,17 @@ NAVI21 = "radv:navi21"
 SHADER = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
 
 
-def archive(path: Path, applications: Sequence[dict[str, Any]]) -> Path:
-    """One set of several applications, each with the same compute pipelines."""
+def archive(path: Path, applications: Sequence[dict[str, Any]], *, same: bool = True) -> Path:
+    """One set of several applications, each with two compute pipelines: the same ones, or its own."""
     parts = []
-    for each in applications:
+    for number, each in enumerate(applications):
         records = MemoryRecords("part")
         builder = PipelineSetBuilder(records)
         builder.application(**each)
         module = builder.shader_module(SHADER.read_bytes())
         for group in (64, 128):
-            builder.compute_pipeline("auto", module, specialization={0: group, 1: 4, 2: False})
+            size = group if same else group + number
+            builder.compute_pipeline("auto", module, specialization={0: size, 1: 4, 2: False})
         parts.append(records)
     with ArchiveWriter(path) as writer:
         for part in parts:
@@ -211,7 +215,7 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     alone_ns = [each.duration_ns for each in report.stages if each.name == "open" and not each.ahead]
     assert [report.timing.open_ns] == alone_ns
     spans = compile_spans(report)
-    assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "next group"]
+    assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "other groups"]
     # What is kept is what is kept of groups that are opened one after the other.
     plain = tmp_path / "plain"
     with PipelineSet.open(pair) as source:
@@ -221,6 +225,96 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     assert after.counts() == report.counts()
     (kept,), (expected,) = (list(each.glob("*.plan")) for each in (tmp_path / "cache", plain))
     assert kept.read_bytes() == expected.read_bytes()
+
+
+@define(eq=False)
+class Overlapping:
+    """Opens simulated devices, two of which must do something at the same time, else it is told.
+
+    The first compiles nothing until the second has a primary; the second, until the first is closed.
+
+    Attributes:
+        events: What happened, in order.
+    """
+
+    events: list[str] = field(factory=list)
+    _awaited: dict[str, threading.Event] = field(
+        factory=lambda: {each: threading.Event() for each in ("second has a primary", "first closed")}
+    )
+
+    def __call__(self, request: DeviceRequest) -> SimulatedDevice:
+        opened = sum(each.endswith(" opened") for each in self.events)
+        name, awaited = [("first", "second has a primary"), ("second", "first closed")][opened]
+
+        def happens(what: str) -> None:
+            self.events.append(what)
+            if what in self._awaited:
+                self._awaited[what].set()
+
+        class Recorded(SimulatedDevice):
+            def prepare(
+                self,
+                image: CreateInfoImage | IdentifiedModules,
+                before: BeforeObject = no_news,
+                *,
+                modules_on_demand: bool = False,
+            ) -> SimulatedPipelines:
+                happens(f"{name} prepared")
+                return super().prepare(image, before, modules_on_demand=modules_on_demand)
+
+            def create_pipeline_cache(self, *arguments: Any, **named: Any) -> PipelineCache:
+                made = super().create_pipeline_cache(*arguments, **named)
+                if made.name == "primary":
+                    happens(f"{name} has a primary")
+                return made
+
+            def close(self) -> None:
+                super().close()
+                happens(f"{name} closed")
+
+        def on_compile(_: int) -> None:
+            if not self._awaited[awaited].wait(60):
+                happens(f"never: {awaited}")
+
+        happens(f"{name} opened")
+        return Recorded(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_compile(
+    tmp_path: Path,
+) -> None:
+    path, folder = tmp_path / "set.foz", tmp_path / "cache"
+    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    opener = Overlapping()
+    with PipelineSet.open(path) as source:
+        report = await compile_set(source, CompileOptions(workers=1), cache_directory=folder, opener=opener)
+    steps = ("opened", "prepared", "has a primary")
+    expected = [f"{name} {step}" for name in ("first", "second") for step in steps]
+    assert opener.events == [*expected, "first closed", "second closed"]
+    assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
+    ahead = [(each.name, each.ahead) for each in report.stages if each.name in ("cache_load", "cache_save")]
+    assert sorted(ahead) == [
+        ("cache_load", False),
+        ("cache_load", True),
+        ("cache_save", False),
+        ("cache_save", True),
+    ]
+    # The file holds what both compiled, and nobody else saved there.
+    assert not any("another process" in each for each in report.notes)
+    assert [each.bytes_before > 0 for each in report.cache_file.saves] == [False, True]
+    with PipelineSet.open(path) as source:
+        options = CompileOptions(workers=1, open_ahead=False)
+        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == 4
+
+
+async def test_what_a_group_has_in_common_with_the_one_before_it_is_compiled_once(
+    pair: Path, tmp_path: Path
+) -> None:
+    report = await ahead(pair, Neighbours(), tmp_path / "cache")
+    assert [each.cache_hits for each in report.runs] == [0, 2]
+    prepared = [each.ahead for each in report.stages if each.name == "cache_load"]
+    assert prepared == [False, False]
 
 
 @pytest.mark.parametrize(

@@ -342,12 +342,56 @@ def open_locked(request: DeviceRequest) -> SimulatedDevice:
 LOCKED = threading.Event()
 
 
+class Touchy(SimulatedDevice):
+    """Dies once in a step of the device of one application."""
+
+    def __init__(self, request: DeviceRequest, of: str, step: str) -> None:
+        enough_memory()
+        marker, name = Path(os.environ[MARKER]), request.application.application_name
+
+        def on_compile(_: int) -> None:  # the other application waits for it
+            while name != of and not marker.exists():
+                time.sleep(0.01)
+
+        super().__init__(SimulatedOptions(request=request, on_compile=on_compile))
+        self.dies = step if name == of and not marker.exists() else ""
+
+    def prepare(
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
+    ) -> SimulatedPipelines:
+        self.reach("prepare")
+        return super().prepare(image, before, modules_on_demand=modules_on_demand)
+
+    def close(self) -> None:
+        self.reach("close")
+        super().close()
+
+    def reach(self, step: str) -> None:
+        if step == self.dies:
+            Path(os.environ[MARKER]).touch()
+            os.abort()
+
+
+def open_touchy(request: DeviceRequest) -> SimulatedDevice:
+    """A driver that dies over the objects of the second device, while the first one compiles."""
+    return Touchy(request, "two", "prepare")
+
+
+def open_clinging(request: DeviceRequest) -> SimulatedDevice:
+    """A driver that dies as the first device is closed, while the second one compiles."""
+    return Touchy(request, "one", "close")
+
+
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A set of two groups, of two pipelines each."""
     monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     robust = {"name": "two", "robust_buffer_access": True}
-    return archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
+    return archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust], same=False)
 
 
 @pytest.fixture
@@ -724,6 +768,8 @@ async def test_kills_from_outside_cost_no_cache_file(
         ("open_jealous", "SIGABRT"),
         ("open_crowded", "SIGABRT"),
         ("open_locked", "killed: the driver did not come back"),
+        ("open_touchy", "SIGABRT"),
+        ("open_clinging", "SIGABRT"),
     ],
 )
 async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
@@ -740,7 +786,7 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     assert report.supervision.processes == 2
     assert report.supervision.culprits == ()
     assert [len(each) for each in report.runs] == [2, 2]
-    assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 2
+    assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     assert not any(each.ahead for each in report.stages)
 
 
