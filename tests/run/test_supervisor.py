@@ -381,6 +381,35 @@ def open_touchy(request: DeviceRequest) -> SimulatedDevice:
     return Touchy(request, "two", "prepare")
 
 
+class Hasty(SimulatedDevice):
+    """Dies once as the first application's pipelines compile, while the second one's cache file is loaded."""
+
+    loading = threading.Event()
+
+    def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
+        if initial_data and self.is_second and not Path(os.environ[MARKER]).exists():
+            Hasty.loading.set()
+            threading.Event().wait()
+        return super().create_pipeline_cache(initial_data, **named)
+
+    def __init__(self, request: DeviceRequest) -> None:
+        enough_memory()
+        self.is_second = request.application.application_name == "two"
+
+        def on_compile(_: int) -> None:
+            if self.is_second or Path(os.environ[MARKER]).exists():
+                return
+            Hasty.loading.wait()
+            Path(os.environ[MARKER]).touch()
+            os.abort()
+
+        super().__init__(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_hasty(request: DeviceRequest) -> SimulatedDevice:
+    return Hasty(request)
+
+
 def open_clinging(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies as the first device is closed, while the second one compiles."""
     return Touchy(request, "one", "close")
@@ -788,6 +817,25 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     assert [len(each) for each in report.runs] == [2, 2]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     assert not any(each.ahead for each in report.stages)
+
+
+async def test_a_death_over_pipelines_condemns_no_file_that_was_loaded_beside(
+    groups: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with PipelineSet.open(groups) as source:
+        held = int(source.groups[1].pipelines.keys[0])
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
+    only = evolve(options, subset=Subset(keys=frozenset({held})))
+    await compile_supervised([str(groups)], only, cache_directory=cache)
+    options = evolve(options, trial_limits=TrialLimits(opener=f"{__name__}:open_hasty"))
+    report = await compile_supervised([str(groups)], options, cache_directory=cache)
+    assert report.supervision is not None
+    assert [(each.how, each.blamed) for each in report.supervision.deaths] == [("SIGABRT", 0)]
+    counts = report.counts()
+    assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.CACHE_HIT]) == (3, 1)
+    assert not (cache / "quarantine").exists()
+    assert not list(cache.glob(".*.loading"))
 
 
 def is_loading(table: InFlightTable) -> bool:
