@@ -1,4 +1,6 @@
-"""What does opening the next group of a set while one compiles save, compared with one group after the other?
+"""What do groups of a set beside each other save, compared with one group after the other?
+
+While one compiles, the next one is opened, decoded and made ready, and the one before is saved.
 
 Each sample compiles sets as one, in a process of its own: `cold_s` with an empty cache directory, `warm_s`
 again with what that saved. Both are the time of `compile_set`, with the driver's own caches off. Sets of

@@ -5,10 +5,10 @@
 
 Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
 features are in the driver's keys and not in the identity of the cache. While a group runs, the next one's
-device is opened and its pipelines are decoded. While it compiles, the next one is made ready up to its
-primary; while that runs, what was compiled is saved. So a primary may lack what the group before it compiled,
-unless they have pipelines in common; every save joins with what is in the file. A run of hits is Python for
-the most part, so what is done beside it would take it as long.
+device is opened and its pipelines are decoded. Two more things are done beside a run that compiles: the next
+group gets its objects and its primary, and the group before is saved. A run of hits gains nothing by that,
+because both are Python for the most part. So a primary may lack what the group before compiled; a group that
+has pipelines in common with it therefore waits for its save. Every save joins with what is in the file.
 
 Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
 before `compile_set` returns or raises (cancellation included), unless saving itself fails, which the report
@@ -425,7 +425,8 @@ class _Opening:
 
     Attributes:
         chunks: As `opened_group` gives them, of which there is one; whoever takes it closes them.
-        ready: The group made ready for its run, if that was done ahead; whoever takes it sets None.
+        ready: The group made ready for its run, if that was done ahead; whoever takes it sets None. A primary
+            that nobody took is destroyed with the device.
     """
 
     chunks: Generator[OpenedGroup, None, None]
@@ -656,10 +657,12 @@ class CompileJob:
             or self.cache.decision.mode is CacheMode.BINARIES
             or options.inspect_executables
             or options.spirv_val is not ModulePolicy.OFF
-            or np.isin(image.keys, self._schedule.image.keys).any()  # those will be hits
         )
         if is_in_turn:
             return None
+        common = await trio.to_thread.run_sync(np.isin, image.keys, self._schedule.image.keys)
+        if common.any():
+            return None  # those will be hits
         try:
             return await self._make_ready(opened.device, image, self._during_step_ahead)
         except OrchestratorError:
@@ -736,8 +739,8 @@ class CompileJob:
     @property
     def _goes_on_beside(self) -> bool:
         """Whether a group is closed while the next one, which is being opened, runs."""
-        is_last = self._ahead is None or self._is_over
-        return self._compiles and not (is_last or self.options.inspect_executables)
+        follows = self._ahead is not None and not self._is_over
+        return follows and self._compiles and not self.options.inspect_executables
 
     @property
     def _compiles(self) -> bool:
@@ -810,7 +813,7 @@ class CompileJob:
 
     async def _run_pipelines(self, device: Device, ready: _Ready, beside: trio.Nursery) -> _Ran:
         options, cache, decision, clock = self.options, ready.cache, self.cache.decision, self.clock
-        prepared = ready.prepared
+        prepared, self._cache = ready.prepared, cache
         clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         recorded_ns = costs.of(prepared.image)
@@ -831,7 +834,6 @@ class CompileJob:
             "pipeline_keys",
             lambda: self._ask_keys(schedule, device, prepared),
         )
-        self._cache = cache
         scheduler = schedule.scheduler()
         begun, is_running = trio.Event(), True
 

@@ -714,6 +714,9 @@ class CompileCache:
         Args:
             device: The group's device.
             wanted: Keys of the pipelines that are to be created.
+
+        Returns:
+            The primary, which `close` ends.
         """
         try:
             return self._load(device, wanted)

@@ -407,7 +407,8 @@ class _Supervisor:
         crashed = stuck or (
             isinstance(ended, Exited)  # else its server did
             and not (death.killed or death.overdue or is_cpu_spent)
-            and not death.steps & OF_PIPELINES  # then the file is loaded alone before it is blamed
+            # A pipeline in the driver may have done it. The next process loads the file before it has any.
+            and not death.steps & OF_PIPELINES
         )
         if self.directory is not None and process_id is not None and watch.identity is not None:
             path = cache_path(self.directory, watch.identity)
@@ -543,8 +544,8 @@ class _Supervisor:
             if not blamed:
                 # A second device may be the cause, while it is opened or closed, or later. So no other
                 # process has two. What died beside another step says nothing of either.
-                others = death.steps - OF_PIPELINES
-                is_beside = Doing.OPEN in others or (others and others != death.steps)
+                of_pipelines, others = death.steps & OF_PIPELINES, death.steps - OF_PIPELINES
+                is_beside = Doing.OPEN in others or bool(of_pipelines and others)
                 has_two = self._opens_ahead and death.request and is_beside
                 self._opens_ahead = False
                 if not has_two:

@@ -5,24 +5,27 @@ Pipeline sets that are small enough to be compiled hundreds of times, and device
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import trio
 from attrs import define, field
 
+from orchestrator.devices.device import BeforeObject, PipelineCache, no_news
+from orchestrator.devices.identified import IdentifiedModules
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import KIND_OF_TAG, RecordTag
 from orchestrator.sets.sample import sample_path
-
-_PIPELINES = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE, RecordTag.RAY_TRACING_PIPELINE)
 
 
 def compute_keys() -> list[int]:
@@ -37,9 +40,39 @@ def write_small_set(path: Path, first: int, last: int) -> list[int]:
     with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
         for tag in RecordTag:
             for key in sample.keys(tag):
-                if tag not in _PIPELINES or key in keys:
+                if tag not in KIND_OF_TAG or key in keys:
                     writer.add(tag, key, sample.payload(tag, key))
     return keys
+
+
+class Watched(SimulatedDevice):
+    """Tells of a step before it takes it: "prepare", "primary" (creating that cache) or "close"."""
+
+    def __init__(self, options: SimulatedOptions, on_step: Callable[[str], None]) -> None:
+        super().__init__(options)
+        self.on_step = on_step
+
+    def prepare(
+        self,
+        image: CreateInfoImage | IdentifiedModules,
+        before: BeforeObject = no_news,
+        *,
+        modules_on_demand: bool = False,
+    ) -> SimulatedPipelines:
+        """See `Device.prepare`."""
+        self.on_step("prepare")
+        return super().prepare(image, before, modules_on_demand=modules_on_demand)
+
+    def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
+        """See `Device.create_pipeline_cache`."""
+        if named.get("name") == "primary":
+            self.on_step("primary")
+        return super().create_pipeline_cache(initial_data, **named)
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        self.on_step("close")
+        super().close()
 
 
 @define(eq=False)

@@ -12,12 +12,9 @@ import trio
 from attrs import define, field
 
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
-from orchestrator.devices.device import BeforeObject, CacheMode, PipelineCache, no_news
-from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
@@ -30,7 +27,7 @@ from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.run_notes import read_feature_groups
-from tests.run.small_sets import Opener
+from tests.run.small_sets import Opener, Watched
 
 NAVI21 = "radv:navi21"
 SHADER = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
@@ -231,7 +228,7 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
 class Overlapping:
     """Opens simulated devices, two of which must do something at the same time, else it is told.
 
-    The first compiles nothing until the second has a primary; the second, until the first is closed.
+    The first compiles nothing until the second gets a primary; the second, until the first is closed.
 
     Attributes:
         events: What happened, in order.
@@ -239,45 +236,24 @@ class Overlapping:
 
     events: list[str] = field(factory=list)
     _awaited: dict[str, threading.Event] = field(
-        factory=lambda: {each: threading.Event() for each in ("second has a primary", "first closed")}
+        factory=lambda: {each: threading.Event() for each in ("second primary", "first close")}
     )
 
     def __call__(self, request: DeviceRequest) -> SimulatedDevice:
-        opened = sum(each.endswith(" opened") for each in self.events)
-        name, awaited = [("first", "second has a primary"), ("second", "first closed")][opened]
+        is_second = "first open" in self.events
+        name, awaited = ("second", "first close") if is_second else ("first", "second primary")
 
-        def happens(what: str) -> None:
-            self.events.append(what)
-            if what in self._awaited:
-                self._awaited[what].set()
-
-        class Recorded(SimulatedDevice):
-            def prepare(
-                self,
-                image: CreateInfoImage | IdentifiedModules,
-                before: BeforeObject = no_news,
-                *,
-                modules_on_demand: bool = False,
-            ) -> SimulatedPipelines:
-                happens(f"{name} prepared")
-                return super().prepare(image, before, modules_on_demand=modules_on_demand)
-
-            def create_pipeline_cache(self, *arguments: Any, **named: Any) -> PipelineCache:
-                made = super().create_pipeline_cache(*arguments, **named)
-                if made.name == "primary":
-                    happens(f"{name} has a primary")
-                return made
-
-            def close(self) -> None:
-                super().close()
-                happens(f"{name} closed")
+        def on_step(step: str) -> None:
+            self.events.append(f"{name} {step}")
+            if (event := self._awaited.get(self.events[-1])) is not None:
+                event.set()
 
         def on_compile(_: int) -> None:
             if not self._awaited[awaited].wait(60):
-                happens(f"never: {awaited}")
+                on_step(f"waited for {awaited}")
 
-        happens(f"{name} opened")
-        return Recorded(SimulatedOptions(request=request, on_compile=on_compile))
+        on_step("open")
+        return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
 
 
 async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_compile(
@@ -288,9 +264,8 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     opener = Overlapping()
     with PipelineSet.open(path) as source:
         report = await compile_set(source, CompileOptions(workers=1), cache_directory=folder, opener=opener)
-    steps = ("opened", "prepared", "has a primary")
-    expected = [f"{name} {step}" for name in ("first", "second") for step in steps]
-    assert opener.events == [*expected, "first closed", "second closed"]
+    expected = [f"{name} {step}" for name in ("first", "second") for step in ("open", "prepare", "primary")]
+    assert opener.events == [*expected, "first close", "second close"]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     ahead = [(each.name, each.ahead) for each in report.stages if each.name in ("cache_load", "cache_save")]
     assert sorted(ahead) == [

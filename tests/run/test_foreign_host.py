@@ -16,8 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.devices.image import PipelineKind
 from orchestrator.registry import registry
+from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.manifest import load_manifest, pack_manifest
+from orchestrator.sets.groups import decode_link
+from orchestrator.sets.records import KIND_OF_TAG, RecordTag
 from tests.drivers import driver_environment, require_header, require_tool, unsupported
 from tests.hosts.run_host import (
     MANIFEST,
@@ -320,6 +325,43 @@ def test_two_applications_with_other_features_each_hit_on_their_own_device(
     assert {*applications[0].features} ^ {*applications[1].features} == {SHADER_OBJECT}
     for each in applications:
         assert_all_hit(run, each, payload)
+
+
+@each_radv
+def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
+    run: Opened, host: Host, radv: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """The second group is made ready while the first compiles, which is saved while the second does."""
+    features = feature_tables(recorded_application("sample")["features"])
+    shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
+    manifest = {each.name: each for each in load_manifest(MANIFEST).report.pipelines}
+    is_compute = {name: each.kind is PipelineKind.COMPUTE for name, each in manifest.items()}
+    archives, own = [], []
+    for number, more in enumerate(([], [shader_object])):
+        own.append({each["name"] for each in host.pipelines if is_compute[each["name"]] is bool(number)})
+        folder = tmp_path / f"application{number}"
+        folder.mkdir()
+        table: dict[str, object] = {"name": folder.name, "features": [*features, *more]}
+        with Archive.open(packed(table, folder)) as whole, ArchiveWriter(folder / "own.foz") as part:
+            for tag in RecordTag:
+                for key in whole.keys(tag):
+                    payload = whole.payload(tag, key)
+                    # Links say which pipelines are the application's.
+                    of = decode_link(key, payload).tag if tag is RecordTag.APPLICATION_BLOB_LINK else tag
+                    if of not in KIND_OF_TAG or (of == RecordTag.COMPUTE_PIPELINE) is bool(number):
+                        part.add(tag, key, payload)
+        archives.append(str(folder / "own.foz"))
+    assert all(own)
+    document = compile_sets(archives, radv, tmp_path / "cache", environment)
+    for stage in ("cache_load", "cache_save"):
+        assert sorted(each["ahead"] for each in document["stages"] if each["name"] == stage) == [False, True]
+    saved = tmp_path / "payload.bin"
+    saved.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
+    for path, names in zip(archives, own, strict=True):
+        application = host.application(recorded_application(path))
+        for forbid in (False, True):
+            found = run(application, load=saved, forbid=forbid)
+            assert found.hits == names  # the other one's are keyed by another feature
 
 
 @each_radv

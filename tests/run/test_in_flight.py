@@ -13,20 +13,17 @@ import pytest
 
 from orchestrator.devices.device import (
     NO_SOURCE,
-    BeforeObject,
     Device,
     PipelineCache,
     PipelineCacheData,
-    no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.run import in_flight
 from orchestrator.run.in_flight import Doing, InFlightTable, announcing
 from orchestrator.run.limits import MemoryGate
+from tests.run.small_sets import Watched
 
 
 @pytest.fixture
@@ -128,28 +125,15 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     assert table.marks(at, 1).tolist() == [0]
 
 
-class Preparing(SimulatedDevice):
-    """Tells what is in the driver while objects of an image are created."""
-
-    look: Callable[[], None]
-
-    def prepare(
-        self,
-        image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
-        *,
-        modules_on_demand: bool = False,
-    ) -> SimulatedPipelines:
-        self.look()
-        return super().prepare(image, before, modules_on_demand=modules_on_demand)
-
-
 def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
     table, seen, told = InFlightTable(descriptor), list[list[Doing]](), list[tuple[list[int], int]]()
 
+    def on_step(step: str) -> None:
+        if step == "prepare":
+            seen.append([each.doing for each in table.flights()])
+
     def device() -> Device:
-        inner = Preparing()
-        inner.look = lambda: seen.append([each.doing for each in table.flights()])
+        inner = Watched(SimulatedOptions(), on_step)
         return announcing(
             inner, table, lambda image, at: told.append((image.keys.tolist(), at)), MemoryGate()
         )

@@ -55,7 +55,7 @@ from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quar
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
-from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.small_sets import Watched, compute_keys, write_small_set
 from tests.run.test_compile_groups import archive as archive_of_applications
 from tests.run.test_trial import children
 
@@ -342,77 +342,55 @@ def open_locked(request: DeviceRequest) -> SimulatedDevice:
 LOCKED = threading.Event()
 
 
-class Touchy(SimulatedDevice):
-    """Dies once in a step of the device of one application."""
+def touchy(request: DeviceRequest, of: str, fatal: str) -> SimulatedDevice:
+    """A driver that dies once in a step of the device of one application, while the other one compiles."""
+    enough_memory()
+    marker, is_fatal = Path(os.environ[MARKER]), request.application.application_name == of
 
-    def __init__(self, request: DeviceRequest, of: str, step: str) -> None:
-        enough_memory()
-        marker, name = Path(os.environ[MARKER]), request.application.application_name
-
-        def on_compile(_: int) -> None:  # the other application waits for it
-            while name != of and not marker.exists():
-                time.sleep(0.01)
-
-        super().__init__(SimulatedOptions(request=request, on_compile=on_compile))
-        self.dies = step if name == of and not marker.exists() else ""
-
-    def prepare(
-        self,
-        image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
-        *,
-        modules_on_demand: bool = False,
-    ) -> SimulatedPipelines:
-        self.reach("prepare")
-        return super().prepare(image, before, modules_on_demand=modules_on_demand)
-
-    def close(self) -> None:
-        self.reach("close")
-        super().close()
-
-    def reach(self, step: str) -> None:
-        if step == self.dies:
-            Path(os.environ[MARKER]).touch()
+    def on_step(step: str) -> None:
+        if is_fatal and step == fatal and not marker.exists():
+            marker.touch()
             os.abort()
+
+    def on_compile(_: int) -> None:
+        while not is_fatal and not marker.exists():
+            time.sleep(0.01)
+
+    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
 
 
 def open_touchy(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies over the objects of the second device, while the first one compiles."""
-    return Touchy(request, "two", "prepare")
-
-
-class Hasty(SimulatedDevice):
-    """Dies once as the first application's pipelines compile, while the second one's cache file is loaded."""
-
-    loading = threading.Event()
-
-    def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
-        if initial_data and self.is_second and not Path(os.environ[MARKER]).exists():
-            Hasty.loading.set()
-            threading.Event().wait()
-        return super().create_pipeline_cache(initial_data, **named)
-
-    def __init__(self, request: DeviceRequest) -> None:
-        enough_memory()
-        self.is_second = request.application.application_name == "two"
-
-        def on_compile(_: int) -> None:
-            if self.is_second or Path(os.environ[MARKER]).exists():
-                return
-            Hasty.loading.wait()
-            Path(os.environ[MARKER]).touch()
-            os.abort()
-
-        super().__init__(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-def open_hasty(request: DeviceRequest) -> SimulatedDevice:
-    return Hasty(request)
+    return touchy(request, "two", "prepare")
 
 
 def open_clinging(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies as the first device is closed, while the second one compiles."""
-    return Touchy(request, "one", "close")
+    return touchy(request, "one", "close")
+
+
+def open_hasty(request: DeviceRequest) -> SimulatedDevice:
+    """A driver that dies once as the first group compiles, while the second one's cache file is loaded."""
+    enough_memory()
+    marker, is_second = Path(os.environ[MARKER]), request.application.application_name == "two"
+
+    class Loading(SimulatedDevice):
+        def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
+            if initial_data and is_second and not marker.exists():
+                LOADING.set()
+                threading.Event().wait()
+            return super().create_pipeline_cache(initial_data, **named)
+
+    def on_compile(_: int) -> None:
+        if not is_second and not marker.exists():
+            LOADING.wait()
+            marker.touch()
+            os.abort()
+
+    return Loading(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+LOADING = threading.Event()
 
 
 @pytest.fixture
