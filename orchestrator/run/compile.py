@@ -26,6 +26,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -488,7 +489,6 @@ class CompileJob:
     _stages: list[Stage] = field(factory=list, init=False)
     _inspected: list[InspectedPipeline] = field(factory=list, init=False)
     _schedule: CompileSchedule | None = field(default=None, init=False)
-    _cache: GroupCache | None = field(default=None, init=False)
     _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     _savings: Savings = field(factory=Savings, init=False)
     _ahead: _Opening | None = field(default=None, init=False)
@@ -732,9 +732,9 @@ class CompileJob:
         finally:
             # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
             if ran is not None and self._goes_on_beside:
-                await beside.start(self._close_group, opening, ready, ran)
+                await beside.start(partial(self._close_group, ahead=True), opening, ready, ran)
             else:
-                await self._close_group(opening, ready, ran, clock)
+                await self._close_group(opening, ready, ran)
 
     @property
     def _goes_on_beside(self) -> bool:
@@ -753,8 +753,8 @@ class CompileJob:
         opening: _Opening,
         ready: _Ready | None,
         ran: _Ran | None,
-        clock: StageClock | None = None,
         *,
+        ahead: bool = False,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Keep what a group compiled, and close its device. A cancellation waits for that.
@@ -763,27 +763,25 @@ class CompileJob:
             opening: The group.
             ready: What its run had; None where it came to none.
             ran: What its run did; None where it was cancelled, or failed.
-            clock: None while another group has the clock.
+            ahead: Whether another group runs meanwhile, and has the clock.
             task_status: Told when no other group can be closed or made ready before this one is closed.
         """
+        enter: Callable[[str], None] = (lambda _: None) if ahead else self.clock.enter
         with trio.CancelScope(shield=True) as shield:
             async with self._closing:
                 task_status.started()
                 try:
                     if ready is not None:
-                        if clock is not None:
-                            clock.enter("save")
-                        await trio.to_thread.run_sync(self._keep, ready, ran, clock is None)
+                        enter("save")
+                        await trio.to_thread.run_sync(self._keep, ready, ran, ahead)
                         self._tell_saved(ready.cache)
                     if ran is not None and self.options.inspect_executables and not self._stopped:
-                        if clock is not None:
-                            clock.enter("inspect")
+                        enter("inspect")
                         self.on_stage("inspecting the code of the pipelines")
                         shield.shield = False
                         await self._inspect(ran)
                 finally:
-                    if clock is not None:
-                        clock.enter("close")
+                    enter("close")
                     await opening.close()
 
     def _keep(self, ready: _Ready, ran: _Ran | None, ahead: bool) -> None:
@@ -813,13 +811,13 @@ class CompileJob:
 
     async def _run_pipelines(self, device: Device, ready: _Ready, beside: trio.Nursery) -> _Ran:
         options, cache, decision, clock = self.options, ready.cache, self.cache.decision, self.clock
-        prepared, self._cache = ready.prepared, cache
+        prepared = ready.prepared
         clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         recorded_ns = costs.of(prepared.image)
         schedule = self._schedule = CompileSchedule(
             prepared.image,
-            decision.mode,
+            cache.mode,
             decision.workers,
             recorded_ns,
             held=cache.expected(recorded_ns),
@@ -855,7 +853,7 @@ class CompileJob:
                 prepared,
                 RunOptions(
                     workers=decision.workers,
-                    mode=decision.mode,
+                    mode=cache.mode,
                     merge=self.cache.merge,
                     count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
                     time_limit_s=self._time_left_s,
@@ -864,7 +862,7 @@ class CompileJob:
                 scheduler=scheduler,
                 stop=evolve(self.steering, on_begun=begun.set),
                 on_merged=cache.on_merged(self.cache.merge),
-                on_progress=self._progress,
+                on_progress=partial(self._progress, cache),
             )
         finally:
             is_running = False
@@ -902,10 +900,9 @@ class CompileJob:
             if self.steering.on_saved is not None:
                 self.steering.on_saved(path, size)
 
-    def _progress(self, progress: Progress) -> None:
-        if self._cache is not None:
-            self._cache.progress(progress.compiled)
-            self._tell_saved(self._cache)
+    def _progress(self, cache: GroupCache, progress: Progress) -> None:
+        cache.progress(progress.compiled)
+        self._tell_saved(cache)
         if self._schedule is not None:
             self._cancelled = len(self._schedule.image) - progress.total
         if self._schedule is not None and progress.done < progress.total:
