@@ -12,9 +12,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from orchestrator.devices.device import BeforeObject, PipelineCache, no_news
-from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.device import SimulatedPipelines
@@ -52,16 +50,10 @@ class Watched(SimulatedDevice):
         super().__init__(options)
         self.on_step = on_step
 
-    def prepare(
-        self,
-        image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
-        *,
-        modules_on_demand: bool = False,
-    ) -> SimulatedPipelines:
+    def prepare(self, *given: Any, **named: Any) -> SimulatedPipelines:
         """See `Device.prepare`."""
         self.on_step("prepare")
-        return super().prepare(image, before, modules_on_demand=modules_on_demand)
+        return super().prepare(*given, **named)
 
     def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""

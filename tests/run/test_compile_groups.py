@@ -143,35 +143,42 @@ def test_a_library_of_another_shard_is_compiled_and_not_counted() -> None:
 
 @define(eq=False)
 class Neighbours:
-    """Opens simulated devices of which the first compiles nothing until the second was asked for.
+    """Opens simulated devices, and has the first or the second compile nothing until something happened.
 
     Attributes:
-        events: What happened, in order.
+        awaits: What the first waits for, and the second; "" for nothing.
         at_the_second: Called when the second is asked for, before it is opened.
+        events: What happened, in order: which device was asked for or opened, or took a step (`Watched`).
     """
 
-    events: list[str] = field(factory=list)
+    awaits: tuple[str, str] = ("second asked", "")
     at_the_second: Callable[[], None] = lambda: None
-    _second: threading.Event = field(factory=threading.Event)
+    events: list[str] = field(factory=list)
+    _changed: threading.Condition = field(factory=threading.Condition)
 
     def __call__(self, request: DeviceRequest) -> SimulatedDevice:
-        events, name = self.events, "second" if "first opened" in self.events else "first"
+        is_second = "first asked" in self.events
+        name, awaited = "second" if is_second else "first", self.awaits[is_second]
 
-        class Recorded(SimulatedDevice):
-            def close(self) -> None:
-                events.append(f"{name} closed")
-                super().close()
+        def on_step(step: str) -> None:
+            with self._changed:
+                self.events.append(f"{name} {step}")
+                self._changed.notify_all()
 
         def on_compile(_: int) -> None:
-            if name == "first" and not self._second.wait(60):
-                events.append("nobody came")
+            with self._changed:
+                assert not awaited or self._changed.wait_for(lambda: awaited in self.events, 60)
 
-        if name == "second":
-            self._second.set()
+        on_step("asked")
+        if is_second:
             self.at_the_second()
-        device = Recorded(SimulatedOptions(request=request, on_compile=on_compile))
-        events.append(f"{name} opened")
+        device = Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
+        on_step("open")
         return device
+
+    def told(self, *steps: str) -> list[str]:
+        """Those events that are such steps."""
+        return [each for each in self.events if each.endswith(steps)]
 
 
 @pytest.fixture(autouse=True)
@@ -204,7 +211,7 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
 ) -> None:
     opener = Neighbours()
     report = await ahead(pair, opener, tmp_path / "cache")
-    assert opener.events == ["first opened", "second opened", "first closed", "second closed"]
+    assert opener.told("open", "close") == ["first open", "second open", "first close", "second close"]
     assert [len(run) for run in report.runs] == [2, 2]
     assert [each.opened_as.application for each in report.set.groups] == ["one", "two"]
     opened = sorted((each.start_ns, each.ahead) for each in report.stages if each.name == "open")
@@ -224,48 +231,17 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     assert kept.read_bytes() == expected.read_bytes()
 
 
-@define(eq=False)
-class Overlapping:
-    """Opens simulated devices, two of which must do something at the same time, else it is told.
-
-    The first compiles nothing until the second gets a primary; the second, until the first is closed.
-
-    Attributes:
-        events: What happened, in order.
-    """
-
-    events: list[str] = field(factory=list)
-    _awaited: dict[str, threading.Event] = field(
-        factory=lambda: {each: threading.Event() for each in ("second primary", "first close")}
-    )
-
-    def __call__(self, request: DeviceRequest) -> SimulatedDevice:
-        is_second = "first open" in self.events
-        name, awaited = ("second", "first close") if is_second else ("first", "second primary")
-
-        def on_step(step: str) -> None:
-            self.events.append(f"{name} {step}")
-            if (event := self._awaited.get(self.events[-1])) is not None:
-                event.set()
-
-        def on_compile(_: int) -> None:
-            if not self._awaited[awaited].wait(60):
-                on_step(f"waited for {awaited}")
-
-        on_step("open")
-        return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
-
-
 async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_compile(
     tmp_path: Path,
 ) -> None:
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
     archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
-    opener = Overlapping()
+    opener = Neighbours(awaits=("second primary", "first close"))
     with PipelineSet.open(path) as source:
         report = await compile_set(source, CompileOptions(workers=1), cache_directory=folder, opener=opener)
-    expected = [f"{name} {step}" for name in ("first", "second") for step in ("open", "prepare", "primary")]
-    assert opener.events == [*expected, "first close", "second close"]
+    steps = ("open", "prepare", "primary")
+    expected = [f"{name} {step}" for name in ("first", "second") for step in steps]
+    assert opener.told(*steps, "close") == [*expected, "first close", "second close"]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     ahead = [(each.name, each.ahead) for each in report.stages if each.name in ("cache_load", "cache_save")]
     assert sorted(ahead) == [
@@ -305,12 +281,11 @@ async def test_what_a_group_has_in_common_with_the_one_before_it_is_compiled_onc
 async def test_groups_are_opened_one_after_the_other_where_something_speaks_for_it(
     bounds: dict[str, Any], pair: Path, tmp_path: Path
 ) -> None:
-    opener = Neighbours()
-    opener._second.set()
+    opener = Neighbours(awaits=("", ""))
     with PipelineSet.open(pair) as source:
         options = CompileOptions(workers=1, **bounds)
         report = await compile_set(source, options, cache_directory=tmp_path, opener=opener)
-    assert opener.events == ["first opened", "first closed", "second opened", "second closed"]
+    assert opener.told("open", "close") == ["first open", "first close", "second open", "second close"]
     assert [len(run) for run in report.runs] == [2, 2]
 
 
@@ -318,10 +293,9 @@ async def test_groups_are_opened_one_after_the_other_where_memory_is_short(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: True)
-    opener = Neighbours()
-    opener._second.set()
+    opener = Neighbours(awaits=("", ""))
     await ahead(pair, opener, tmp_path / "cache")
-    assert opener.events == ["first opened", "first closed", "second opened", "second closed"]
+    assert opener.told("open", "close") == ["first open", "first close", "second open", "second close"]
 
 
 async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
@@ -333,7 +307,7 @@ async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
     opener = Neighbours(at_the_second=refuse)
     with pytest.raises(DeviceError, match="one device at a time"):
         await ahead(pair, opener, tmp_path / "cache")
-    assert opener.events == ["first opened", "first closed"]
+    assert opener.told("open", "close") == ["first open", "first close"]
     again = await ahead(pair, Neighbours(), tmp_path / "cache")
     assert again.runs[0].counts()[OutcomeStatus.CACHE_HIT] == 2
 
@@ -342,8 +316,9 @@ async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_pat
     token, stop = trio.lowlevel.current_trio_token(), trio.Event()
     opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(stop.set, trio_token=token))
     report = await ahead(pair, opener, tmp_path / "cache", stop)
-    assert opener.events[:2] == ["first opened", "second opened"]
-    assert sorted(opener.events[2:]) == ["first closed", "second closed"]
+    events = opener.told("open", "close")
+    assert events[:2] == ["first open", "second open"]
+    assert sorted(events[2:]) == ["first close", "second close"]
     assert report.stopped
     assert len(report.runs) == 1
     # What had begun was waited for, and no more.
@@ -357,8 +332,9 @@ async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path,
         opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(cancel, trio_token=token))
         await ahead(pair, opener, tmp_path / "cache")
     assert scope.cancelled_caught
-    assert opener.events[:2] == ["first opened", "second opened"]
-    assert sorted(opener.events[2:]) == ["first closed", "second closed"]
+    events = opener.told("open", "close")
+    assert events[:2] == ["first open", "second open"]
+    assert sorted(events[2:]) == ["first close", "second close"]
 
 
 @pytest.mark.driver(NAVI21)

@@ -374,12 +374,10 @@ def open_hasty(request: DeviceRequest) -> SimulatedDevice:
     enough_memory()
     marker, is_second = Path(os.environ[MARKER]), request.application.application_name == "two"
 
-    class Loading(SimulatedDevice):
-        def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
-            if initial_data and is_second and not marker.exists():
-                LOADING.set()
-                threading.Event().wait()
-            return super().create_pipeline_cache(initial_data, **named)
+    def on_step(step: str) -> None:
+        if is_second and step == "primary" and not marker.exists():
+            LOADING.set()
+            threading.Event().wait()
 
     def on_compile(_: int) -> None:
         if not is_second and not marker.exists():
@@ -387,7 +385,7 @@ def open_hasty(request: DeviceRequest) -> SimulatedDevice:
             marker.touch()
             os.abort()
 
-    return Loading(SimulatedOptions(request=request, on_compile=on_compile))
+    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
 
 
 LOADING = threading.Event()
