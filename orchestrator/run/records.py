@@ -1637,8 +1637,8 @@ class Stage(Record, frozen=True):
     """A part of the job other than creating pipelines, for timelines.
 
     Attributes:
-        name: "plan" (looking for one), "open", "read", "prepare", "vet", "pipeline_keys", "cache_load" or
-            "cache_save".
+        name: "plan" (looking for one), "open", "read", "prepare", "identifiers", "vet", "pipeline_keys",
+            "cache_load" or "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: Its duration.
         ahead: Whether it was done while another group ran: for the next one, or at the end of the one before.
