@@ -18,7 +18,7 @@ from orchestrator.run.records import CompileReport, RunReport
 
 MAIN_ROW = "main"
 """The row for the stages of the run itself: opening, merging, saving."""
-_AHEAD_ROW = "other groups"
+_OVERLAPPED_ROW = "other groups"
 
 
 @frozen
@@ -155,7 +155,7 @@ def compile_spans(report: CompileReport) -> list[Span]:
     spans = [span for run in report.runs for span in run_spans(run)]
     return spans + [
         Span(
-            _AHEAD_ROW if each.ahead else MAIN_ROW,
+            _OVERLAPPED_ROW if each.overlapped else MAIN_ROW,
             _STAGE_NAMES.get(each.name, each.name),
             each.start_ns,
             each.duration_ns,

@@ -732,7 +732,7 @@ class CompileJob:
         finally:
             # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
             if ran is not None and self._goes_on_beside:
-                await beside.start(partial(self._close_group, ahead=True), opening, ready, ran)
+                await beside.start(partial(self._close_group, overlapped=True), opening, ready, ran)
             else:
                 await self._close_group(opening, ready, ran)
 
@@ -754,7 +754,7 @@ class CompileJob:
         ready: _Ready | None,
         ran: _Ran | None,
         *,
-        ahead: bool = False,
+        overlapped: bool = False,
         task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
     ) -> None:
         """Keep what a group compiled, and close its device. A cancellation waits for that.
@@ -763,17 +763,17 @@ class CompileJob:
             opening: The group.
             ready: What its run had; None where it came to none.
             ran: What its run did; None where it was cancelled, or failed.
-            ahead: Whether another group runs meanwhile, and has the clock.
+            overlapped: Whether another group runs meanwhile, and has the clock.
             task_status: Told when no other group can be closed or made ready before this one is closed.
         """
-        enter: Callable[[str], None] = (lambda _: None) if ahead else self.clock.enter
+        enter: Callable[[str], None] = (lambda _: None) if overlapped else self.clock.enter
         with trio.CancelScope(shield=True) as shield:
             async with self._closing:
                 task_status.started()
                 try:
                     if ready is not None:
                         enter("save")
-                        await trio.to_thread.run_sync(self._keep, ready, ran, ahead)
+                        await trio.to_thread.run_sync(self._keep, ready, ran, overlapped)
                         self._tell_saved(ready.cache)
                     if ran is not None and self.options.inspect_executables and not self._stopped:
                         enter("inspect")
@@ -784,9 +784,9 @@ class CompileJob:
                     enter("close")
                     await opening.close()
 
-    def _keep(self, ready: _Ready, ran: _Ran | None, ahead: bool) -> None:
+    def _keep(self, ready: _Ready, ran: _Ran | None, overlapped: bool) -> None:
         """Save a primary, and what else was learned. Blocking."""
-        with self._clocked("cache_save", ahead=ahead):
+        with self._clocked("cache_save", overlapped=overlapped):
             self.cache.close(ready.cache, None if ran is None else ran.report)
         if self.identification is not None and ready.identified is not None:
             self.identification.keep(ready.identified)
@@ -918,12 +918,12 @@ class CompileJob:
             return await trio.to_thread.run_sync(work)
 
     @contextmanager
-    def _clocked(self, stage: str, *, ahead: bool = False) -> Iterator[None]:
+    def _clocked(self, stage: str, *, overlapped: bool = False) -> Iterator[None]:
         started = time.perf_counter_ns()
         try:
             yield
         finally:
-            self._stages.append(Stage(stage, started, time.perf_counter_ns() - started, ahead))
+            self._stages.append(Stage(stage, started, time.perf_counter_ns() - started, overlapped))
 
     def _during_step(self, step: str) -> AbstractContextManager[None]:
         """Tell of a step of making a group ready, and time it; called in its thread."""
@@ -937,7 +937,7 @@ class CompileJob:
         trio.from_thread.check_cancelled()
         if self._is_over:
             raise _NotWantedError
-        return self._clocked(step, ahead=True)
+        return self._clocked(step, overlapped=True)
 
     async def _inspect(self, ran: _Ran) -> None:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
@@ -1035,7 +1035,7 @@ class CompileJob:
         around = Timing(
             **{
                 f"{name}_ns": sum(
-                    each.duration_ns for each in self._stages if each.name == name and not each.ahead
+                    each.duration_ns for each in self._stages if each.name == name and not each.overlapped
                 )
                 for name in ("open", "prepare", "cache_load", "cache_save")
             }

@@ -1641,13 +1641,14 @@ class Stage(Record, frozen=True):
             "cache_load" or "cache_save".
         start_ns: When it began, on the clock of time.perf_counter_ns.
         duration_ns: Its duration.
-        ahead: Whether it was done while another group ran: for the next one, or at the end of the one before.
+        overlapped: Whether another group ran meanwhile: this was for the next one, or the end of the one
+            before.
     """
 
     name: str
     start_ns: int = msgspec.field(name="start_ns")
     duration_ns: Nanoseconds
-    ahead: bool = False
+    overlapped: bool = False
 
 
 class Clock(Sums, frozen=True):

@@ -214,9 +214,9 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     assert opener.told("open", "close") == ["first open", "second open", "first close", "second close"]
     assert [len(run) for run in report.runs] == [2, 2]
     assert [each.opened_as.application for each in report.set.groups] == ["one", "two"]
-    opened = sorted((each.start_ns, each.ahead) for each in report.stages if each.name == "open")
-    assert [ahead for _, ahead in opened] == [False, True]
-    alone_ns = [each.duration_ns for each in report.stages if each.name == "open" and not each.ahead]
+    opened = sorted((each.start_ns, each.overlapped) for each in report.stages if each.name == "open")
+    assert [overlapped for _, overlapped in opened] == [False, True]
+    alone_ns = [each.duration_ns for each in report.stages if each.name == "open" and not each.overlapped]
     assert [report.timing.open_ns] == alone_ns
     spans = compile_spans(report)
     assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "other groups"]
@@ -243,8 +243,8 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     expected = [f"{name} {step}" for name in ("first", "second") for step in steps]
     assert opener.told(*steps, "close") == [*expected, "first close", "second close"]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
-    ahead = [(each.name, each.ahead) for each in report.stages if each.name in ("cache_load", "cache_save")]
-    assert sorted(ahead) == [
+    caches = [each for each in report.stages if each.name in ("cache_load", "cache_save")]
+    assert sorted((each.name, each.overlapped) for each in caches) == [
         ("cache_load", False),
         ("cache_load", True),
         ("cache_save", False),
@@ -264,7 +264,7 @@ async def test_what_a_group_has_in_common_with_the_one_before_it_is_compiled_onc
 ) -> None:
     report = await ahead(pair, Neighbours(), tmp_path / "cache")
     assert [each.cache_hits for each in report.runs] == [0, 2]
-    prepared = [each.ahead for each in report.stages if each.name == "cache_load"]
+    prepared = [each.overlapped for each in report.stages if each.name == "cache_load"]
     assert prepared == [False, False]
 
 
@@ -322,7 +322,7 @@ async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_pat
     assert report.stopped
     assert len(report.runs) == 1
     # What had begun was waited for, and no more.
-    assert [each.name for each in report.stages if each.ahead] == ["open"]
+    assert [each.name for each in report.stages if each.overlapped] == ["open"]
 
 
 async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_applications_for_which_the_driver_has_another_identity_have_a_file_each
     report = compiled(path, tmp_path / "cache", selector=NAVI21)
     files = [each.cache_file for each in report.set.groups]
     assert len(set(files)) == 2
-    assert sorted(each.ahead for each in report.stages if each.name == "open") == [False, True]
+    assert sorted(each.overlapped for each in report.stages if each.name == "open") == [False, True]
     for each in report.set.groups:
         assert each.cache_file is not None
         assert each.cache_file.stat().st_size > 128

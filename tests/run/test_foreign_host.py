@@ -354,7 +354,8 @@ def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
     assert all(own)
     document = compile_sets(archives, radv, tmp_path / "cache", environment)
     for stage in ("cache_load", "cache_save"):
-        assert sorted(each["ahead"] for each in document["stages"] if each["name"] == stage) == [False, True]
+        of_groups = [each for each in document["stages"] if each["name"] == stage]
+        assert sorted(each["overlapped"] for each in of_groups) == [False, True]
     saved = tmp_path / "payload.bin"
     saved.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
     for path, names in zip(archives, own, strict=True):

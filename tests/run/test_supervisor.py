@@ -792,7 +792,7 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     assert report.supervision.culprits == ()
     assert [len(each) for each in report.runs] == [2, 2]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
-    assert not any(each.ahead for each in report.stages)
+    assert not any(each.overlapped for each in report.stages)
 
 
 async def test_a_death_over_pipelines_condemns_no_file_that_was_loaded_beside(
