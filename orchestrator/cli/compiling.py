@@ -576,7 +576,8 @@ async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: t
 
 
 def _exit_code(report: CompileReport, *, allow_damaged: bool) -> ExitCode:
-    if report.stopped and not report.out_of_time:
+    lost = any(each.device_lost for each in report.runs)
+    if report.stopped and not report.out_of_time and not lost:
         return ExitCode.INTERRUPTED
     if report.cache_file.error or (report.binaries is not None and report.binaries.lost):
         return ExitCode.BAD_INPUT

@@ -344,6 +344,8 @@ class Worker:
                 self._isolate(indices, error, meter)
             )
         after = meter.end()
+        if not batch.all_created and (batch.results == ERROR_DEVICE_LOST).any():
+            self._exchange.lose_device("a pipeline's result was VK_ERROR_DEVICE_LOST")
         if self._exchange.cancelled and (batch.results == NOT_READY).any():
             there = np.flatnonzero(batch.results != NOT_READY)
             indices, batch = indices[there], batch.only(there)
@@ -663,6 +665,7 @@ class Run:
                 },
             ),
             stopped=exchange.cancelled or exchange.out_of_time,
+            device_lost=bool(exchange.device_lost),
             notes=(*caches.notes, *self.notes),
             cache_data=caches.data,
             binaries=binaries,

@@ -1142,6 +1142,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
         timing: The times.
         stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum:
             whether some are.
+        device_lost: Whether VK_ERROR_DEVICE_LOST stopped it.
         notes: Caveats for readers, such as a fallback; each once.
         cache_data: The primary's data if the run created the primary; None if it did not, if the driver gave
             none (see `notes`), and in a sum, because only a driver can merge the data.
@@ -1158,6 +1159,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
     timing: Timing
     stopped: bool
     notes: tuple[str, ...]
+    device_lost: bool = False
     cache_data: bytes | None = None
     binaries: BinariesRecord | None = None
     identifiers: IdentifiersRecord | None = None
@@ -1218,6 +1220,7 @@ class RunReport(Record, frozen=True, omit_defaults=True):
             timing=reduce(operator.add, [each.timing for each in parts]),
             stopped=any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN]),
             notes=_each_once(*(each.notes for each in parts)),
+            device_lost=any(each.device_lost for each in parts),
             binaries=reduce(_of_those_there, [each.binaries for each in parts]),
             identifiers=reduce(_of_those_there, [each.identifiers for each in parts]),
         )

@@ -9,9 +9,17 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode, CallSplit, CreationBatch, PipelineSource, PreparedPipelines
+from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
+    CacheMode,
+    CallSplit,
+    CreationBatch,
+    PipelineSource,
+    PreparedPipelines,
+)
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
+    DriverBugs,
     SimulatedDevice,
     SimulatedOptions,
     simulated_features,
@@ -60,6 +68,11 @@ class RefusingDevice(SimulatedDevice):
             fail_on_compile_required=fail_on_compile_required,
             split=split,
         )
+
+
+def losing_device(pipeline: int) -> SimulatedDevice:
+    """A device whose loss is the result of a pipeline: what a driver's `vkCreate*Pipelines` returns."""
+    return SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={pipeline: ERROR_DEVICE_LOST})))
 
 
 def prepared_set(

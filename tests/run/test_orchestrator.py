@@ -39,6 +39,7 @@ from tests.run.support import (
     RefusingDevice,
     check_sums,
     hits_of,
+    losing_device,
     prepared_set,
     without,
 )
@@ -242,8 +243,8 @@ async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -
     assert set(device.compile_counts.values()) == {1}
 
 
-async def test_a_lost_device_ends_the_run_with_a_report() -> None:
-    device = RefusingDevice({0: ERROR_DEVICE_LOST})
+@pytest.mark.parametrize("device", [losing_device(0), RefusingDevice({0: ERROR_DEVICE_LOST})])
+async def test_a_lost_device_ends_the_run_with_a_report(device: SimulatedDevice) -> None:
     options = RunOptions(workers=1, schedule=ScheduleOptions(order=Order.GIVEN))
     report = await run_pipelines(device, prepared_set(device), options)
     check_sums(report)
@@ -251,6 +252,7 @@ async def test_a_lost_device_ends_the_run_with_a_report() -> None:
     assert counts[OutcomeStatus.NOT_RUN] > 0
     assert counts[OutcomeStatus.FAILED] + counts[OutcomeStatus.NOT_RUN] == 300
     assert report.stopped
+    assert report.device_lost
     assert any("device was lost" in note for note in report.notes)
     assert device.live_caches == 0
 

@@ -9,14 +9,13 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
 from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
-from tests.run.support import RefusingDevice, check_sums, hits_of, prepared_set
+from tests.run.support import RefusingDevice, check_sums, hits_of, losing_device, prepared_set
 from tests.run.test_session import ONE, recorded, report_of
 
 
@@ -227,7 +226,7 @@ async def test_a_cancelled_session_leaves_nothing() -> None:
 
 @pytest.mark.parametrize("how", ["submit", "producers", "close", "finish", "leave"])
 async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
-    device = RefusingDevice({0: ERROR_DEVICE_LOST})
+    device = losing_device(0)
     prepared = prepared_set(device)
     told: list[DeviceLostError] = []
     try:
@@ -268,7 +267,7 @@ async def test_a_lost_device_is_told_once_with_the_report(how: str) -> None:
 
 
 async def test_an_exception_of_the_block_goes_before_a_lost_device() -> None:
-    device = RefusingDevice({0: ERROR_DEVICE_LOST})
+    device = losing_device(0)
 
     async def fail() -> None:
         async with open_session(device, prepared_set(device), RunOptions(workers=1)) as session:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, Device, PreparedPipelines
+from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
@@ -23,7 +23,7 @@ from orchestrator.run.session import DeviceLostError, open_session
 from orchestrator.run.session_thread import SessionThread, Ticket, start_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from tests.drivers import REPOSITORY, each_device
-from tests.run.support import RefusingDevice, check_sums, hits_of, prepared_set
+from tests.run.support import check_sums, hits_of, losing_device, prepared_set
 from tests.run.test_session import ONE
 
 LIMIT_S = 60.0
@@ -381,7 +381,7 @@ def test_leaving_the_block_by_an_exception_closes() -> None:
 
 
 def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> None:
-    device = RefusingDevice({40: ERROR_DEVICE_LOST})
+    device = losing_device(40)
     session = start_session((device, prepared_set(device)), RunOptions(workers=1, schedule=ONE, keep=True))
     assert len(session.submit(range(10)).result(LIMIT_S)) == 10
     # The tickets are not the place where it is told: they have outcomes.

@@ -36,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 
 from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
     ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
@@ -782,7 +783,7 @@ class PipelineCreation:
         for part, result in failed:
             missing = part.start + np.flatnonzero(handles[part] == 0)
             results[missing] = result
-            if part.stop - part.start == 1 or result == NOT_READY:
+            if part.stop - part.start == 1 or result in (NOT_READY, ERROR_DEVICE_LOST):
                 continue
             for each in missing.tolist():
                 one = slice(each, each + 1)
@@ -814,6 +815,8 @@ class PipelineCreation:
                 done = part.stop
                 if result != SUCCESS:
                     failed.append((part, int(result)))
+                    if result == ERROR_DEVICE_LOST:
+                        break  # each further call would fail
         finally:
             source.end_use()
         if done < count:

@@ -16,6 +16,7 @@ import pytest
 from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
     ERROR_OUT_OF_HOST_MEMORY,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
@@ -295,6 +296,20 @@ def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
         assert not refused.feedback_flags.any()
         assert not refused.durations_ns.any()
         device.destroy_pipelines(handles)
+
+
+@each_driver
+def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: PipelineSet) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    prepared = device.prepare(image)
+    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    watched = watch(device)
+    watched.refusals.append(ERROR_DEVICE_LOST)
+    split = CallSplit(2, lambda: True)
+    batch = device.create_pipelines(prepared, compute[:6], NO_SOURCE, split=split)
+    assert batch.results.tolist() == [ERROR_DEVICE_LOST] * 2 + [NOT_READY] * 4
+    assert watched.order == [2]
 
 
 @pytest.mark.driver(NAVI21)
