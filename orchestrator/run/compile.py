@@ -59,6 +59,7 @@ from orchestrator.run.limits import memory_is_short
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
+    NO_WORKER_CACHES,
     CompileOptions,
     ModulePolicy,
     PipelineKeyUse,
@@ -812,6 +813,8 @@ class CompileJob:
     async def _run_pipelines(self, device: Device, ready: _Ready, beside: trio.Nursery) -> _Ran:
         options, cache, decision, clock = self.options, ready.cache, self.cache.decision, self.clock
         prepared = ready.prepared
+        # What the caller asked for means nothing where the mode has no worker caches.
+        merge = None if cache.mode in NO_WORKER_CACHES else options.merge
         clock.enter("keys")
         costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
         recorded_ns = costs.of(prepared.image)
@@ -854,14 +857,14 @@ class CompileJob:
                 RunOptions(
                     workers=decision.workers,
                     mode=cache.mode,
-                    merge=self.cache.merge,
+                    merge=merge,
                     count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
                     time_limit_s=self._time_left_s,
                 ),
                 primary=cache.primary,
                 scheduler=scheduler,
                 stop=evolve(self.steering, on_begun=begun.set),
-                on_merged=cache.on_merged(self.cache.merge),
+                on_merged=cache.on_merged(merge),
                 on_progress=partial(self._progress, cache),
             )
         finally:
@@ -1031,6 +1034,7 @@ class CompileJob:
             self._notes.append(
                 f"{cancelled} {which} cancelled, as was said while this went on: the next run compiles them"
             )
+        modes = {each.mode for each in runs}
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
@@ -1052,7 +1056,8 @@ class CompileJob:
                 groups=tuple(each for _, each in self._groups),
                 damage=tuple(map(DamageRecord.of, facts.damage)),
             ),
-            mode=self.cache.decision.mode,
+            # A driver that creates no cache gives a group another mode than the others.
+            mode=modes.pop() if len(modes) == 1 else self.cache.decision.mode,
             workers=self.cache.decision.workers,
             pipelines=self._tally.outcomes(chosen),
             runs=runs,

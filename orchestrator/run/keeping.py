@@ -27,7 +27,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 
 from orchestrator.devices.device import (
     CACHE_HEADER_SIZE,
@@ -42,7 +42,6 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.options import (
-    NO_WORKER_CACHES,
     CompileOptions,
     MergePolicy,
     SavePolicy,
@@ -703,11 +702,6 @@ class CompileCache:
         """What a reader of the report must know; of several groups some say the same."""
         return [*filter(None, [self.decision.note]), *self._notes]
 
-    @property
-    def merge(self) -> MergePolicy | None:
-        """When to merge; what the caller asked for means nothing where the mode has no worker caches."""
-        return None if self.decision.mode in NO_WORKER_CACHES else self.options.merge
-
     def open(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:
         """Decide what was left open and make the primary, from the cache file where one is kept.
 
@@ -721,9 +715,9 @@ class CompileCache:
         try:
             return self._load(device, wanted)
         except DriverError as error:
-            self.decision = evolve(self.decision, mode=CacheMode.NONE)
             self._notes.append(
-                f"the driver creates no pipeline cache, so nothing is looked up and nothing is kept: {error}"
+                "the driver creates no pipeline cache, so for this group nothing is looked up and nothing is "
+                f"kept: {error}"
             )
             return GroupCache(None, CacheMode.NONE)
         finally:

@@ -14,10 +14,10 @@ from attrs import define, field
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -257,6 +257,54 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
         options = CompileOptions(workers=1, open_ahead=False)
         again = await compile_set(source, options, cache_directory=folder, opener=Opener())
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 4
+
+
+@define
+class OneCreatesNoCache(Opener):
+    """Opens several devices, of which one has no memory for a cache.
+
+    Attributes:
+        place: Which one.
+    """
+
+    place: int = field(kw_only=True)
+
+    def __call__(self, request: DeviceRequest) -> SimulatedDevice:
+        """Open one."""
+        refuses = len(self.opened) == self.place
+        self.bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE} if refuses else set())
+        return super().__call__(request)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("open_ahead", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "merge"),
+    [
+        ("per-worker", BARRIER),
+        ("per-worker", ROLLING),
+        ("two-level", ROLLING),
+        ("shared", None),
+        (None, None),
+    ],
+)
+async def test_a_group_without_a_cache_leaves_the_other_its_own(
+    tmp_path: Path, place: int, open_ahead: bool, mode: CacheMode | None, merge: MergePolicy | None
+) -> None:
+    path, folder = tmp_path / "set.foz", tmp_path / "cache"
+    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    options = CompileOptions(workers=1, mode=mode, merge=merge, open_ahead=open_ahead)
+    with PipelineSet.open(path) as source:
+        opener = OneCreatesNoCache(place=place)
+        report = await compile_set(source, options, cache_directory=folder, opener=opener)
+        assert report.counts()[OutcomeStatus.COMPILED] == 4
+        kept = report.runs[1 - place].mode
+        assert [each.mode is CacheMode.NONE for each in report.runs] == [place == 0, place == 1]
+        assert report.mode is kept is not CacheMode.NONE
+        (note,) = (each for each in report.notes if "creates no pipeline cache" in each)
+        assert "for this group" in note
+        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == again.counts()[OutcomeStatus.COMPILED] == 2
 
 
 async def test_what_a_group_has_in_common_with_the_one_before_it_is_compiled_once(
