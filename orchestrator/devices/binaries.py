@@ -33,6 +33,7 @@ from orchestrator.devices.device import (
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
+    destroyed_on_failure,
     in_calls,
 )
 from orchestrator.devices.request import Feature
@@ -302,31 +303,33 @@ def create_with_binaries(
         )
         return in_calls(device, indices, split, one)
     batch = CreationBatch.of_zeros(len(indices))
-    for places in prepared.image.levels(indices):
-        missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)
-        if not missing.size:
-            continue
-        if prepared.identified is not None:
-            lacks = prepared.identified.lacking[indices[missing]]
-            if lacks.any():
-                # Nothing but the driver's own cache may have it, where that is on.
-                part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
-                batch.put(missing[lacks], part)
-                # What was created was not compiled, which was forbidden: such as links of what is there.
-                there = missing[lacks][part.results == SUCCESS]
-                batch.feedback_flags[there] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
-                missing = missing[~lacks]
-                if not missing.size:
-                    continue
-        chosen = indices[missing]
-        if source.captures and not fail_on_compile_required:
-            made, captured = device.create_captured(prepared, chosen, keep=keep)
-            source.take(prepared, captured)
-        else:
-            made = device.create_pipelines(
-                prepared, chosen, NO_SOURCE, keep=keep, fail_on_compile_required=fail_on_compile_required
-            )
-        batch.put(missing, made)
+    with destroyed_on_failure(device, batch):
+        for places in prepared.image.levels(indices):
+            missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)
+            if not missing.size:
+                continue
+            if prepared.identified is not None:
+                lacks = prepared.identified.lacking[indices[missing]]
+                if lacks.any():
+                    # Nothing but the driver's own cache may have it, where that is on.
+                    part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
+                    batch.put(missing[lacks], part)
+                    # What was created was not compiled, which was forbidden: such as links of what is there.
+                    there = missing[lacks][part.results == SUCCESS]
+                    batch.feedback_flags[there] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
+                    missing = missing[~lacks]
+                    if not missing.size:
+                        continue
+            chosen = indices[missing]
+            if source.captures and not fail_on_compile_required:
+                made, captured = device.create_captured(prepared, chosen, keep=keep)
+                batch.put(missing, made)
+                source.take(prepared, captured)
+            else:
+                made = device.create_pipelines(
+                    prepared, chosen, NO_SOURCE, keep=keep, fail_on_compile_required=fail_on_compile_required
+                )
+                batch.put(missing, made)
     return batch
 
 

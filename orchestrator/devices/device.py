@@ -531,17 +531,24 @@ def joined(
 ) -> CreationBatch:
     """One batch of several, as they are made; what is in none of them has the result VK_NOT_READY.
 
-    Where the next one cannot be made, those before are destroyed: nobody will learn of them.
+    Where the next one cannot be made, those before are destroyed.
     """
     batch = CreationBatch.of_zeros(count)
     batch.results[:] = NOT_READY
-    try:
+    with destroyed_on_failure(device, batch):
         for places, part in parts:
             batch.put(places, part)
+    return batch
+
+
+@contextmanager
+def destroyed_on_failure(device: Device, batch: CreationBatch) -> Iterator[None]:
+    """Destroy the pipelines that a batch has by the time the block raises: nobody will learn of them."""
+    try:
+        yield
     except BaseException:
         device.destroy_pipelines(batch.handles)
         raise
-    return batch
 
 
 class CallSplit(msgspec.Struct, frozen=True, eq=False):

@@ -27,6 +27,7 @@ from orchestrator.devices.device import (
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
+    destroyed_on_failure,
     in_calls,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -118,24 +119,25 @@ def create_speculatively(
     identified = prepared.identified
     assert identified is not None  # noqa: S101 - a device asks for this where there are
     batch = CreationBatch.of_zeros(len(indices))
-    for level in prepared.image.levels(indices):
-        lacks = identified.lacking[indices[level]]
-        for places, without_code in ((level[lacks], True), (level[~lacks], False)):
-            if not places.size:
-                continue
-            if without_code:
-                part = device.create_identified(prepared, indices[places], source, keep=keep)
-            else:
-                part = device.create_pipelines(
-                    prepared,
-                    indices[places],
-                    source,
-                    keep=keep,
-                    fail_on_compile_required=fail_on_compile_required,
-                )
-            if len(places) == len(indices):
-                return part
-            batch.put(places, part)
+    with destroyed_on_failure(device, batch):
+        for level in prepared.image.levels(indices):
+            lacks = identified.lacking[indices[level]]
+            for places, without_code in ((level[lacks], True), (level[~lacks], False)):
+                if not places.size:
+                    continue
+                if without_code:
+                    part = device.create_identified(prepared, indices[places], source, keep=keep)
+                else:
+                    part = device.create_pipelines(
+                        prepared,
+                        indices[places],
+                        source,
+                        keep=keep,
+                        fail_on_compile_required=fail_on_compile_required,
+                    )
+                if len(places) == len(indices):
+                    return part
+                batch.put(places, part)
     return batch
 
 
