@@ -182,6 +182,7 @@ class HeldPipelines(BinarySource):
     _changed: threading.Condition = field(factory=threading.Condition)
     _waiting: _Waiting = field(factory=_Waiting)
     _writer: threading.Thread | None = None
+    _failure: BaseException | None = None
     _destroyed: bool = False
 
     @classmethod
@@ -288,12 +289,14 @@ class HeldPipelines(BinarySource):
                     missing.append(index)
                 else:
                     self._fill_one(filling, index, stored)
+            identified: set[int] = set()
             for index, names in ({} if reader.is_empty else self._identified(prepared, missing)).items():
                 outcome, stored = reader.find_identified(*names)
                 outcomes[outcome] = outcomes.get(outcome, 0) + 1
                 if stored is not None:
-                    missing.remove(index)
+                    identified.add(index)
                     self._fill_one(filling, index, stored)
+            missing[:] = (each for each in missing if each not in identified)
             filling.make()  # while the store's memory is there; the driver copies it
         with self._lock:
             self._add(damaged=outcomes.get("damaged", 0), ambiguous=outcomes.get("collides", 0))
@@ -434,6 +437,7 @@ class HeldPipelines(BinarySource):
         with self._changed:
             # Far behind, the disk sets the pace: memory is bounded too.
             self._changed.wait_for(lambda: self._waiting.bytes < _MOST_WAITING_BYTES or self._waiting.ends)
+            self._raise_failure()
             self._waiting.pipelines.extend(pipelines)
             self._waiting.bytes += sum(map(_size, pipelines))
             self._waiting.idle = False
@@ -443,6 +447,20 @@ class HeldPipelines(BinarySource):
             self._changed.notify_all()
 
     def _write(self) -> None:
+        """Be the thread that stores."""
+        try:
+            self._store_all()
+        except BaseException as error:  # noqa: BLE001 - raised where binaries are given, or settled
+            with self._changed:
+                self._failure, self._waiting.ends = error, True
+                self._changed.notify_all()
+
+    def _raise_failure(self) -> None:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _store_all(self) -> None:
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting.pipelines or self._waiting.ends)
@@ -502,6 +520,7 @@ class HeldPipelines(BinarySource):
             writer.join()
         with self._changed:
             self._waiting = _Waiting()
+        self._raise_failure()
         used, self._used = self._used, []
         refused, self._refused = self._refused, []
         if self.store is None or self.generation is None or self.store.read_only:
@@ -552,12 +571,14 @@ class HeldPipelines(BinarySource):
         if self._destroyed:
             return
         self._destroyed = True
-        self.settle()
-        with self._lock:
-            images, self._images = self._images, {}
-            self._held_bytes = 0
-        for _, pulled in images.values():
-            self.device.destroy_binaries(pulled.handles)
+        try:
+            self.settle()
+        finally:
+            with self._lock:
+                images, self._images = self._images, {}
+                self._held_bytes = 0
+            for _, pulled in images.values():
+                self.device.destroy_binaries(pulled.handles)
 
 
 class _Filling:

@@ -760,7 +760,10 @@ class BinaryStore:
                 raise kind(self.path, f"it cannot be written: {cause}") from error
 
     def _disk_is_full(self) -> bool:
-        system = os.statvfs(self.path.parent)
+        try:
+            system = os.statvfs(self.path.parent)
+        except OSError:  # then it is not known, and the error that asks is told as it is
+            return False
         return system.f_bavail * system.f_frsize < self._bytes_a_commit
 
     def _number(self, transaction: Any, generation: Generation) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import msgspec
 import numpy as np
 import pytest
@@ -23,6 +26,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError
+from orchestrator.run import binaries
 from orchestrator.run.binaries import DEFAULT_MEMORY, HeldPipelines
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
@@ -239,6 +243,32 @@ async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     report, _, _ = await run(store)
     assert report.compiled == COUNT
     assert any("not looked up" in note for note in report.notes)
+
+
+async def test_a_bug_while_storing_ends_the_run(store: BinaryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(BinaryStore, "put", fail)
+    # Workers wait for the writer as soon as anything is to be stored.
+    monkeypatch.setattr(binaries, "_MOST_WAITING_BYTES", 1)
+    with pytest.raises(ZeroDivisionError):
+        await run(store)
+
+
+async def test_a_store_on_a_disk_that_says_nothing_costs_no_pipeline(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_given: object, **_named: object) -> None:
+        raise lmdb.Error("Input/output error")
+
+    def silent(_path: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(BinaryStore, "_number", broken)
+    monkeypatch.setattr(os, "statvfs", silent)
+    _, record, _ = await run(store)
+    assert record.lost == record.captured == COUNT
 
 
 async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: BinaryStore) -> None:
