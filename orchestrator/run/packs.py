@@ -215,6 +215,7 @@ class GrowingPack:
     selectors: tuple[str, ...]
     _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
     _known: dict[str, PackedFile] = field(factory=dict)
+    _had: dict[ProfileIdentity, bytes] = field(factory=dict, repr=False)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
@@ -278,13 +279,17 @@ class GrowingPack:
                 held = [(path, device_binaries(store, ProfileIdentity.of(identity)))]
         except StoreError as error:
             raise PackError(error.path, error.reason) from None
-        before = (
-            None if self.earlier is None else self.earlier.manifest.target_of(ProfileIdentity.of(identity))
-        )
-        if self.earlier is not None and before is not None and before.binaries is not None:
-            held.insert(0, (self.writer.directory / name, self.earlier.read_binaries(before)))
+        held.insert(0, (self.writer.directory / name, self._earlier_binaries(ProfileIdentity.of(identity))))
         content = join_binaries([each for each in held if each[1]])
         return (self.writer.add(name, content), *self.writer.notes_at(cache_file)) if content else ()
+
+    def _earlier_binaries(self, identity: ProfileIdentity) -> bytes:
+        """What the earlier pack had of a device, read before that file is written for the first time."""
+        if self.earlier is not None and identity not in self._had:
+            before = self.earlier.manifest.target_of(identity)
+            has = before is not None and before.binaries is not None
+            self._had[identity] = self.earlier.read_binaries(before) if before is not None and has else b""
+        return self._had.get(identity, b"")
 
     def _write(self) -> Manifest:
         manifest = manifest_of(self._targets())

@@ -106,13 +106,17 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     assert there() == {"simulated": (True, ""), "other": (True, "")}
 
 
-def packed_binaries(directory: Path, keys: Collection[int] = ()) -> Pack:
-    """A pack of the sample in mode binaries, or of those keys of it, compiled in a directory of its own."""
+def binaries_report(directory: Path, keys: Collection[int] = ()) -> CompileReport:
+    """The sample in mode binaries, or those keys of it."""
     subset = Subset(keys=frozenset(keys)) if keys else WHOLE
     options = CompileOptions(selector="simulated", mode=CacheMode.BINARIES, subset=subset)
-    place = directory.with_name(f"{directory.name}-cache")
     with PipelineSet.open(sample_path()) as opened:
-        report = trio.run(compiled, opened, options, place)
+        return trio.run(compiled, opened, options, directory)
+
+
+def packed_binaries(directory: Path, keys: Collection[int] = ()) -> Pack:
+    """A pack of `binaries_report`, compiled in a directory of its own."""
+    report = binaries_report(directory.with_name(f"{directory.name}-cache"), keys)
     GrowingPack.begin(directory, KEY, ["simulated"]).finish([TargetResult("simulated", report)])
     return Pack.open(directory, KEY)
 
@@ -190,6 +194,21 @@ def test_two_names_of_one_device_are_one_target(tmp_path: Path) -> None:
     pack = GrowingPack.begin(tmp_path / "pack", None, ["one", "two"])
     manifest = pack.finish([TargetResult("one", report), TargetResult("two", report)])
     assert [each.selector for each in manifest.targets] == ["two"]
+
+
+def test_binaries_grow_by_two_names_of_one_device(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        keys = sorted(each.key for each in opened.pipelines)
+    before = binaries_in(packed_binaries(tmp_path / "pack", keys[:5]), tmp_path / "before")
+    report = binaries_report(tmp_path / "new", keys[5:])
+    pack = GrowingPack.begin(tmp_path / "pack", KEY, ["one", "two"])
+    results = [TargetResult("one", report), TargetResult("two", report)]
+    for each in results:
+        pack.take(each)
+    pack.finish(results)
+    grown = Pack.open(tmp_path / "pack", KEY)
+    assert list(grown.problems()) == []
+    assert binaries_in(grown, tmp_path / "after") > before
 
 
 def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:
