@@ -141,7 +141,7 @@ class SaveDecider:
     a cancel, a signal or an exit forces one. No save is due while another is under way, while nothing is
     new, or for an empty cache. After a failed save its pipelines count as new again, and the next save waits
     for a pause. When creation is over, a save of every new pipeline is due at most `quiet_ns` after the last
-    one.
+    one, or as soon as a pause ends.
 
     Pure: no clock, no I/O, no thread. The caller gives times, ns on one clock that does not go back.
 
@@ -315,11 +315,11 @@ class CacheKeeper:
             stop: When set, what is new is saved at once: the calls in flight may take longer than the
                 patience of whoever asked this process to end.
         """
+        stopped = trio.Event() if stop is None else stop
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._serve, primary)
-                if stop is not None:
-                    nursery.start_soon(self._watch, stop)
+                nursery.start_soon(self._serve, primary, stopped)
+                nursery.start_soon(self._watch, stopped)
                 yield
                 nursery.cancel_scope.cancel()
         except ExceptionGroup as group:
@@ -327,14 +327,18 @@ class CacheKeeper:
                 raise group.exceptions[0] from None
             raise
 
-    async def _serve(self, primary: PipelineSource) -> None:
+    async def _serve(self, primary: PipelineSource, stop: trio.Event) -> None:
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
             due, self._due = self._due, None
-            if due is not None:
-                with self._saving():  # in this thread, in which `progress` asks what is due
-                    await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
+            if due is None:
+                continue
+            was_stopped = stop.is_set()
+            with self._saving():  # in this thread, in which `progress` asks what is due
+                await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
+            if stop.is_set() and not was_stopped:  # `_watch` asked in vain; this save lacks what came since
+                self._ask(self._decider.forced(SaveReason.SIGNAL))
 
     async def _watch(self, stop: trio.Event) -> None:
         await stop.wait()

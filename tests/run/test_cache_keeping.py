@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+import trio.testing
 from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, PipelineSource
@@ -155,6 +156,33 @@ async def test_a_save_may_begin_while_it_is_asked_what_is_due(
             await trio.to_thread.run_sync(saved.wait, 60)
     assert [each.reason for each in keeper.saves] == [SaveReason.OVERDUE]
     assert keeper._decider.new_pipelines == 1
+
+
+async def test_a_stop_during_a_save_saves_what_that_one_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entered, go_on, again = threading.Event(), threading.Event(), threading.Event()
+
+    def attempt(self: CacheKeeper, primary: PipelineSource, reason: SaveReason, wait_s: float) -> CacheSave:
+        (again if entered.is_set() else entered).set()
+        assert go_on.wait(60)
+        return CacheSave(reason, saved_bytes=1)
+
+    monkeypatch.setattr(CacheKeeper, "_try", attempt)
+    policy = SavePolicy(growth_pipelines=1, pause_ns=10**15)
+    keeper = CacheKeeper(cast(CacheFileStore, None), LoadResult(LoadStatus.MISSING, tmp_path), policy)
+    stop = trio.Event()
+    with trio.fail_after(60):
+        async with keeper.beside(strict_device().create_pipeline_cache(), stop):
+            keeper.progress(1)
+            await trio.to_thread.run_sync(entered.wait, 60)
+            keeper.progress(3)
+            stop.set()
+            await trio.testing.wait_all_tasks_blocked()  # whoever watches for the stop has asked
+            go_on.set()
+            assert await trio.to_thread.run_sync(again.wait, 60)
+    assert [each.reason for each in keeper.saves] == [SaveReason.GROWTH, SaveReason.SIGNAL]
+    assert keeper._decider.new_pipelines == 0
 
 
 async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back(
