@@ -4,10 +4,11 @@
                                                       │  several at a time, never in a worker's thread
     schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
 
-Guarantees: each shader is requested once for all pipelines and images that need it. If the provider raises,
-gives no valid code, or does not answer in time, only the pipelines that need the shader fail. A stuck call of
-a provider occupies its thread, and one of the provider's concurrent calls, until it returns; no task waits
-for it.
+Guarantees: each shader is requested once for all pipelines and images that need it; images of several
+`Identification`s have a provider and supplied code each, so there once for each of these. If the provider
+raises, gives no valid code, or does not answer in time, only the pipelines that need the shader fail. A stuck
+call of a provider occupies its thread, and one of the provider's concurrent calls, until it returns; no task
+waits for it.
 Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
 """
 
@@ -39,14 +40,34 @@ _SLOW_NS: Final = 1_000_000_000
 _CREATED: Final = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
 
 
+_Name = tuple[int, int]
+"""A module: where its supplied code is kept, as the `id` of that, and its key."""
+
+
+def _name(identified: IdentifiedModules, key: int) -> _Name:
+    return id(identified.code), key
+
+
 @frozen(eq=False)
 class _Module:
-    """A requested module, at its first use."""
+    """A requested module, at its first use.
+
+    Attributes:
+        part: The image that uses it.
+        identified: What is known of the image's modules.
+        number: Its place among them.
+        key: Hash of its record.
+    """
 
     part: PreparedPipelines
     identified: IdentifiedModules
     number: int
     key: int
+
+    @property
+    def name(self) -> _Name:
+        """What tells it apart."""
+        return _name(self.identified, self.key)
 
 
 @frozen
@@ -76,11 +97,11 @@ class SpirvSupply:
     notes: list[str] = field(factory=list)
     _record: IdentifiersRecord = field(factory=IdentifiersRecord)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _queue: list[tuple[tuple[int, int], int]] = field(factory=list)  # urgency, key
-    _asked: dict[int, _Module] = field(factory=dict)
-    _wanted: dict[int, list[int]] = field(factory=dict)  # jobs that wait for each key
-    _waits: dict[int, set[int]] = field(factory=dict)  # keys that each job waits for
-    _refused: dict[int, Refusal] = field(factory=dict)
+    _queue: list[tuple[tuple[int, int], _Name]] = field(factory=list)  # with their urgency
+    _asked: dict[_Name, _Module] = field(factory=dict)
+    _wanted: dict[_Name, list[int]] = field(factory=dict)  # jobs that wait for each module
+    _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
+    _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
     _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
@@ -95,21 +116,22 @@ class SpirvSupply:
             identified = part.identified
             assert identified is not None  # noqa: S101 - other jobs are never missed
             unknown += not identified.known(np.array([own], np.int32))[0]
-            lacking: set[int] = set()
+            lacking: set[_Name] = set()
             for number in identified.needed(own):
                 key = identified.image.modules[number].key
                 if key in identified.code:
                     continue
-                lacking.add(key)
-                self._wanted.setdefault(key, []).append(job)
-                if key not in self._asked:
-                    self._asked[key] = _Module(part, identified, number, key)
+                name = _name(identified, key)
+                lacking.add(name)
+                self._wanted.setdefault(name, []).append(job)
+                if name not in self._asked:
+                    self._asked[name] = _Module(part, identified, number, key)
                     with self.exchange.looking() as schedule:
-                        heapq.heappush(self._queue, (schedule.urgency_of(job), key))
+                        heapq.heappush(self._queue, (schedule.urgency_of(job), name))
             self._waits[job] = lacking
             if not lacking:
                 ready.append(job)
-            elif refused := [self._refused[key] for key in lacking if key in self._refused]:
+            elif refused := [self._refused[name] for name in lacking if name in self._refused]:
                 self._refuse([job], refused[0])
         self._record = msgspec.structs.replace(
             self._record, missed=self._record.missed + len(jobs), unknown=self._record.unknown + unknown
@@ -124,9 +146,9 @@ class SpirvSupply:
                 # No checkpoint lies between this check and `park`, and `take` runs in the trio thread too.
                 while not self._queue or self._busy >= self._next.identified.provider.concurrency:
                     await self._lot.park()
-                _, key = heapq.heappop(self._queue)
+                _, name = heapq.heappop(self._queue)
                 self._busy += 1
-                nursery.start_soon(self._supply, self._asked[key])
+                nursery.start_soon(self._supply, self._asked[name])
 
     @property
     def _next(self) -> _Module:
@@ -142,7 +164,7 @@ class SpirvSupply:
         took_ns = time.perf_counter_ns() - began
         if took_ns >= _SLOW_NS:
             self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
-        waiting = self._wanted.pop(module.key, [])
+        waiting = self._wanted.pop(module.name, [])
         given = _Given(0) if isinstance(found, Refusal) else found
         record = self._record
         self._record = msgspec.structs.replace(
@@ -156,7 +178,7 @@ class SpirvSupply:
         )
         if isinstance(found, Refusal):
             text = f"shader module {module.key:016x}: {found.reason}"
-            self._refused[module.key] = refusal = Refusal(text, found.unsupported)
+            self._refused[module.name] = refusal = Refusal(text, found.unsupported)
             self._refuse(waiting, refusal)
             return
         ready = []
@@ -164,7 +186,7 @@ class SpirvSupply:
             lacking = self._waits.get(job)
             if lacking is None:
                 continue  # other code that it needs was refused
-            lacking.discard(module.key)
+            lacking.discard(module.name)
             if not lacking:
                 ready.append(job)
         self._settle(ready)

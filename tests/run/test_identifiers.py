@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 import pytest
 import trio
+import trio.testing
 from attrs import define, field
 
 from orchestrator.devices.device import CacheMode, PreparedPipelines
@@ -409,6 +410,31 @@ async def test_a_session_asks_for_what_is_submitted() -> None:
         assert sorted(translator.calls) == [1010, 1011, 2000]
         assert session.progress.done == session.progress.total == 15
         session.take(ticket)
+    device.close()
+
+
+@pytest.mark.parametrize("settled", [True, False], ids=["after", "while"])
+async def test_images_with_supplied_code_of_their_own_are_supplied_each(settled: bool) -> None:
+    went, other = trio.Event(), Translator()
+
+    async def translate(_: int) -> bytes:
+        await went.wait()
+        return SPIRV
+
+    device = SimulatedDevice()
+    first = prepared(device, SpirvProvider(translate))
+    own = IdentifiedModules(image(range(20, 24)), SpirvProvider(other), SuppliedCode())
+    async with open_session(device, first, RunOptions(workers=2)) as session:
+        ticket = await session.submit([20, 21])
+        if settled:
+            went.set()
+            await ticket.wait()
+        later = await session.submit(session.add(device.prepare(own)))
+        await trio.testing.wait_all_tasks_blocked()
+        went.set()
+        with trio.fail_after(LIMIT_S):
+            assert all(each.created for each in (*await later.wait(), *await ticket.wait()))
+    assert sorted(other.calls) == [1010, 1011, 2000]
     device.close()
 
 
