@@ -74,6 +74,7 @@ class Merged:
     merge_ns: int
     warnings: tuple[str, ...]
     started_ns: int = 0
+    unmerged: int = 0
 
 
 def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, seed_bytes: int = 0) -> Merged:
@@ -88,6 +89,7 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
         ExternalSynchronizationError: A source is in use elsewhere: a caller uses the primary during a run.
     """
     warnings: list[str] = []
+    unmerged = 0
     source_bytes = tuple(size_of(source, warnings) for source in sources)
     before = size_of(primary, warnings)
     started = time.perf_counter_ns()
@@ -96,7 +98,9 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
             primary.merge(sources)
         except DriverError as refused:
             warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
-            warnings.extend(_merge_one_by_one(primary, sources))
+            lost = _merge_one_by_one(primary, sources)
+            unmerged = len(lost)
+            warnings += lost
     merge_ns = time.perf_counter_ns() - started
     after = size_of(primary, warnings) if sources else before
     largest = max(source_bytes, default=0)
@@ -107,7 +111,8 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
             f"the merge was a no-op: a worker cache holds {largest} bytes, the primary has {after} after it "
             f"and had {before} before; this driver does not merge, so use mode shared"
         )
-    return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started)
+        unmerged = len(sources)
+    return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started, unmerged)
 
 
 def size_of(source: PipelineSource, warnings: list[str]) -> int:
@@ -120,6 +125,7 @@ def size_of(source: PipelineSource, warnings: list[str]) -> int:
 
 
 def _merge_one_by_one(primary: PipelineSource, sources: Sequence[PipelineSource]) -> list[str]:
+    """Merge each source by itself; a warning for each that the driver refuses."""
     warnings = []
     for source in sources:
         try:
@@ -324,6 +330,7 @@ class Rotation:
         slots: The current source of each worker.
         guard: Keeps look-ups and merges apart.
         warnings: What a user should know.
+        unmerged: Sources that the driver refused to merge.
     """
 
     primary: PipelineSource
@@ -338,6 +345,7 @@ class Rotation:
     slots: list[Slot] = field(init=False)
     guard: PrimaryGuard = field(init=False)
     warnings: list[str] = field(factory=list, init=False)
+    unmerged: int = field(default=0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _standbys: list[PipelineSource] = field(factory=list, init=False)
     _rotated: deque[_Rotated] = field(factory=deque, init=False)
@@ -479,6 +487,7 @@ class Rotation:
         )
         self._merges.append(merge)
         self.warnings += merged.warnings
+        self.unmerged += merged.unmerged
         self.primary_is_filled |= merged.after > self.primary.empty_bytes
         self._learn_size()
         for _ in merging:
@@ -927,13 +936,14 @@ class RunCaches:
         merged, primary = self._merged, self.primary
         if merged is None or primary is None:
             return None
-        warnings = list(merged.warnings)
+        warnings, unmerged = list(merged.warnings), merged.unmerged
         rolling: RollingReport | None = None
         on_the_way: tuple[int, ...] = ()
         if self.rotation is not None:
             rolling = self.rotation.report()
             warnings += self.rotation.few_warnings()
             on_the_way = self.rotation.merged_bytes()
+            unmerged += self.rotation.unmerged
         if compiled and max((merged.after, *merged.source_bytes, *on_the_way)) <= primary.empty_bytes:
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold "
@@ -952,5 +962,6 @@ class RunCaches:
             merge_ns=merged.merge_ns,
             warnings=tuple(warnings),
             rolling=rolling,
+            unmerged=unmerged,
             started_ns=merged.started_ns,
         )

@@ -51,7 +51,6 @@ from orchestrator.run.records import (
     CacheFileRecord,
     CacheSave,
     OutcomeStatus,
-    OutcomeTable,
     RunReport,
     SaveReason,
     status_code,
@@ -745,15 +744,19 @@ class CompileCache:
                 self.file = keeper.summarize(self.file)
                 self._notes += keeper.notes()
                 if report is not None:
-                    self._note_contents(keeper, cache.held, report.pipelines)
+                    self._note_contents(keeper, cache.held, report)
         finally:
             cache.primary.destroy()
 
     def _note_contents(
-        self, keeper: CacheKeeper, held: npt.NDArray[np.bool_] | None, pipelines: OutcomeTable
+        self, keeper: CacheKeeper, held: npt.NDArray[np.bool_] | None, report: RunReport
     ) -> None:
         """Note beside the cache file which pipelines it holds, where that is not noted yet."""
+        pipelines = report.pipelines
         created = np.isin(pipelines.status, _CREATED)
+        if report.merge is not None and report.merge.unmerged:
+            # Nobody knows what only those caches held: a hit may have been in one of them, too.
+            created &= False if held is None else held
         unchanged = keeper.content == keeper.loaded.data_hash
         if not keeper.content or (unchanged and held is not None and held[created].all()):
             return

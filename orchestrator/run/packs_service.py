@@ -137,7 +137,9 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
             raise PackError(pack.directory / target.cache.name, problem)
         saved = save_merged(device, path, cache)
     if saved.saved_bytes:
-        _note(pack, target, path, b"" if saved.found is None else saved.found.data_hash)
+        before = b"" if saved.found is None else saved.found.data_hash
+        # With a note one of the two may have been dropped.
+        _note(pack, target, path, before, is_joined=not saved.note)
     return replace(
         done,
         saved_bytes=saved.saved_bytes,
@@ -162,10 +164,17 @@ def _install_binaries(pack: Pack, target: Target, done: Installed) -> Installed:
     return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
 
 
-def _note(pack: Pack, target: Target, cache_file: Path, before: bytes = b"") -> None:
+def _note(
+    pack: Pack, target: Target, cache_file: Path, before: bytes = b"", *, is_joined: bool = True
+) -> None:
     """Add what lies beside a pack's cache file to what lies beside another one.
 
-    `before` is the hash that the other one had before the pack's was joined with it.
+    Args:
+        pack: The pack.
+        target: Whose cache file it is.
+        cache_file: The other one.
+        before: Hash that the other one had before the pack's was joined with it.
+        is_joined: Whether it has all that both had.
     """
     for file in target.files:
         try:
@@ -174,7 +183,7 @@ def _note(pack: Pack, target: Target, cache_file: Path, before: bytes = b"") -> 
                 add_durations(cache_file, known.keys, known.duration_ns)
             elif file.name.endswith(FEATURE_GROUPS.suffix):
                 add_feature_groups(cache_file, decode_groups(pack.read(file)))
-            elif file.name.endswith(CONTENTS.suffix) and target.cache is not None:
+            elif file.name.endswith(CONTENTS.suffix) and target.cache is not None and is_joined:
                 held = decode_contents(pack.read(file))
                 packed = PipelineCachePrefixHeader.unpack(pack.read_cache(target)).data_hash
                 now = stored_data_hash(cache_file)

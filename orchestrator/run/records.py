@@ -881,6 +881,7 @@ class MergeReport(Record, frozen=True):
         merge_ns: Time of the merge alone.
         warnings: What a user should know, such as a merge that kept nothing; empty if all is well.
         rolling: The merges during the run, or None if all were at the barrier.
+        unmerged: Worker caches that the driver did not merge, so that what only they held is lost.
         started_ns: When the merge began, on the clock of time.perf_counter_ns.
     """
 
@@ -896,6 +897,7 @@ class MergeReport(Record, frozen=True):
     merge_ns: Nanoseconds
     warnings: tuple[str, ...]
     rolling: RollingReport | None = None
+    unmerged: int = 0
     started_ns: int = msgspec.field(default=0, name="started_ns")
 
     def __add__(self, other: Self) -> Self:
@@ -927,6 +929,7 @@ class MergeReport(Record, frozen=True):
             merge_ns=self.merge_ns + other.merge_ns,
             warnings=_each_once(self.warnings, other.warnings),
             rolling=rolling,
+            unmerged=self.unmerged + other.unmerged,
             started_ns=self.started_ns,
         )
 

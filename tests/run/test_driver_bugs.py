@@ -19,6 +19,7 @@ from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.profile_file import read_distrusted
+from orchestrator.stores.run_notes import read_contents
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 COUNT = 6
@@ -203,6 +204,26 @@ async def test_no_memory_to_merge(archive: Path, folder: Path) -> None:
     report = await compiled(archive, folder, Opener(bugs))
     assert counts(report) == {"compiled": COUNT}
     assert "VK_ERROR_OUT_OF_HOST_MEMORY" in told(report, "the merge of all worker caches failed")
+
+
+async def test_what_a_refused_merge_lost_is_not_noted_as_held(
+    archive: Path, folder: Path, tmp_path: Path
+) -> None:
+    opener = Opener()
+    await compiled(archive, folder, opener)
+    path = cache_path(folder, opener.device.identity)
+    assert len(read_contents(path)) == COUNT
+    larger = tmp_path / "larger.foz"
+    write_small_set(larger, 0, 2 * COUNT)
+    for bugs in (
+        DriverBugs(out_of_memory_operations={CacheOperation.MERGE}),
+        DriverBugs(merge_does_nothing=True),
+    ):
+        report = await compiled(larger, folder, Opener(bugs), mode=CacheMode.PER_WORKER)
+        assert counts(report) == {"compiled": COUNT, "cache_hit": COUNT}
+        assert report.runs[0].merge is not None
+        assert report.runs[0].merge.unmerged > 0
+        assert len(read_contents(path)) == COUNT
 
 
 # --- what ends the process, or never ends: in children, which have the device from here

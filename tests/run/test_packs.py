@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import pytest
 import trio
 from msgspec.structs import replace
@@ -24,11 +25,22 @@ from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_pack import import_content
 from orchestrator.stores.binary_store import BinaryStore
-from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file
+from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.pack import Pack, PackError, PackWriter
+from orchestrator.stores.pack import Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
-from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, keys_in, loaded_keys, path_in
+from orchestrator.stores.run_notes import add_contents, read_contents
+from tests.stores.faults.sets import (
+    IDENTITY,
+    OLD,
+    OLDER,
+    OURS,
+    UNION,
+    data_of,
+    keys_in,
+    loaded_keys,
+    path_in,
+)
 from tests.stores.packs import KEY, key_file, make_pack, part
 
 OTHER_DRIVER = simulated_identity(driver_version=2)
@@ -209,6 +221,30 @@ def test_binaries_grow_by_two_names_of_one_device(tmp_path: Path) -> None:
     grown = Pack.open(tmp_path / "pack", KEY)
     assert list(grown.problems()) == []
     assert binaries_in(grown, tmp_path / "after") > before
+
+
+def not_merging(request: DeviceRequest) -> SimulatedDevice:
+    """For an installer's child."""
+    return SimulatedDevice(SimulatedOptions(request=request, bugs=DriverBugs(merge_does_nothing=True)))
+
+
+def test_what_an_installer_could_not_merge_is_not_noted_as_held(tmp_path: Path) -> None:
+    def save(directory: Path, content: frozenset[int]) -> Path:
+        path = cache_path(directory, IDENTITY)
+        save_cache_file(path, IDENTITY, data_of(content))
+        add_contents(path, np.array(sorted(content), np.uint64), stored_data_hash(path) or b"", ())
+        return path
+
+    mine, writer = save(tmp_path / "mine", OLDER), PackWriter(tmp_path / "pack", None)
+    writer.prepare()
+    files = writer.files_at(save(tmp_path / "theirs", OURS))
+    identity = ProfileIdentity.of(IDENTITY)
+    writer.finish(manifest_of([Target(selector="simulated", identity=identity, files=files)]))
+    pack = Pack.open(tmp_path / "pack")
+    done = install(pack, "simulated", mine.parent, opener=f"{__name__}:not_merging").done
+    assert "does not merge" in done.notes[0]
+    assert loaded_keys(mine)[0] == OURS
+    assert read_contents(mine).data_hash != stored_data_hash(mine), "what it holds is not known any more"
 
 
 def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:
