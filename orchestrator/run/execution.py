@@ -371,6 +371,8 @@ class Worker:
             for place in range(len(indices)):
                 if lost := self._exchange.device_lost:
                     return done.plus(_Ended(self._recorder.record_failed_call(indices[place:], lost)))
+                if not self._goes_on():
+                    break
                 done = done.plus(self._create(indices[place : place + 1], meter))
             return done
         return _Ended(self._recorder.record_failed_call(indices, str(error)))

@@ -264,6 +264,34 @@ async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
     assert device.made == 5
 
 
+class RefusesBatches(StoppedDevice):
+    """Every call of more than one pipeline fails as a whole."""
+
+    def _create(self, what: str, prepared: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
+        """Create one, and stop; or fail."""
+        if len(indices) > 1:
+            raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
+        return super()._create(what, prepared, indices, *given, **more)
+
+
+async def test_a_failed_batch_is_not_tried_one_by_one_after_a_stop() -> None:
+    stop = trio.Event()
+
+    async def stop_now() -> None:
+        stop.set()
+        await trio.testing.wait_all_tasks_blocked()
+
+    device = RefusesBatches(5, lambda: trio.from_thread.run(stop_now))
+    prepared = prepared_set(device)
+    options = RunOptions(workers=1, schedule=ScheduleOptions(expect_hits=1.0, batch_limit=64))
+    report = await run_pipelines(device, prepared, options, stop=stop)
+    assert device.made == 5
+    check_sums(report)
+    assert report.counts()[OutcomeStatus.COMPILED] == 5
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 295
+    device.close()
+
+
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 async def test_what_a_stopped_batch_did_not_hand_over_was_not_run(mode: CacheMode) -> None:
     first = SimulatedDevice()
