@@ -257,17 +257,17 @@ def _merge_rows(report: CompileReport) -> _Rows:
     if merge is None or report.mode is CacheMode.NONE:
         return
     before, after = byte_text(merge.primary_bytes_before), byte_text(merge.primary_bytes_after)
-    if report.binaries is not None:
-        yield from _binary_rows(report.binaries)
     if report.identifiers is not None:
         yield from _identifier_rows(report.identifiers)
+    if report.binaries is not None:
+        yield from _binary_rows(report.binaries)
         return
     if report.mode is CacheMode.SHARED:
         yield "cache", f"one for all workers: {before} before, {after} after; nothing to merge"
         return
     yield (
         "merge",
-        f"{byte_text(merge.source_bytes)} in {plural(report.workers, 'worker cache')} + {before} in the "
+        f"{byte_text(merge.source_bytes)} in {plural(merge.caches, 'worker cache')} + {before} in the "
         f"primary -> {after}, {byte_text(merge.pruned_bytes)} of duplicates pruned",
     )
     yield (

@@ -944,7 +944,8 @@ class RunCaches:
             warnings += self.rotation.few_warnings()
             on_the_way = self.rotation.merged_bytes()
             unmerged += self.rotation.unmerged
-        if compiled and max((merged.after, *merged.source_bytes, *on_the_way)) <= primary.empty_bytes:
+        largest = max((merged.after, *merged.source_bytes, *on_the_way))
+        if compiled and self.mode is not CacheMode.BINARIES and largest <= primary.empty_bytes:
             warnings.append(
                 f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold "
                 "only their header; saving it will not make the next run faster"

@@ -1600,9 +1600,11 @@ class MergeTotals(Record, frozen=True):
     """The merges of all groups together.
 
     Attributes:
-        source_bytes: Size of all worker caches.
+        caches: Number of worker caches, with those that were merged during the runs.
+        source_bytes: Size of all these.
         primary_bytes_before: Size of the primary before the first.
-        primary_bytes_after: Its size after the last.
+        primary_bytes_after: That and what each merge added. The primary of each group begins with the cache
+            file as it is then, so the last one's size need not be it.
         pruned_bytes: Payload that was there more than once.
         duplicate_keys: Number of keys of the set that more than one worker compiled.
         duplicate_driver_ns: Driver time of all compiles of these keys except the first of each.
@@ -1611,6 +1613,7 @@ class MergeTotals(Record, frozen=True):
         groups: The merge of each group, with each worker's figures.
     """
 
+    caches: int
     source_bytes: int
     primary_bytes_before: int
     primary_bytes_after: int
@@ -1626,10 +1629,15 @@ class MergeTotals(Record, frozen=True):
         """The totals; None where nothing was merged."""
         if not merges:
             return None
+        rolling = [each.rolling for each in merges if each.rolling is not None]
+        before = merges[0].primary_bytes_before
+        added = sum(each.primary_bytes_after - each.primary_bytes_before for each in merges)
         return cls(
-            source_bytes=sum(sum(each.source_bytes) for each in merges),
-            primary_bytes_before=merges[0].primary_bytes_before,
-            primary_bytes_after=merges[-1].primary_bytes_after,
+            caches=sum(len(each.source_bytes) for each in merges) + sum(each.caches for each in rolling),
+            source_bytes=sum(sum(each.source_bytes) for each in merges)
+            + sum(each.source_bytes for each in rolling),
+            primary_bytes_before=before,
+            primary_bytes_after=before + added,
             pruned_bytes=sum(each.pruned_bytes for each in merges),
             duplicate_keys=sum(each.duplicate_job_keys.keys for each in merges),
             duplicate_driver_ns=sum(each.duplicate_job_keys.driver_ns for each in merges),

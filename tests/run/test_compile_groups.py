@@ -250,6 +250,10 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
         ("cache_save", False),
         ("cache_save", True),
     ]
+    # Two primaries, neither of which has all.
+    assert report.merge is not None
+    assert report.merge.primary_bytes_after == report.cache_file.saves[-1].bytes_after
+    assert report.merge.primary_bytes_after > max(each.primary_bytes_after for each in report.merge.groups)
     # The file holds what both compiled, and nobody else saved there.
     assert not any("another process" in each for each in report.notes)
     assert [each.bytes_before > 0 for each in report.cache_file.saves] == [False, True]
