@@ -263,7 +263,11 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     proven = "signed with this key" if key else "signed, not checked (--key)" if pack.signed else "not signed"
-    not_run = sum(each.count("not_run") for each in targets)
+    without = [f"{each.selector} ({each.problem})" for each in targets if each.problem]
+    left_out = {
+        "failed": sum(each.count("failed") + each.count("quarantined") for each in targets),
+        "not run": sum(each.count("not_run") for each in targets),
+    }
     missing = [f"{each.selector}: {said}" for each in targets for said in missing_shards(each.parts)]
     yield _Checked(
         path,
@@ -278,7 +282,8 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         summary=f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in "
         f"{plural(files, 'file')}, {proven}"
         + (f"; missing {', '.join(missing)}" if missing else "")
-        + (f"; {plural(not_run, 'pipeline')} not run" if not_run else ""),
+        + (f"; nothing of {', '.join(without)}" if without else "")
+        + "".join(f"; {plural(left, 'pipeline')} {words}" for words, left in left_out.items() if left),
         problems=tuple(f"{file.name}: {reason}" for file, reason in problems.items()),
         next_step="copy the pack again, or run the compile that makes it again" if problems else "",
     )

@@ -13,6 +13,7 @@ Blocking; one thread a call.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -149,7 +150,7 @@ class Installation:
 
 
 def part_of(report: CompileReport) -> Part:
-    """What a compile did, for a manifest."""
+    """What a compile did, for a manifest; what could not be saved is left out of the cache."""
     culprits = () if report.supervision is None else report.supervision.culprits
     quarantined = {int(each.key, 16) for each in culprits if each.confirmed}
     by_reason: dict[tuple[str, str], list[str]] = {}
@@ -158,15 +159,20 @@ def part_of(report: CompileReport) -> Part:
             said = "quarantined" if each.key in quarantined else status.value
             by_reason.setdefault((said, each.reason), []).append(f"{each.key:016x}")
     counts = report.counts()
+    created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+    if error := report.cache_file.error:  # the file is as it was, and had the hits
+        lost = [f"{each.key:016x}" for each in report.of_status(OutcomeStatus.COMPILED)]
+        by_reason[OutcomeStatus.NOT_RUN.value, plain_text(f"not saved: {error}")[:_PROBLEM]] = lost
+        created -= len(lost)
     subset = report.set.subset
     return Part(
-        set_name=", ".join(PurePath(each).name for each in report.set.path.split(", ")),
+        set_name=" + ".join(PurePath(each).name for each in re.split(r", | \+ ", report.set.path)),
         set_hash=f"{report.set.content_hash or 0:016x}",
         shard=1 if subset is None else subset.shard,
         shards=1 if subset is None else subset.shards,
         chosen=_chosen(subset),
         pipelines=report.set.unique,
-        created=counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT],
+        created=created,
         left_out=tuple(
             LeftOut(status=status, reason=reason, keys=tuple(sorted(keys)))
             for (status, reason), keys in sorted(by_reason.items())
@@ -227,6 +233,12 @@ class GrowingPack:
             SaveError: It cannot be written.
         """
         earlier = Pack.open(directory, key) if is_pack(directory) else None
+        if earlier is not None and earlier.signed and key is None:
+            raise PackError(
+                directory,
+                "the pack is signed, and what is written now would not be",
+                "name its key with --key",
+            )
         pack = cls(PackWriter(directory, key), earlier, tuple(selectors))
         pack.writer.prepare()
         pack._write()
@@ -338,12 +350,29 @@ class GrowingPack:
         return tuple(self._known[each.name] for each in files)
 
 
+def _continued(part: Part, before: Part | None) -> Part:
+    """A part whose file still holds what an earlier compile of the same part created."""
+    if before is None:
+        return part
+    lacked = {key for each in before.left_out for key in each.keys}
+    left_out, created = [], part.created
+    for each in part.left_out:
+        keys = each.keys
+        if each.status == OutcomeStatus.NOT_RUN.value:
+            keys = tuple(key for key in keys if key in lacked)
+            created += len(each.keys) - len(keys)
+        if keys:
+            left_out.append(msgspec.structs.replace(each, keys=keys))
+    return msgspec.structs.replace(part, created=created, left_out=tuple(left_out))
+
+
 def _with(target: Target, parts: Sequence[Part], files: Sequence[PackedFile]) -> Target:
-    """A target with what else there is for its device; of what both have its own counts."""
-    own_parts, own_files = {each.of for each in target.parts}, {each.name for each in target.files}
+    """A target with what else there is for its device, and what its own parts went on from."""
+    others, own_files = {each.of: each for each in parts}, {each.name for each in target.files}
+    own = [_continued(each, others.pop(each.of, None)) for each in target.parts]
     return msgspec.structs.replace(
         target,
-        parts=joined_parts([*target.parts, *(each for each in parts if each.of not in own_parts)]),
+        parts=joined_parts([*own, *others.values()]),
         files=(*target.files, *(each for each in files if each.name not in own_files)),
     )
 

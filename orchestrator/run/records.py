@@ -1904,6 +1904,11 @@ class CompileReport(Record, frozen=True, kw_only=True):
         """The pipelines with a status, by kind and key."""
         return self.pipelines.of_status(status)
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """The warnings of all merges, each once."""
+        return _each_once(*(each.merge.warnings for each in self.runs if each.merge is not None))
+
     def beside(self) -> OutcomeTable:
         """Libraries that were created here, but are counted in another part."""
         tables = [self.pipelines, *(each.pipelines for each in self.runs)]

@@ -580,15 +580,25 @@ class PackWriter:
 
 
 def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of several packs; of two compiles of the same part that which created more."""
+    """Parts of several packs; of two compiles of the same, or of a set and its shards, what created more."""
     best: dict[tuple[object, ...], Part] = {}
     for each in parts:
         known = best.get(each.of)
         if known is None or each.created > known.created:
             best[each.of] = each
-    return tuple(
-        sorted(best.values(), key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard))
-    )
+    wholes: dict[str, int] = {}
+    shards: dict[str, int] = {}
+    for each in best.values():
+        if not each.chosen:
+            counted = shards if each.shards > 1 else wholes
+            counted[each.set_hash] = counted.get(each.set_hash, 0) + each.created
+
+    def counts(part: Part) -> bool:
+        by_shards = wholes.get(part.set_hash, -1) < shards.get(part.set_hash, -1)
+        return bool(part.chosen) or (part.shards > 1) is by_shards
+
+    kept = filter(counts, best.values())
+    return tuple(sorted(kept, key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard)))
 
 
 def missing_shards(parts: Sequence[Part]) -> list[str]:

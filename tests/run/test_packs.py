@@ -208,6 +208,48 @@ def test_two_names_of_one_device_are_one_target(tmp_path: Path) -> None:
     assert [each.selector for each in manifest.targets] == ["two"]
 
 
+def test_what_a_stopped_run_did_not_try_stays_in_its_pack(tmp_path: Path) -> None:
+    place = tmp_path / "pack"
+
+    async def stopped() -> CompileReport:
+        stop = trio.Event()
+        stop.set()
+        with PipelineSet.open(sample_path()) as opened:
+            return await compile_set(
+                opened, CompileOptions(selector="simulated"), cache_directory=place, stop=stop
+            )
+
+    def packed(report: CompileReport) -> tuple[int, int]:
+        GrowingPack.begin(place, None, ["one"]).finish([TargetResult("one", report)])
+        (target,) = Pack.open(place).manifest.targets
+        return target.count("created"), target.count("not_run")
+
+    with PipelineSet.open(sample_path()) as opened:
+        created, not_run = packed(trio.run(compiled, opened, CompileOptions(selector="simulated"), place))
+    assert (created > 0, not_run) == (True, 0)
+    report = trio.run(stopped)
+    assert report.counts()[OutcomeStatus.NOT_RUN] >= created
+    assert packed(report) == (created, 0)
+
+
+def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), tmp_path)
+    counts = report.counts()
+    part = part_of(replace(report, cache_file=replace(report.cache_file, error="No space left on device")))
+    assert part.created == counts[OutcomeStatus.CACHE_HIT]
+    assert part.count("not_run") == counts[OutcomeStatus.COMPILED] > 0
+    assert any("not saved: No space left" in each.reason for each in part.left_out)
+
+
+def test_a_signed_pack_stays_signed(tmp_path: Path) -> None:
+    GrowingPack.begin(tmp_path / "pack", KEY, ["one"]).finish([TargetResult("one")])
+    with pytest.raises(PackError, match="is signed") as told:
+        GrowingPack.begin(tmp_path / "pack", None, ["one"])
+    assert "--key" in told.value.next_step
+    assert Pack.open(tmp_path / "pack", KEY).signed
+
+
 def test_binaries_grow_by_two_names_of_one_device(tmp_path: Path) -> None:
     with PipelineSet.open(sample_path()) as opened:
         keys = sorted(each.key for each in opened.pipelines)

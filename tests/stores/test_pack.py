@@ -374,6 +374,10 @@ def test_parts_of_several_packs_add_up() -> None:
     assert missing_shards(parts) == ["game.foz: shard 3 of 3"]
     assert missing_shards(parts[:1]) == ["game.foz: shards 2 and 3 of 3"]
     assert missing_shards([part()]) == []
+    # A set and its shards are one set.
+    whole = part(created=13)
+    assert joined_parts([whole, one, two]) == (whole,)
+    assert joined_parts([part(created=11), one, two]) == (one, two)
     chosen = Part(
         set_name="game.foz", set_hash=SET_HASH, chosen="0" * 32, pipelines=1, created=1, shard=1, shards=2
     )
