@@ -88,7 +88,7 @@ def show_report(output: Output, report: CompileReport) -> None:
     )
     for note in report.notes:
         output.line(styled("note: ", "warn"), note)
-    for warning in (each for run in report.runs if run.merge is not None for each in run.merge.warnings):
+    for warning in report.warnings:
         output.line(styled("warning: ", "warn"), warning)
     if report.stopped:
         left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
@@ -393,7 +393,7 @@ def _time_rows(report: CompileReport) -> _Rows:
         lock = f" ({_time(timing.blocked_without_faults_ns)} of it in calls without a page fault: on a lock)"
     yield (
         "  workers",
-        f"{_time(timing.driver_ns)} in the driver: {_time(timing.cpu_ns)} on the CPU, "
+        f"{_time(timing.driver_ns)} in the driver; in calls {_time(timing.cpu_ns)} on the CPU, "
         f"{_time(timing.blocked_ns)} blocked{lock}, {_time(timing.run_delay_ns)} waiting for a CPU",
     )
     if timing.overhead_ns < 0:

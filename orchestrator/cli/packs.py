@@ -130,7 +130,9 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
     ):
         output.line(styled("stopped early: run it again to continue from what was saved", "warn"))
     nameless = [
-        each.selector for each in results if each.report is not None and not each.report.device.device_id
+        each.selector
+        for each in results
+        if each.report is not None and not each.report.device.device_id and each.selector.startswith("radv:")
     ]
     if nameless:
         output.line(
@@ -141,10 +143,10 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
 
 
 def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
-    """Show the notes of all targets; notes that differ only in the device's name once."""
+    """Show the notes and warnings of all targets; what differs only in the device's name once."""
     said: dict[str, list[str]] = {}
     for each in results:
-        for note in () if each.report is None else each.report.notes:
+        for note in () if each.report is None else (*each.report.notes, *each.report.warnings):
             alike = note.replace(f"--device {each.selector}", "--device DEVICE") if each.selector else note
             said.setdefault(alike, []).append(each.selector)
     for note, selectors in list(said.items())[:_NOTES_SHOWN]:
