@@ -2022,8 +2022,7 @@ class Progress(Record, frozen=True, rename=None):
         failed: Not created, also if they were unusable from the start.
         skipped: Not given to the driver because the device lacks something; known when a group is prepared.
         in_flight: In a driver call now.
-        started_ns: When the first job of the current group was submitted, on the clock of
-            time.perf_counter_ns.
+        started_ns: When the first job was submitted, on the clock of time.perf_counter_ns.
         elapsed_s: Seconds since then.
         rate: Pipelines that returned from the driver per second of that time.
         eta_s: Seconds to go, or None until that is known.
@@ -2076,6 +2075,7 @@ class Tally:
     tables: list[OutcomeTable] = field(factory=list)
     runs: list[RunReport] = field(factory=list)
     _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
+    _started_ns: int = 0
 
     def leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
         """Count pipelines that this run does not give to the driver: skipped or failed ones."""
@@ -2123,8 +2123,16 @@ class Tally:
         eta = progress.eta_s
         if eta is not None and rest > 0:  # later groups, at the rate of this one
             eta = eta + rest / progress.rate if progress.rate else None
+        now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
+        self._started_ns = self._started_ns or progress.started_ns
+        elapsed_s = (now_ns - self._started_ns) / 1e9
+        returned = before[OutcomeStatus.COMPILED] + before[OutcomeStatus.CACHE_HIT]
+        returned += round(progress.rate * progress.elapsed_s)
         return msgspec.structs.replace(
             progress,
+            started_ns=self._started_ns,
+            elapsed_s=elapsed_s,
+            rate=returned / elapsed_s if elapsed_s > 0 else 0.0,
             total=total,
             done=done + progress.done,
             compiled=before[OutcomeStatus.COMPILED] + progress.compiled,

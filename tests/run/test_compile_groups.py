@@ -237,8 +237,17 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
     archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
     opener = Neighbours(awaits=("second primary", "first close"))
+    told: list[Progress] = []
     with PipelineSet.open(path) as source:
-        report = await compile_set(source, CompileOptions(workers=1), cache_directory=folder, opener=opener)
+        report = await compile_set(
+            source, CompileOptions(workers=1), cache_directory=folder, opener=opener, on_progress=told.append
+        )
+    # One clock for both.
+    assert len({each.started_ns for each in told}) == 1
+    elapsed = [each.elapsed_s for each in told]
+    assert elapsed == sorted(elapsed)
+    assert {each.done for each in told} >= {2, 4}
+    assert told[-1].rate == pytest.approx(4 / told[-1].elapsed_s)
     steps = ("open", "prepare", "primary")
     expected = [f"{name} {step}" for name in ("first", "second") for step in steps]
     assert opener.told(*steps, "close") == [*expected, "first close", "second close"]
