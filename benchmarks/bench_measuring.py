@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, parser_of, run_now
 from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.devices.device import CacheMode
-from orchestrator.run import worker
+from orchestrator.run import execution
 from orchestrator.run.accounting import Reading, ThreadMeter
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
@@ -50,7 +50,7 @@ class NoClocks(ThreadMeter):
 def measure(job: Job) -> Figures:
     """One run, measured or not."""
     meter = ThreadMeter if job["clocks"] else NoClocks
-    with mock.patch.object(worker, "ThreadMeter", meter):
+    with mock.patch.object(execution, "ThreadMeter", meter):
         report = run(job)
     seconds = report.timing.wall_ns / 1e9
     around_s = reading_s()

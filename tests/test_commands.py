@@ -109,6 +109,14 @@ def run(directory: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize(
+    "script", sorted((REPOSITORY / "benchmarks").glob("bench_*.py")), ids=lambda each: each.stem
+)
+def test_every_benchmark_starts(script: Path) -> None:
+    done = subprocess.run([sys.executable, script, "--help"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr, done.stdout[:6]) == (0, "", "usage:")
+
+
 def test_the_pages_have_commands() -> None:
     assert sum(len(commands(page)) for page in PAGES) >= 20
     assert "orchestrator inspect build/cache/*" in " ".join(commands(REPOSITORY / "docs" / "quickstart.md"))

@@ -58,6 +58,10 @@ class BenchError(OrchestratorError):
 
     next_step = "name another directory with --out"
 
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step or type(self).next_step
+
 
 @frozen
 class BenchProgress:
@@ -195,7 +199,8 @@ class _BenchRun:
             if not isinstance(answer, Filled):
                 cannot(f"{device} cannot be measured", answer)
             if answer.not_kept:
-                raise BenchError(f"nothing warm can be measured on {device}: {answer.not_kept}")
+                unkept = f"nothing warm can be measured on {device}: {answer.not_kept}"
+                raise BenchError(unkept, "measure it with --start cold")
             self._check_same(device, answer, earlier)
             # The same as in earlier rows, so that they can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)

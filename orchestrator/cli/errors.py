@@ -105,7 +105,7 @@ def explain(error: OrchestratorError) -> Failure:
             step = "make room, or send the output elsewhere; what was compiled is saved as usual"
             return Failure("output", message, step, bad_input, {})
         case UsageError():
-            step = error.next_step or "`orchestrator VERB --help` says what is expected"
+            step = error.next_step or "--help says what is expected, such as `orchestrator compile --help`"
             return Failure("usage", message, step, bad_input, {})
         case ArchiveError():
             step = _refused_step(error.reason) or next(
@@ -231,7 +231,9 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     }
     for kind, step in steps.items():
         if isinstance(error, kind):
-            if "there is no store" in message:
+            if "no key was given" in message or "nobody signed it" in message:
+                step = "name its key with --key, or take it as it is with --unsigned"
+            elif "there is no store" in message:
                 step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
             where = {"path": _utf8(str(vars(error)["path"]))}
             step = _temporary_step(where["path"]) or step

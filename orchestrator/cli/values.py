@@ -61,7 +61,7 @@ def hash_number(text: str) -> int:
     """
     if not re.fullmatch(r"[0-9a-fA-F]{1,16}", text):
         raise UsageError(
-            f"{text!r} is not a key of a pipeline: up to 16 hex digits are expected",
+            f"{text!r} is not a key of a pipeline: 16 hex digits are expected",
             "`orchestrator list SET --pipelines` shows the keys of a set",
         )
     return int(text, 16)

@@ -120,10 +120,11 @@ class DeviceRequest:
         told = {each for each in self.features if not exact or is_recorded(*each)}
         parts += sorted(f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in told)
         rest = len(self.features) - len(told)
+        features = "feature" if rest == 1 else "features"
         return (
             ", ".join(parts)
             + {
-                OtherFeatures.NONE: f", and {rest} features that its pipelines need" if rest else "",
+                OtherFeatures.NONE: f", and {rest} {features} that its pipelines need" if rest else "",
                 OtherFeatures.UNRECORDED: ", and all features that captures cannot record",
                 OtherFeatures.ALL: ", and all other features",
             }[self.others]

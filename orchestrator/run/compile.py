@@ -1032,7 +1032,7 @@ class CompileJob:
         if cancelled := self._cancelled_before:
             which = "pipeline was" if cancelled == 1 else "pipelines were"
             self._notes.append(
-                f"{cancelled} {which} cancelled, as was said while this went on: the next run compiles them"
+                f"{cancelled} {which} cancelled by a command, and not compiled; the next run does that"
             )
         modes = {each.mode for each in runs}
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)

@@ -214,7 +214,7 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
     ),
     MODULE_IDENTIFIERS: (
         "shader-module identifiers",
-        "by which pipelines are created without their SPIR-V, for one algorithm of identifiers",
+        "identifiers of shader modules, of one algorithm, so that pipelines are created without SPIR-V",
         lambda path: MODULE_IDENTIFIERS.read(path, decode_identifiers)[1],
     ),
     PLAN: ("plan", "a set as it was decoded for the device", lambda path: read_plan(path)[1]),

@@ -115,7 +115,7 @@ def test_what_looks_at_files_says_so_of_such_a_path(
     ("words", "reason"),
     [
         (("--only", "0"), "no pipeline has the key 0000000000000000"),
-        (("--only", "zz"), "up to 16 hex digits"),
+        (("--only", "zz"), "16 hex digits are expected"),
         (("--shard", "1/0"), "shards count from 1/N to N/N"),
         (("--timeout", "0"), "a time above 0 is expected"),
         (("--workers", "9" * 30), "a number from 1 to 4096"),

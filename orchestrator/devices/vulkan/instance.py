@@ -407,7 +407,7 @@ class VulkanInstance:
             for each in devices:
                 if name.lower() in f"{each.identity.device_name} {each.identity.driver_name}".lower():
                     return each
-        found = "; ".join(f"{number}: {each.identity.device_name}" for number, each in enumerate(devices))
+        found = ", ".join(f"{each.identity.device_name} as device {n}" for n, each in enumerate(devices))
         asked = name if index is None else str(index)
         raise NoDeviceError(f"no device answers to {asked!r}; the loader found {found}")
 
