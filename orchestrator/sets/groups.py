@@ -62,6 +62,7 @@ _Report = Callable[[Damage], None] | None
 _T = TypeVar("_T")
 
 _API_VERSION_1_0 = 1 << 22
+_VARIANT_1 = 1 << 29  # VK_MAKE_API_VERSION: the variant is in the three bits above the major version
 _ROBUSTNESS_2 = "VkPhysicalDeviceRobustness2FeaturesKHR"
 _SHADING_RATE = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
 _SHADING_RATES = (
@@ -202,6 +203,15 @@ class Link(msgspec.Struct, frozen=True):
     key: int
 
 
+def is_vulkan_version(version: int) -> bool:
+    """Whether an instance can be created for a VkApplicationInfo::apiVersion.
+
+    It is 0, or 1.0 at least (VUID-VkApplicationInfo-apiVersion-04010), and of no variant of Vulkan. A loader
+    refuses others, and RADV (25.0.7) has crashed where it did so while another instance compiled.
+    """
+    return version == 0 or _API_VERSION_1_0 <= version < _VARIANT_1
+
+
 def decode_application(key: int, payload: bytes) -> Application:
     """Decode the decompressed payload of an application info (tag 0) of that hash.
 
@@ -216,6 +226,9 @@ def decode_application(key: int, payload: bytes) -> Application:
             raise RecordError(tag, key, "application info: a feature structure has no sType")
         chain.append((members["sType"], {name: each for name, each in members.items() if name != "sType"}))
     info = document.application_info
+    if not is_vulkan_version(info.api_version):
+        reason = f"apiVersion {info.api_version:#x} is no version of Vulkan (1.0 is {_API_VERSION_1_0:#x})"
+        raise RecordError(tag, key, f"application info: {reason}")
     return Application(
         key=key,
         name=info.application_name,

@@ -107,6 +107,8 @@ def test_a_name_in_another_encoding_does_not_cost_the_features() -> None:
         b"{}",
         b'{"version":9,"applicationInfo":{},"physicalDeviceFeatures":{}}',
         b'{"version":6,"applicationInfo":{"apiVersion":-1},"physicalDeviceFeatures":{}}',
+        b'{"version":6,"applicationInfo":{"apiVersion":4194303},"physicalDeviceFeatures":{}}',
+        b'{"version":6,"applicationInfo":{"apiVersion":541065216},"physicalDeviceFeatures":{}}',
         b'{"version":6,"applicationInfo":{},"physicalDeviceFeatures":{"pNext":[{"robustImageAccess":1}]}}',
         b'{"version":6,"applicationInfo":{},"physicalDeviceFeatures":{"pNext":[{"sType":"x"}]}}',
         b'{"version":6,"applicationInfo":{},"physicalDeviceFeatures":{},"x":' + b"[" * 100_000,

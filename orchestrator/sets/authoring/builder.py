@@ -40,7 +40,7 @@ from orchestrator.sets.authoring.structures import (
     member_names,
     sequence,
 )
-from orchestrator.sets.groups import Application, encode_application, encode_link
+from orchestrator.sets.groups import Application, encode_application, encode_link, is_vulkan_version
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
@@ -188,6 +188,8 @@ def automatic_bindings(
     for bit, interface in shaders:
         for each in interface.descriptors:
             at = f"{where}: set {each.set}, binding {each.binding}"
+            if each.set >= _MOST_SETS:
+                raise ManifestError(f"{at}: no device has so many descriptor sets; {_MOST_SETS} are allowed")
             if each.count == 0:
                 raise ManifestError(
                     f'{at} is an array without a length; declare the layout instead of "auto"'
@@ -209,6 +211,9 @@ def automatic_bindings(
         ranges.append({"stage_flags": stages, "offset": begin, "size": end - begin})
     return sets, ranges
 
+
+_MOST_SETS = 256
+"""VkPhysicalDeviceLimits::maxBoundDescriptorSets is 4 to 32 on desktop drivers."""
 
 VERTEX_INPUT_INTERFACE = 1
 PRE_RASTERIZATION_SHADERS = 2
@@ -1169,4 +1174,7 @@ def api_version_number(text: str, where: str) -> int:
     if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
         raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')
     major, minor, patch = (int(each) for each in (*parts, "0")[:3])
-    return major << 22 | minor << 12 | patch
+    version = major << 22 | minor << 12 | patch
+    if version == 0 or minor >> 10 or patch >> 12 or not is_vulkan_version(version):
+        raise ManifestError(f"{where}.api_version: {text!r} is no version of Vulkan, which begins with 1.0")
+    return version

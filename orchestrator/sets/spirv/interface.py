@@ -20,6 +20,7 @@ from orchestrator.errors import ManifestError
 from orchestrator.sets.spirv.walk import EntryPoint, SpirvError, instructions, spirv_string, spirv_words
 
 _MAX_DEPTH = 32
+_MOST_LOCATIONS = 64
 
 # Opcodes that are read (SPIR-V specification, "Instructions").
 _NAME, _ENTRY_POINT = 5, 15
@@ -137,6 +138,7 @@ class _Walk:
     decorations: dict[int, dict[int, int]] = Factory(lambda: defaultdict(dict))
     members: dict[int, dict[int, dict[int, int]]] = Factory(lambda: defaultdict(lambda: defaultdict(dict)))
     entry_points: list[EntryPoint] = Factory(list)
+    sizes: dict[tuple[int, bool, int], int] = Factory(dict)  # (type, row major, matrix stride) → bytes
 
 
 def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
@@ -279,14 +281,21 @@ def _size(walk: _Walk, type_id: int, decorations: dict[int, int], depth: int) ->
     """Bytes of a type with explicit layout; `decorations` are those of the member of this type."""
     if depth > _MAX_DEPTH:
         raise RecursionError(f"type {type_id} nests too deep")
+    # Each once: structures of structures can have more members than there is time.
+    of = type_id, _ROW_MAJOR in decorations, decorations.get(_MATRIX_STRIDE, 16)
+    if (known := walk.sizes.get(of)) is None:
+        known = walk.sizes[of] = _size_of(walk, *of, depth)
+    return known
+
+
+def _size_of(walk: _Walk, type_id: int, row_major: bool, matrix_stride: int, depth: int) -> int:
     opcode, operands = walk.types[type_id]
     if opcode in (_TYPE_INT, _TYPE_FLOAT):
         return operands[0] // 8
     if opcode == _TYPE_VECTOR:
         return operands[1] * _size(walk, operands[0], {}, depth + 1)
     if opcode == _TYPE_MATRIX:
-        vectors = walk.types[operands[0]][1][1] if _ROW_MAJOR in decorations else operands[1]
-        return vectors * decorations.get(_MATRIX_STRIDE, 16)
+        return (walk.types[operands[0]][1][1] if row_major else operands[1]) * matrix_stride
     if opcode == _TYPE_ARRAY:
         return walk.constants[operands[1]] * walk.decorations[type_id].get(_ARRAY_STRIDE, 16)
     if opcode == _TYPE_POINTER:
@@ -330,9 +339,12 @@ def _inputs(walk: _Walk) -> tuple[StageInput, ...]:
         if storage != _INPUT or _LOCATION not in decorations or _BUILT_IN in decorations:
             continue
         type_id, repeat = walk.types[pointer][1][1], 1
-        while walk.types[type_id][0] == _TYPE_ARRAY and repeat <= 64:
-            repeat *= walk.constants[walk.types[type_id][1][1]]
-            type_id = walk.types[type_id][1][0]
+        for _ in range(_MAX_DEPTH):
+            opcode, operands = walk.types[type_id]
+            if opcode != _TYPE_ARRAY or repeat > _MOST_LOCATIONS:
+                break
+            repeat *= walk.constants[operands[1]]
+            type_id = operands[0]
         opcode, operands = walk.types[type_id]
         if opcode == _TYPE_MATRIX:
             repeat *= operands[1]
@@ -346,7 +358,7 @@ def _inputs(walk: _Walk) -> tuple[StageInput, ...]:
             continue
         size = components * bits // 8
         locations = 2 if size > 16 else 1  # three and four 64-bit components take two locations
-        for index in range(min(repeat, 64)):
+        for index in range(min(repeat, _MOST_LOCATIONS)):
             location = decorations[_LOCATION] + index * locations
             found[location] = StageInput(location, formats[components - 1], size)
     return tuple(found[location] for location in sorted(found))

@@ -313,8 +313,15 @@ def instructions(words: memoryview[int], at: int = HEADER_WORDS) -> Iterator[tup
         at = end
 
 
-def spirv_string(code: bytes, start: int, end: int) -> str:
+def spirv_string(code: bytes, start: int, end: int, errors: str = "surrogateescape") -> str:
     """The string that begins at a word of an instruction.
+
+    Args:
+        code: The module.
+        start: The word.
+        end: The word behind the instruction.
+        errors: What becomes of bytes that are no UTF-8, as for `bytes.decode`. By default the result can be
+            compared with names, but not be encoded.
 
     Raises:
         SpirvError: It does not end within the instruction.
@@ -322,7 +329,7 @@ def spirv_string(code: bytes, start: int, end: int) -> str:
     terminator = code.find(b"\0", start * 4, end * 4)
     if terminator < 0:
         raise SpirvError(start, "string without a terminator in its instruction")
-    return code[start * 4 : terminator].decode("utf-8", errors="surrogateescape")
+    return code[start * 4 : terminator].decode("utf-8", errors)
 
 
 def walk_spirv(code: bytes) -> SpirvModule:
@@ -568,7 +575,7 @@ class _Walk:
                 by_id = opcode == OP_EXECUTION_MODE_ID
                 self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
             elif opcode == OP_EXTENSION:
-                self.extensions.append(spirv_string(code, at + 1, end))
+                self.extensions.append(spirv_string(code, at + 1, end, "backslashreplace"))
             elif opcode == OP_TYPE_POINTER:
                 self.shared_memory = True
                 self.workgroup_memory |= words[at + 2] == _WORKGROUP

@@ -18,9 +18,14 @@ from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, S
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
+from tests.sets.spirv.shader_words import compute_module
 
 SHADERS = sample_manifest_path().parent / "shaders"
 COLOR = Rendering(["r8g8b8a8_unorm"])
+ONE_BUFFER_IN_SET_256 = compute_module(
+    *((71, 30, 34, 256), (71, 30, 33, 0), (71, 20, 2), (72, 20, 0, 35, 0)),
+    *((21, 10, 32, 0), (30, 20, 10), (32, 21, 2, 20), (59, 21, 30, 2)),
+)
 
 
 def spirv(name: str) -> bytes:
@@ -435,6 +440,9 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "needs library_interface",
         ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
+        (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
+        (lambda b: b.application("x", api_version="1.1024"), "no version of Vulkan"),
+        (lambda b: b.compute_pipeline("auto", b.shader_module(ONE_BUFFER_IN_SET_256)), "256 are allowed"),
     ],
 )
 def test_mistakes_are_named(builder: PipelineSetBuilder, call: Any, message: str) -> None:

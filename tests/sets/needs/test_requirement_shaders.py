@@ -45,6 +45,13 @@ def test_capability_that_vulkan_does_not_have() -> None:
     assert module(Everything(), kernel) == f"SPIR-V capability 6, unknown to registry {registry().version}"
 
 
+def test_an_extension_whose_name_is_no_utf8_is_named_in_text() -> None:
+    code = compute_module(extensions=("SPV_x",)).replace(b"SPV_x", b"SPV_\xff")
+    text = RequirementChecker(Everything()).module(walk_spirv(code))
+    assert text is not None
+    assert text.encode().startswith(rb"SPIR-V extension SPV_\xff, unknown")
+
+
 def test_capability_by_extension_is_not_by_the_version_that_took_it_over() -> None:
     # Vulkan 1.1 made DrawParameters a feature; the extension alone enabled it before.
     draw_parameters = 4427

@@ -62,6 +62,20 @@ def test_structures_that_nest_too_deep_are_refused() -> None:
         shader_interface(nested_push_constants(33), "nested")
 
 
+def test_structures_that_share_members_are_read_once_each() -> None:
+    """2**31 members, if each were read as often as it is there."""
+    structs = [(30, 20 + at, *([10 if at == 0 else 19 + at] * 2)) for at in range(31)]
+    variable = ((32, 11, 9, 50), (59, 11, 12, 9))
+    found = shader_interface(compute_module((21, 10, 32, 0), *structs, *variable), "doubled")
+    assert found.push_constants == (0, 4)
+
+
+def test_an_input_that_is_an_array_of_itself_is_refused() -> None:
+    array = ((21, 10, 32, 0), (43, 10, 15, 1), (28, 20, 20, 15), (32, 21, 1, 20), (59, 21, 30, 1))
+    with pytest.raises(ManifestError, match="malformed SPIR-V"):
+        shader_interface(compute_module((71, 30, 30, 0), *array), "endless")
+
+
 def test_push_constants_count_matrices_and_padding() -> None:
     assert interface_of("particles.comp").push_constants == (0, 32)
     assert interface_of("path.rgen").push_constants == (0, 84)
