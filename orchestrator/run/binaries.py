@@ -521,6 +521,7 @@ class HeldPipelines(BinarySource):
         with self._changed:
             self._waiting = _Waiting()
         self._raise_failure()
+        self._look_for_store()
         used, self._used = self._used, []
         refused, self._refused = self._refused, []
         if self.store is None or self.generation is None or self.store.read_only:
@@ -537,6 +538,16 @@ class HeldPipelines(BinarySource):
             self._say(
                 f"the driver did not make {len(refused)} pipelines from their binaries; they were compiled"
             )
+
+    def _look_for_store(self) -> None:
+        """What was stored is lost if somebody removed the store meanwhile."""
+        if self.store is None or self.store.is_there:
+            return
+        with self._lock:
+            stored = self._record.stored
+            self._add(stored=-stored, lost=stored)
+            if stored:
+                self._say(f"binaries were not stored: {self.store.path} was removed while it was in use")
 
     def _say(self, note: str) -> None:
         if note not in self.notes:

@@ -326,6 +326,21 @@ class BinaryStore:
     _process: int = field(factory=os.getpid, repr=False)
     _opened: int = 1
     _lock: threading.Lock = field(factory=threading.Lock, repr=False)
+    _file: tuple[int, ...] | None = field(init=False, repr=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._file = self._file_now()
+
+    def _file_now(self) -> tuple[int, ...] | None:
+        try:
+            return self._operations.stat(self.path).file_id
+        except OSError:
+            return None
+
+    @property
+    def is_there(self) -> bool:
+        """Whether its path still names the file that it writes: a removed file takes all that is stored."""
+        return self._file_now() == self._file is not None
 
     # --- open and close
 

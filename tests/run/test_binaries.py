@@ -271,6 +271,20 @@ async def test_a_store_on_a_disk_that_says_nothing_costs_no_pipeline(
     assert record.lost == record.captured == COUNT
 
 
+async def test_a_store_that_is_removed_meanwhile_has_stored_nothing(tmp_path: Path) -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(image())
+    with BinaryStore.open(tmp_path) as store:
+        source = HeldPipelines.of(device, store)
+        store.path.unlink()
+        report = await run_pipelines(device, prepared, OPTIONS, primary=source)
+        source.destroy()
+    assert report.binaries is not None
+    assert (report.binaries.stored, report.binaries.lost) == (0, COUNT)
+    (note,) = (each for each in report.notes if "removed" in each)
+    assert str(store.path) in note
+
+
 async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: BinaryStore) -> None:
     await run(store)
     device = SimulatedDevice()
