@@ -85,6 +85,11 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
     if arguments.progress or arguments.control is not None:
         from orchestrator.cli.control import ControlLines, ProgressLines
 
+        if json and arguments.progress == "jsonl:1":
+            raise UsageError(
+                "--progress jsonl:1 and --json: both would be on stdout",
+                "give the events another descriptor, as in --progress jsonl:3 3>FILE",
+            )
         lines = ProgressLines.of_option(arguments.progress)
         control = ControlLines.of_option(arguments.control, lines)
     if arguments.nice:

@@ -36,6 +36,15 @@ from orchestrator.sets.image.documents import (
 POINTER_SIZE: Final = 8
 SPECIALIZATION_INFO: Final = "VkSpecializationInfo"
 _ALIGNMENT: Final = 8
+_SCALARS: Final = {
+    "B": "unsigned 8-bit number",
+    "I": "unsigned 32-bit number",
+    "i": "signed 32-bit number",
+    "Q": "unsigned 64-bit number",
+    "q": "signed 64-bit number",
+    "f": "32-bit float",
+}
+_SHOWN: Final = 40
 
 
 class PackError(OrchestratorError):
@@ -214,10 +223,10 @@ class StructPacker:
             for step in self._steps:
                 step(value, piece, at, heap)
         except (binary.error, OverflowError) as error:
-            raise PackError(f"{self.struct.name}{self._culprit(value)}: {error}") from None
+            raise PackError(f"{self.struct.name}{self._culprit(value) or f': {error}'}") from None
 
     def _culprit(self, value: Any) -> str:
-        """The scalar or array of scalars that has no representation, as "::member"."""
+        """What has no representation, as "::member: why", of scalars and arrays of them; else ""."""
         scalars = [(path, path, code) for _, code, path in self._scalars]
         arrays = [(each.name, each.name, _unsigned(each)) for each in self.struct.members if each.format]
         for path, name, code in scalars + arrays:
@@ -226,7 +235,7 @@ class StructPacker:
                 try:
                     binary.pack("<" + code, each or 0)
                 except (binary.error, OverflowError):
-                    return f"::{name}"
+                    return f"::{name}: {_shown(each)} is no {_SCALARS.get(code, 'value of its type')}"
         return ""
 
     def _pack_scalars(self, value: Any, data: bytearray, at: int) -> None:
@@ -290,6 +299,12 @@ def _chain(entries: Sequence[Any], heap: Heap) -> int:
         piece.pointers += pointers
         pointers = [(POINTER_SIZE, heap.place(piece, unique=each.struct.name in UNIQUE_STRUCTS))]
     return pointers[0][1]
+
+
+def _shown(value: object) -> str:
+    """A value in a message, as far as it fits there."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _unsigned(member: Member) -> str:
