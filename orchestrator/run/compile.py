@@ -848,6 +848,9 @@ class CompileJob:
                     self.steering.on_begun()
 
         beside.start_soon(go_on)
+        limit = trio.CancelScope()
+        if (left_s := self._time_left_s) is not None:
+            beside.start_soon(self._tell_limit, left_s, limit)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
         try:
@@ -869,6 +872,7 @@ class CompileJob:
             )
         finally:
             is_running = False
+            limit.cancel()
             begun.set()
         self._cancelled_before += self._cancelled
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
@@ -891,6 +895,12 @@ class CompileJob:
                 remember_distrusted(directory, device.identity, schedule.distrusted)
             except SaveError as error:
                 self._notes.append(f"what the driver's pipeline keys are worth was not remembered: {error}")
+
+    async def _tell_limit(self, left_s: float, scope: trio.CancelScope) -> None:
+        """Say that the time limit is reached, as long as the run goes on then."""
+        with scope:
+            await trio.sleep(left_s)
+            self.on_stage("the time limit is reached: waiting for the driver calls in flight")
 
     def _leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
         """Count pipelines that are not handed to the driver, and tell of them."""
@@ -1035,6 +1045,7 @@ class CompileJob:
                 f"{cancelled} {which} cancelled by a command, and not compiled; the next run does that"
             )
         modes = {each.mode for each in runs}
+        is_lost = any(each.device_lost for each in runs)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
         around = Timing(
             **{
@@ -1081,7 +1092,7 @@ class CompileJob:
             inspected=tuple(self._inspected),
             clock=Clock.of(self.clock),
             saved=self._savings,
-            out_of_time=stopped and self.options.time_limit_s is not None and not self._stopped,
+            out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),
         )
 
 

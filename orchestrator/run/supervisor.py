@@ -16,6 +16,7 @@ Assumptions: the set is in files, which the child opens by their paths.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections import Counter, deque
@@ -618,9 +619,12 @@ class _Supervisor:
                 return True
         self._fruitless += 1
         if self._fruitless > _MOST_FRUITLESS:
+            cause = ""
+            if -death.status == signal.SIGBUS and not death.was_inside:
+                cause = "; the system sends it where a file that is read was cut short, or a disk fails"
             raise DeviceError(
                 f"the driver ended {self._fruitless} processes, and no pipeline is to blame: the last one "
-                f"ended with {death.how}, {death.where}"
+                f"ended with {death.how}, {death.where}{cause}"
             )
         return False
 

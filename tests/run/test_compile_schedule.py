@@ -40,7 +40,7 @@ from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
-from tests.run.small_sets import Opener
+from tests.run.small_sets import Opener, write_small_set
 from tests.run.support import without
 
 NAVI21 = "radv:navi21"
@@ -401,3 +401,21 @@ def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
     for merge in [each.merge for each in runs]:
         assert merge is not None
         assert merge.duplicate_pipeline_keys is not None
+
+
+async def test_a_time_limit_is_told_while_calls_are_in_flight(tmp_path: Path) -> None:
+    write_small_set(tmp_path / "set.foz", 0, 6)
+    told, stages = threading.Event(), list[str]()
+
+    def on_stage(stage: str) -> None:
+        stages.append(stage)
+        if "time limit" in stage:
+            told.set()
+
+    opener = Opener(options={"on_compile": lambda _: told.wait(60)})
+    with PipelineSet.open(tmp_path / "set.foz") as source:
+        options = CompileOptions(workers=1, time_limit_s=0.5)
+        report = await compile_set(source, options, opener=opener, on_stage=on_stage)
+    assert report.out_of_time
+    assert report.counts()[OutcomeStatus.NOT_RUN] > 0
+    assert stages[-1] == "the time limit is reached: waiting for the driver calls in flight"
