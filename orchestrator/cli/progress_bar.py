@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final, Self
 
 from rich.console import RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -23,6 +23,8 @@ _LINE_EVERY_S: Final = 10.0
 _OPENING: Final = "opening the device"
 """The stage of `compile_set` in which drivers are loaded."""
 _SLOW_S: Final = 2.0
+_SHORT_BAR: Final = 12
+"""Cells of a bar that still shows something, and of what stands between the parts of its line."""
 
 
 def counts_text(progress: records.Progress) -> Text:
@@ -61,6 +63,21 @@ def slow_text(progress: records.Progress) -> str:
     return f"longest in the driver: {kind} {key_text(slow.key)}{among}, {seconds_text(slow.age_s)}"
 
 
+class _Description(TextColumn):
+    """What goes on, as far as the counts and the time to go leave room for it and a short bar."""
+
+    def __init__(self, output: Output) -> None:
+        super().__init__("{task.description}", style="head", markup=False)
+        self._output = output
+
+    def render(self, task: Task) -> Text:
+        """The text of a task."""
+        text = super().render(task)
+        others = len(task.fields["done"]) + len(task.fields["rest"]) + _SHORT_BAR
+        text.truncate(max(_SHORT_BAR, self._output.err.width - others), overflow="ellipsis")
+        return text
+
+
 class _Bar(Progress):
     """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it."""
 
@@ -68,7 +85,7 @@ class _Bar(Progress):
 
     def __init__(self, output: Output) -> None:
         super().__init__(
-            TextColumn("{task.description}", style="head", markup=False),
+            _Description(output),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
             TextColumn("{task.fields[rest]}", style="dim", markup=False),

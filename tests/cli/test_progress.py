@@ -160,6 +160,23 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert stream.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
 
 
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_the_counts_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("NO_COLOR", "1")
+    with progress_view(Output(json=False)) as view:
+        view.stage("0 of 3 targets done, now radv:navi21, radv:navi31, radv:vega10")
+        view.progress(progress(eta_s=None))
+        shown = stream.getvalue()
+    for whole in ("0 of", "500/2,000", "250/s, time to go not known yet"):
+        assert whole in shown
+    assert ("…" in shown) is (columns < 120)
+    assert "━" in shown
+
+
 def test_the_display_goes_away_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
