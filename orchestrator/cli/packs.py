@@ -115,14 +115,21 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
         made.add_row(
             name,
             *(styled(f"{count:,}", style if count else "dim") for count, style in columned),
-            seconds_text(report.timing.wall_ns / 1e9),
+            seconds_text(each.elapsed_s),
             byte_text(size) if size else "none",
-            styled(file.error or "", "bad"),
+            styled("not saved, see below" if file.error else "", "bad"),
         )
     output.show(made)
     for each in results:
         if each.error is not None:
             output.line(styled(f"{each.selector}: ", "bad"), str(each.error))
+        elif each.report is not None and each.report.cache_file.error:
+            output.line(
+                styled(f"{each.selector}: not saved, and lost: {each.report.cache_file.error}", "bad")
+            )
+    folders = dict.fromkeys(each.cache_file.path.parent for each in reports if each.cache_file.path)
+    if folders:
+        output.line("kept in ", ", ".join(map(path_text, folders)))
     _show_notes(output, results)
     if any(
         (each.report is None and each.error is None) or (each.report and each.report.stopped)

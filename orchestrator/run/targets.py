@@ -55,11 +55,19 @@ _COUNTED: Final = ("done", "compiled", "hits", "failed", "skipped", "in_flight")
 
 @frozen
 class TargetResult:
-    """What became of one target: a report, or the error that ended it."""
+    """What became of one target: a report, or the error that ended it.
+
+    Attributes:
+        selector: The target.
+        report: What was done; None where nothing was, or an error ended it.
+        error: That error.
+        elapsed_s: Seconds from begin to end, with processes that the driver ended; 0 if it never began.
+    """
 
     selector: str
     report: CompileReport | None = None
     error: OrchestratorError | None = None
+    elapsed_s: float = 0.0
 
 
 class TargetListener(Protocol):
@@ -266,11 +274,11 @@ class _Targets:
                 on_stage=lambda name: self.listener.stage(selector, name),
                 on_progress=lambda progress: self._tell(selector, progress),
             )
-            result = TargetResult(selector, report)
+            result = TargetResult(selector, report, elapsed_s=trio.current_time() - began)
         except ExternalSynchronizationError:
             raise  # a bug of this program
         except OrchestratorError as error:
-            result = TargetResult(selector, error=error)
+            result = TargetResult(selector, error=error, elapsed_s=trio.current_time() - began)
         finally:
             self.running -= 1
             self.begun.discard(selector)
