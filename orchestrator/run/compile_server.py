@@ -30,7 +30,9 @@ from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.image.shared_set import shared_sets
 
-_SHOWN: Final = 1500
+_MESSAGE_BYTES: Final = 1600
+_FIELD_BYTES: Final = 500
+"""Of an error's message and of each of its texts, of which no class has more than four: a frame has 4096."""
 
 
 class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
@@ -198,25 +200,40 @@ class Done(_InMemory, tag="done"):
     """The compile is over: its report."""
 
 
+def _shown(text: str, most_bytes: int) -> str:
+    """As much of a text as there is room for."""
+    return text.encode("utf-8", "backslashreplace")[:most_bytes].decode("utf-8", "ignore")
+
+
 class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
-    """It raised: name of the class, message, and the attributes of the error. Number 0: the set is none."""
+    """It raised: name of the class, message, and the attributes of the error. Number 0: the set is none.
+
+    Attributes:
+        number: Of the fork.
+        kind: Name of the class.
+        message: What it says.
+        fields: Its attributes, cut where they are long.
+        paths: Those of them that are paths.
+    """
 
     number: int
     kind: str
     message: str
     fields: dict[str, str | int | None] = {}
+    paths: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, number: int, error: BaseException) -> Failed:
         """The message of an error."""
         fields = {
-            name: value if isinstance(value, int) or value is None else str(value)[:_SHOWN]
+            name: value if isinstance(value, int) or value is None else _shown(str(value), _FIELD_BYTES)
             for name, value in vars(error).items()
             if isinstance(value, int | str | Path | None)
         }
         if isinstance(error, OSError) and error.errno is not None:
-            fields |= {"errno": error.errno, "filename": str(error.filename or "")}
-        return cls(number, type(error).__name__, str(error)[:_SHOWN], fields)
+            fields |= {"errno": error.errno, "filename": _shown(str(error.filename or ""), _FIELD_BYTES)}
+        paths = tuple(name for name, value in vars(error).items() if isinstance(value, Path))
+        return cls(number, type(error).__name__, _shown(str(error), _MESSAGE_BYTES), fields, paths)
 
     def error(self) -> Exception:
         """The error, as it was raised in the child."""
@@ -228,7 +245,7 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
             return RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
         error: Exception = kind.__new__(kind, self.message)
         for name, value in self.fields.items():
-            setattr(error, name, value)
+            setattr(error, name, Path(str(value)) if name in self.paths else value)
         error.args = (self.message,)
         return error
 

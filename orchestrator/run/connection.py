@@ -84,7 +84,8 @@ class Connection:
         while True:
             while (answer := child.take()) is not None:
                 # Without a number it is about the set, which all forks need.
-                for each in [self._mail[answer.number]] if answer.number else self._mail.values():
+                known = self._mail.get(answer.number)  # a process with a driver may write any number
+                for each in self._mail.values() if not answer.number else [known] if known else []:
                     each.send_nowait(answer)
             if child.is_over:
                 break

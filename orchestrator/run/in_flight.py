@@ -25,7 +25,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final
 
@@ -183,10 +183,13 @@ class InFlightTable:
 
     def prepare(self, pipelines: int) -> int:
         """Begin another image: make room for marks of so many pipelines; returns where they are."""
-        for slot in range(self._used):  # what came back has numbers of another image
-            at = _HEADER.size + slot * _STRIDE
-            if not _STAMP.unpack_from(self._memory, at)[0]:
-                _SLOT.pack_into(self._memory, at, 0, 0, 0, 0, 0)
+        ended: list[int] = []
+        while self._free[True]:  # taken out, so that no call begins in one meanwhile
+            with suppress(IndexError):
+                ended.append(self._free[True].pop())
+        for slot in ended:  # what came back has numbers of another image
+            _SLOT.pack_into(self._memory, _HEADER.size + slot * _STRIDE, 0, 0, 0, 0, 0)
+        self._free[True].extend(ended)
         # Those of images before it stay: whoever looks on may not have read the last of them.
         at = os.fstat(self.descriptor).st_size
         size = -(-_MARK_BYTES * max(1, pipelines) // _PAGE) * _PAGE

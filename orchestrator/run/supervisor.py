@@ -755,7 +755,8 @@ class _Orders:
 
     def obeyed(self, count: int) -> None:
         """The process has obeyed an order."""
-        self._pending.pop(count).set()
+        if (pending := self._pending.pop(count, None)) is not None:  # it may name any
+            pending.set()
 
 
 @define(eq=False)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import cast
 
 import attrs
+import msgspec
 import trio
 import trio.testing
 
 from orchestrator.children.parent import Ended
-from orchestrator.run.compile_server import CompileServer, Stop
+from orchestrator.children.protocol import WHOLE
+from orchestrator.run.compile_server import CompileServer, Failed, Stop
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import InFlightTable
+from orchestrator.stores.files.atomic_file import SaveError
 
 
 @attrs.define
@@ -63,3 +67,12 @@ async def test_who_sends_waits_for_no_pipe_that_was_closed() -> None:
     await connection.send(Stop(1))
     assert connection.lost
     os.close(descriptor)
+
+
+def test_an_error_is_told_whole_in_one_frame() -> None:
+    short = SaveError(Path("cache"), "fsync", "no space", leftover=Path("cache.1"))
+    again = Failed.of(1, short).error()
+    assert isinstance(again, SaveError)
+    assert (str(again), vars(again)) == (str(short), vars(short))
+    long = SaveError(Path("ゲ" * 1300), "語" * 3000, "\udcff" * 3000, leftover=Path("é" * 2000))
+    assert len(msgspec.msgpack.encode(Failed.of(2**63, long))) < WHOLE - 64
