@@ -101,6 +101,7 @@ def inspect_verb(
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
+    from orchestrator.stores.binary_pack import BINARY_PACK_MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
@@ -109,6 +110,8 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
         return _inspect_archive(output, file, head)
     if head.startswith(PLAN_MAGIC):
         return _inspect_plan(output, file)
+    if head.startswith(BINARY_PACK_MAGIC):
+        return _inspect_binaries(output, file)
     if file.is_file() and (beside := inspect_beside(file.resolve())) is not None:
         return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
@@ -183,6 +186,31 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
     )
 
 
+def _inspect_binaries(output: Output, file: Path) -> InspectedFile:
+    from orchestrator.cli.documents import InspectedFile
+    from orchestrator.errors import OrchestratorError
+    from orchestrator.stores.binary_pack import prove_file
+
+    path, size, kind = path_text(file), file.stat().st_size, "pack of binaries"
+    output.line(styled(path, "head"), f"  a {kind}")
+    try:
+        found = prove_file(file)
+    except OrchestratorError as error:
+        output.line(styled(str(error), "bad"))
+        return InspectedFile(path=path, kind=kind, good=False, bytes=size, reason=str(error))
+    holds = f"{plural(found.binaries, 'binary', 'binaries')} of {plural(found.pipelines, 'pipeline')}"
+    devices = [f"{each.device_name}, {each.driver_name} {each.driver_info}" for each in found.generations]
+    output.facts(
+        [
+            ("size", byte_text(size)),
+            ("state", styled("whole", "good")),
+            ("holds", holds),
+            *(("for", each) for each in devices),
+        ]
+    )
+    return InspectedFile(path=path, kind=kind, good=True, bytes=size)
+
+
 def _inspect_plan(output: Output, file: Path) -> InspectedFile:
     from orchestrator.cli.documents import InspectedFile, MadeFor
     from orchestrator.run.planning import proven_plan
@@ -251,9 +279,16 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 def _seems(path: Path, head: bytes) -> str:
     """What a file seems to be, judged by its first bytes and its name; "" if unknown."""
     from orchestrator.stores.kinds import STORE_NAME
+    from orchestrator.stores.pack import MANIFEST, is_pack
 
+    if path.name == MANIFEST and is_pack(path.parent):
+        return "the manifest of a pack; see `orchestrator verify`"
     if path.is_dir():
-        return "a directory; name a file in it"
+        return (
+            "a pack; see `orchestrator verify` and `orchestrator install`"
+            if is_pack(path)
+            else "a directory; name a file in it, or see `orchestrator verify`"
+        )
     for signature, words in _SIGNATURES:
         if head.startswith(signature):
             return words

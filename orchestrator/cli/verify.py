@@ -18,7 +18,7 @@ from orchestrator.cli.output import Output, byte_text, damage_text, path_text, p
 from orchestrator.cli.packs import held_text, target_fields
 from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import read_key
-from orchestrator.errors import ArchiveError
+from orchestrator.errors import ArchiveError, OrchestratorError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -120,6 +120,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
+    from orchestrator.stores.binary_pack import BINARY_PACK_MAGIC
     from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME
     from orchestrator.stores.module_identifiers import IDENTIFIERS_MAGIC
     from orchestrator.stores.pack import is_pack
@@ -151,10 +152,28 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
         yield _check_store(path)
     elif head.startswith(PLAN_MAGIC):
         yield _check_plan(path)
+    elif head.startswith(BINARY_PACK_MAGIC):
+        yield _check_binaries(path, key)
     elif head.startswith(IDENTIFIERS_MAGIC):
         yield _check_identifiers(path)
     else:
         yield _check_archive(path, output) if head == MAGIC else _check_cache_file(path)
+
+
+def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
+    from orchestrator.stores.binary_pack import prove_file
+
+    size = path.stat().st_size
+    made = partial(_Checked, path, "pack of binaries", facts={"bytes": size})
+    try:
+        found = prove_file(path, key)
+    except OrchestratorError as error:
+        return made(problems=(str(error),), next_step="copy it again, or export the binaries again")
+    proven = "signed with this key" if found.checked else "signature not checked (--key)"
+    return made(
+        summary=f"a pack of {plural(found.binaries, 'binary', 'binaries')} of "
+        f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}, {proven}"
+    )
 
 
 def _check_plan(path: Path) -> _Checked:
@@ -304,7 +323,7 @@ def _check_cache_file(path: Path) -> _Checked:
         step = "replace the link with the file itself"
     if found.kind is CacheFileKind.DRIVER_DATA:
         problems.append("raw data of a driver: without a hash, damage cannot be detected")
-        step = "save it with `orchestrator compile`, which adds a header with a hash"
+        step = "keep the cache file that it was exported from: its header has a hash"
     elif found.status is not LoadStatus.LOADED:
         problems.append(f"{found.status.value}: {found.reason}")
         step = (

@@ -45,7 +45,7 @@ from orchestrator.stores.profile_file import ProfileIdentity
 _HEAD: Final = struct.Struct("<8sII")
 _FRAME: Final = struct.Struct("<B3xI")
 _BINARY: Final = struct.Struct("<16sIB")
-_MAGIC: Final = b"\x89OPCB\r\n\x1a"
+BINARY_PACK_MAGIC: Final = b"\x89OPCB\r\n\x1a"
 _VERSION: Final = 1
 _GENERATION, _OF_BINARY, _PIPELINE, _END, _PROOF = 1, 2, 3, 4, 5
 _PURPOSE: Final = "binaries"
@@ -154,6 +154,35 @@ def prove_binaries(path: Path, content: bytes) -> list[Generation]:
     return list(found.values())
 
 
+@frozen
+class ProvenPack:
+    """A pack of binaries that is whole.
+
+    Attributes:
+        generations: The devices and drivers that it is for.
+        pipelines: Number of pipelines.
+        binaries: Number of different binaries.
+        checked: Whether its signature was checked.
+    """
+
+    generations: tuple[Generation, ...]
+    pipelines: int
+    binaries: int
+    checked: bool
+
+
+def prove_file(path: Path, key: MacKey | None = None) -> ProvenPack:
+    """Prove a pack in a file whole, and its signature where there is a key.
+
+    Raises:
+        PackError: It is no pack, damaged, or not signed with the key.
+        ReadError: It cannot be read.
+    """
+    read = _read(path, read_capped(path, _CAP), key, unsigned=key is None)
+    found = {each.digest: each for each, _ in read.batches()}
+    return ProvenPack(tuple(found.values()), read.end.pipelines, read.end.binaries, read.checked)
+
+
 def _parts(
     held: Iterable[tuple[Generation, Iterable[StoredPipeline]]],
     key: MacKey | None,
@@ -169,7 +198,7 @@ def _parts(
     def frame(kind: int, content: bytes) -> bytes:
         return told(_FRAME.pack(kind, len(content)) + content)
 
-    yield told(_HEAD.pack(_MAGIC, _VERSION, 0))
+    yield told(_HEAD.pack(BINARY_PACK_MAGIC, _VERSION, 0))
     packed: set[bytes] = set()
     for about, pipelines in held:
         count[0] += 1
@@ -278,7 +307,7 @@ def _check_proof(
 
 def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """Kind, offset and content of each frame."""
-    if len(content) < _HEAD.size or _HEAD.unpack_from(content)[0] != _MAGIC:
+    if len(content) < _HEAD.size or _HEAD.unpack_from(content)[0] != BINARY_PACK_MAGIC:
         raise PackError(path, 0, "it is no pack of binaries")
     _, version, zero = _HEAD.unpack_from(content)
     if version != _VERSION or zero:

@@ -85,6 +85,17 @@ def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) 
     refused = call("binaries", "import", pack, "--cache-dir", there)
     assert refused.code == ExitCode.BAD_INPUT
     assert "no key was given" in refused.err
+    assert "--key" in refused.err.partition("next:")[2]
+    seen = call("inspect", pack)
+    assert (seen.code, "binaries of 12 pipelines" in seen.out) == (ExitCode.OK, True)
+    assert "not checked (--key)" in call("verify", pack).out
+    assert "signed with this key" in call("verify", pack, "--key", key).out
+    damaged = tmp_path / "damaged.binaries"
+    damaged.write_bytes(pack.read_bytes()[:-9])
+    for verb in ("inspect", "verify"):
+        bad = call(verb, damaged)
+        assert bad.code == ExitCode.BAD_INPUT
+        assert "at byte" in bad.out
     taken = call("binaries", "import", pack, "--cache-dir", there, "--key", key, "--json")
     assert taken.document["stored"] == 12
     assert taken.document["payload_bytes"] == 9000
