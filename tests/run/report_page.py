@@ -73,7 +73,7 @@ This writes events to descriptor 3 (the default of `--progress jsonl`):
     orchestrator compile game.foz --device radv:navi21 --quiet \\
       --progress jsonl:3 --control 4 3>progress.jsonl 4<commands.jsonl
 
-A line of `commands.jsonl` is, for example, `{{"command":"promote","id":1,"pipelines":["43210c2d62f9536c"]}}`.
+A line of `commands.jsonl` is, for example, `{{"command":"promote","id":1,"pipelines":["d1fed62ec276cf7f"]}}`.
 One socket may serve as both descriptors.
 
 [steer.c](examples/steer.c) is a launcher in C, run by the tests. It pauses the compile, lets the pipelines of

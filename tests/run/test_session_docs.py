@@ -32,6 +32,7 @@ TESTED = {
     "asyncio",
     "later",
     "loop",
+    "opener",
     "shortest",
     "frames",
     "urgent",
@@ -102,6 +103,17 @@ def test_a_loop() -> None:
     assert (drawn[0].share, drawn[-1].share, drawn[-1].cost_share) == (0.0, 1.0, 1.0)
     shares = [each.cost_share for each in drawn if each.total]
     assert shares == sorted(shares)
+
+
+def test_an_opener(tmp_path: Path) -> None:
+    write_small_set(tmp_path / "set.foz", 0, 6)
+    with PipelineSet.open(tmp_path / "set.foz") as pipelines:
+        session = orchestrator.start_session(lambda: example("opener", "open_for")(pipelines))
+        device, prepared = session.opened.result()
+        session.submit(range(len(prepared.image)))
+        assert session.finish().result().compiled == 6
+        prepared.close()
+        device.close()
 
 
 def test_a_level_that_is_loaded_later() -> None:
