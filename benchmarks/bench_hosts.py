@@ -28,7 +28,7 @@ import trio
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, opened, set_parser_of, where
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, RunReport, status_code
+from orchestrator.run.records import CREATED_CODES, RunReport
 from orchestrator.run.session import open_session
 from orchestrator.run.session_thread import start_session
 
@@ -67,7 +67,6 @@ def in_trio(device: Device, prepared: PreparedPipelines, options: RunOptions) ->
     return trio.run(main)
 
 
-CREATED = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
 HOSTS: dict[str, Callable[[Device, PreparedPipelines, RunOptions], RunReport]] = {
     "trio": in_trio,
     "asyncio": in_asyncio,
@@ -84,7 +83,7 @@ def measure(job: Job) -> Figures:
         table = report.pipelines
         order = np.argsort(table.keys)
         # Of pipelines that are equal to the driver one is compiled, and which one is chance.
-        is_created = np.isin(table.status, CREATED)[order]
+        is_created = np.isin(table.status, CREATED_CODES)[order]
         same = hashlib.sha256(table.keys[order].tobytes() + is_created.tobytes()).hexdigest()[:16]
         created = report.compiled + report.cache_hits
         return {

@@ -211,20 +211,20 @@ def _wants_a_thread(error: BaseException | None) -> bool:
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
     # Imported here because every call of the program loads this module, and the stores import numpy.
-    from orchestrator.stores.binary_pack import PackError
+    from orchestrator.stores.binary_pack import BinaryPackError
     from orchestrator.stores.binary_store import StoreError
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
     from orchestrator.stores.files.recovery import QuarantineError
-    from orchestrator.stores.pack import PackError as CachePackError
+    from orchestrator.stores.pack import PackError
 
-    if isinstance(error, CachePackError):
+    if isinstance(error, PackError):
         where = {"path": _utf8(str(error.path))}
         step = error.next_step or "check who owns it, and its mode (`ls -ld`); or name another directory"
         return Failure("pack", message, step, ExitCode.BAD_INPUT, where)
 
     steps: dict[type[OrchestratorError], str] = {
         StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
-        PackError: "`orchestrator binaries export` makes one; `orchestrator inspect FILE` says what this is",
+        BinaryPackError: "`orchestrator binaries export` makes one; `inspect` says what this is",
         SaveError: "name a place of your own: --cache-dir, --out, -o",
         ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
         QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",

@@ -439,7 +439,7 @@ class HeldPipelines(BinarySource):
             self._changed.wait_for(lambda: self._waiting.bytes < _MOST_WAITING_BYTES or self._waiting.ends)
             self._raise_failure()
             self._waiting.pipelines.extend(pipelines)
-            self._waiting.bytes += sum(map(_size, pipelines))
+            self._waiting.bytes += sum(each.size for each in pipelines)
             self._waiting.idle = False
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="binary store", daemon=True)
@@ -482,7 +482,7 @@ class HeldPipelines(BinarySource):
                     return
             self._store(batch)
             with self._changed:
-                self._waiting.bytes -= sum(map(_size, batch))
+                self._waiting.bytes -= sum(each.size for each in batch)
                 self._waiting.idle = not self._waiting.pipelines
                 self._changed.notify_all()
 
@@ -674,7 +674,3 @@ class _Filling:
         users = np.bincount(flat, minlength=made).astype(np.int32)
         sizes = np.array(self.sizes[:made], np.int64)
         return _Pulled(starts, counts, flat, handles, sizes, users, self.later)
-
-
-def _size(pipeline: StoredPipeline) -> int:
-    return sum(len(each.data) for each in pipeline.binaries)

@@ -68,6 +68,7 @@ from orchestrator.run.options import (
 )
 from orchestrator.run.planning import CompilePlan
 from orchestrator.run.records import (
+    CREATED_CODES,
     Clock,
     CompileReport,
     DamageRecord,
@@ -407,9 +408,7 @@ class _Ran:
         held = report.binaries is not None and report.binaries.created
         if (cache.was_there or held) and self.device.features.creation_feedback:
             status = report.pipelines.status
-            compiled, found = (
-                status == status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
-            )
+            compiled, found = (status == code for code in CREATED_CODES)
             if compiled.any():
                 from orchestrator.run.recompiled import recompiled_note
 
@@ -956,8 +955,7 @@ class CompileJob:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
         prepared, report = ran.ready.prepared, ran.report
         inspector, status = _inspector(ran.device), report.pipelines.status
-        created = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
-        chosen = np.isin(status, created)
+        chosen = np.isin(status, CREATED_CODES)
         if prepared.identified is not None and not prepared.identified.provider.trusted:
             lacking = int(np.count_nonzero(chosen & prepared.identified.lacking))
             chosen &= ~prepared.identified.lacking

@@ -48,12 +48,12 @@ from orchestrator.run.options import (
     available_workers,
 )
 from orchestrator.run.records import (
+    CREATED_CODES,
     CacheFileRecord,
     CacheSave,
     OutcomeStatus,
     RunReport,
     SaveReason,
-    status_code,
 )
 from orchestrator.stores.cache_file import (
     DEFAULT_POLICY,
@@ -85,7 +85,6 @@ if TYPE_CHECKING:
 
 _VULKAN_1_1 = 1 << 22 | 1 << 12
 _NEARLY_ALL: Final = 0.9
-_CREATED: Final = [status_code(each) for each in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)]
 
 LAST_LOCK_WAIT_S = 30.0
 """How long the last save of a run waits for another process that saves."""
@@ -753,7 +752,7 @@ class CompileCache:
     ) -> None:
         """Note beside the cache file which pipelines it holds, where that is not noted yet."""
         pipelines = report.pipelines
-        created = np.isin(pipelines.status, _CREATED)
+        created = np.isin(pipelines.status, CREATED_CODES)
         if report.merge is not None and report.merge.unmerged:
             # Nobody knows what only those caches held: a hit may have been in one of them, too.
             created &= False if held is None else held

@@ -290,6 +290,10 @@ def status_code(status: OutcomeStatus) -> int:
     return _CODE[status]
 
 
+CREATED_CODES: Final = (status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT))
+"""What stands for a pipeline that was created, by `PipelineOutcome.created`."""
+
+
 class PipelineOutcome(Record, frozen=True, omit_defaults=True):
     """The outcome of one pipeline: a row of an `OutcomeTable`, made on demand.
 

@@ -33,11 +33,10 @@ from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.records import IdentifiersRecord, OutcomeStatus, OutcomeTable, status_code
+from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 
 _SLOW_NS: Final = 1_000_000_000
-_CREATED: Final = [status_code(OutcomeStatus.COMPILED), status_code(OutcomeStatus.CACHE_HIT)]
 
 
 _Name = tuple[int, int]
@@ -279,7 +278,7 @@ class SpirvSupply:
 
     def record(self, table: OutcomeTable) -> IdentifiersRecord:
         """The record, once all workers have ended."""
-        created = np.isin(table.status, _CREATED)
+        created = np.isin(table.status, CREATED_CODES)
         found = modules = known = size = 0
         for first, part in self.parts.items():
             identified = part.identified

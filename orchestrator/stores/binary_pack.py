@@ -16,7 +16,7 @@ Binaries come before the pipelines that use them, each once. They are deflated u
 compresses them itself.
 
 Guarantees: nothing of a pack is used before all of it was proven. Every length is checked before it is
-trusted; what does not fit is a `PackError` that says where.
+trusted; what does not fit is a `BinaryPackError` that says where.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MOST_BINARY: Final = 64 << 20
 _AT_ONCE: Final = 256
 
 
-class PackError(OrchestratorError):
+class BinaryPackError(OrchestratorError):
     """A pack cannot be used.
 
     Attributes:
@@ -134,7 +134,7 @@ def join_binaries(packs: Sequence[tuple[Path, bytes]]) -> bytes:
     Of a pipeline that several have the last one counts.
 
     Raises:
-        PackError: One is no pack, or damaged.
+        BinaryPackError: One is no pack, or damaged.
     """
     joined: dict[bytes, tuple[Generation, dict[bytes, StoredPipeline]]] = {}
     for path, content in packs:
@@ -148,7 +148,7 @@ def prove_binaries(path: Path, content: bytes) -> list[Generation]:
     """Prove a pack whole, whoever made it; the generations that it has. `path` is what messages call it.
 
     Raises:
-        PackError: It is no pack, or damaged.
+        BinaryPackError: It is no pack, or damaged.
     """
     found = {each.digest: each for each, _ in _read(path, content).batches()}
     return list(found.values())
@@ -175,7 +175,7 @@ def prove_file(path: Path, key: MacKey | None = None) -> ProvenPack:
     """Prove a pack in a file whole, and its signature where there is a key.
 
     Raises:
-        PackError: It is no pack, damaged, or not signed with the key.
+        BinaryPackError: It is no pack, damaged, or not signed with the key.
         ReadError: It cannot be read.
     """
     read = _read(path, read_capped(path, _CAP), key, unsigned=key is None)
@@ -241,7 +241,7 @@ def import_binaries(
         unsigned: Take a pack that nobody signed, or whose MAC cannot be checked for want of a key.
 
     Raises:
-        PackError: It is no pack, damaged, signed with another key, or not signed at all.
+        BinaryPackError: It is no pack, damaged, signed with another key, or not signed at all.
         ReadError: It cannot be read.
         StoreError: The store cannot be written; what was committed before stays.
     """
@@ -268,14 +268,14 @@ def _read(path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bo
     frames = list(_frames(path, view))
     kind, start, proof = frames[-1]
     if kind != _PROOF or [each for each, _, _ in frames[-2:-1]] != [_END]:
-        raise PackError(path, start, "the pack does not end as a pack does: it is cut")
+        raise BinaryPackError(path, start, "the pack does not end as a pack does: it is cut")
     checked = _check_proof(path, view, start, proof, key, unsigned)
     end = _decode(path, frames[-2], _End)
     counted = [
         sum(each == wanted for each, _, _ in frames) for wanted in (_GENERATION, _OF_BINARY, _PIPELINE)
     ]
     if counted != [end.generations, end.binaries, end.pipelines]:
-        raise PackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
+        raise BinaryPackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
     return _Reading(path, frames[:-2], end, checked)
 
 
@@ -288,16 +288,16 @@ def _check_proof(
     unsigned: bool,
 ) -> bool:
     if len(proof) not in (0, MAC_SIZE):
-        raise PackError(path, start, f"a MAC has {MAC_SIZE} bytes, not {len(proof)}")
+        raise BinaryPackError(path, start, f"a MAC has {MAC_SIZE} bytes, not {len(proof)}")
     digest = hashlib.blake2b(content[: start - _FRAME.size]).digest()
     if key is not None and proof:
         if not key.proves(bytes(proof), _PURPOSE, [digest]):
-            raise PackError(
+            raise BinaryPackError(
                 path, start, "its MAC is not of this key: it was signed with another one, or changed since"
             )
         return True
     if not unsigned:
-        raise PackError(
+        raise BinaryPackError(
             path,
             start,
             "it is signed, and no key was given to check that" if proof else "nobody signed it",
@@ -308,26 +308,28 @@ def _check_proof(
 def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
     """Kind, offset and content of each frame."""
     if len(content) < _HEAD.size or _HEAD.unpack_from(content)[0] != BINARY_PACK_MAGIC:
-        raise PackError(path, 0, "it is no pack of binaries")
+        raise BinaryPackError(path, 0, "it is no pack of binaries")
     _, version, zero = _HEAD.unpack_from(content)
     if version != _VERSION or zero:
-        raise PackError(path, 8, f"it has version {version}; this program reads {_VERSION}")
+        raise BinaryPackError(path, 8, f"it has version {version}; this program reads {_VERSION}")
     at = _HEAD.size
     while at < len(content):
         if at + _FRAME.size > len(content):
-            raise PackError(path, at, "a frame is cut")
+            raise BinaryPackError(path, at, "a frame is cut")
         kind, length = _FRAME.unpack_from(content, at)
         start = at + _FRAME.size
         if any(content[at + 1 : at + 4]) or not _GENERATION <= kind <= _PROOF:
-            raise PackError(path, at, "there is no frame")
+            raise BinaryPackError(path, at, "there is no frame")
         if length > len(content) - start:
-            raise PackError(path, at, f"a frame says {length} bytes, and {len(content) - start} are left")
+            raise BinaryPackError(
+                path, at, f"a frame says {length} bytes, and {len(content) - start} are left"
+            )
         yield kind, start, content[start : start + length]
         if kind == _PROOF and start + length != len(content):
-            raise PackError(path, start + length, "something follows the end")
+            raise BinaryPackError(path, start + length, "something follows the end")
         at = start + length
     if at == _HEAD.size:
-        raise PackError(path, at, "it has no frames")
+        raise BinaryPackError(path, at, "it has no frames")
 
 
 _T = TypeVar("_T")
@@ -338,7 +340,7 @@ def _decode(path: Path, frame: tuple[int, int, memoryview], kind: type[_T]) -> _
     try:
         return msgspec.msgpack.decode(content, type=kind)
     except (msgspec.MsgspecError, ValueError) as error:
-        raise PackError(path, start, f"a frame cannot be read: {error}") from None
+        raise BinaryPackError(path, start, f"a frame cannot be read: {error}") from None
 
 
 @frozen
@@ -359,7 +361,7 @@ class _Reading:
             kind, start, content = frame
             if kind == _OF_BINARY:
                 if len(content) < _BINARY.size:
-                    raise PackError(self.path, start, "a binary is cut")
+                    raise BinaryPackError(self.path, start, "a binary is cut")
                 binaries[bytes(content[:16])] = content
                 self._inflated(start, content)
                 continue
@@ -370,7 +372,7 @@ class _Reading:
                 generation = _decode(self.path, frame, Generation)
                 continue
             if kind != _PIPELINE or generation is None:
-                raise PackError(self.path, start, "a frame stands where it does not belong")
+                raise BinaryPackError(self.path, start, "a frame stands where it does not belong")
             batch.append(self._pipeline(frame, binaries))
             if len(batch) >= _AT_ONCE:
                 yield generation, batch
@@ -387,12 +389,12 @@ class _Reading:
         for key, name, size in entry.binaries:
             content = binaries.get(name)
             if content is None:
-                raise PackError(
+                raise BinaryPackError(
                     self.path, start, f"a pipeline needs the binary {name.hex()}, which is not there"
                 )
             data = self._inflated(start, content)
             if len(data) != size:
-                raise PackError(self.path, start, f"the binary {name.hex()} has another size")
+                raise BinaryPackError(self.path, start, f"the binary {name.hex()} has another size")
             found.append(PipelineBinary(key, data))
         made = StoredPipeline(
             entry.state_key, entry.driver_key, tuple(found), entry.cost_ns, entry.identifiers
@@ -400,22 +402,22 @@ class _Reading:
         try:
             made.check()
         except ValueError as error:
-            raise PackError(self.path, start, str(error)) from None
+            raise BinaryPackError(self.path, start, str(error)) from None
         return made
 
     def _inflated(self, start: int, content: memoryview) -> bytes:
         name, size, how = _BINARY.unpack_from(content)
         packed = content[_BINARY.size :]
         if size > _MOST_BINARY or how > 1:
-            raise PackError(self.path, start, f"a binary of {size} bytes, packed in way {how}")
+            raise BinaryPackError(self.path, start, f"a binary of {size} bytes, packed in way {how}")
         if how:
             inflater = zlib.decompressobj()
             try:
                 data = inflater.decompress(packed, size + 1)
             except zlib.error as error:
-                raise PackError(self.path, start, f"a binary cannot be inflated: {error}") from None
+                raise BinaryPackError(self.path, start, f"a binary cannot be inflated: {error}") from None
         else:
             data = bytes(packed)
         if len(data) != size or content_hash128(data) != name:
-            raise PackError(self.path, start, f"the binary {name.hex()} is not what was packed")
+            raise BinaryPackError(self.path, start, f"the binary {name.hex()} is not what was packed")
         return data

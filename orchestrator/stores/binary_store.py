@@ -198,6 +198,11 @@ class StoredPipeline(msgspec.Struct, frozen=True):
     cost_ns: int = 0
     identifiers: bytes = b""
 
+    @property
+    def size(self) -> int:
+        """Bytes of its binaries."""
+        return sum(len(each.data) for each in self.binaries)
+
     def check(self) -> None:
         """Raise ValueError if it cannot be stored: a key is too long or empty, or there are no binaries."""
         if not 1 <= len(self.state_key) <= _MOST_STATE_BYTES:
@@ -484,7 +489,7 @@ class BinaryStore:
                 -(-(len(binary.data) + 16) // page) * page for binary in each.binaries
             )
             if taken > self.bound_bytes // 4:
-                report += PutReport(too_large=1, captured_bytes=_size(each))
+                report += PutReport(too_large=1, captured_bytes=each.size)
                 continue
             if batch and size + taken > most:
                 report += self._put(generation, batch, size)
@@ -534,7 +539,7 @@ class BinaryStore:
             ],
             pipeline.identifiers,
         )
-        size = _size(pipeline)
+        size = pipeline.size
         cost = pipeline.cost_ns
         known = self._entry(transaction, key)
         same = (
@@ -1301,10 +1306,6 @@ def _bound_of(transaction: Any, tables: dict[str, Any]) -> int | None:
 
 def _stamp(nonce: bytes) -> bytes:
     return b"pipeline binaries " + nonce.hex().encode() + b"\n"
-
-
-def _size(pipeline: StoredPipeline) -> int:
-    return sum(len(each.data) for each in pipeline.binaries)
 
 
 def _worth(cost_ns: int, size: int) -> float:

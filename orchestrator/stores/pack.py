@@ -365,7 +365,7 @@ class Pack:
         content, path = self.read(file), self.directory / file.name
         try:
             generations = binary_pack.prove_binaries(path, content)
-        except binary_pack.PackError as error:
+        except binary_pack.BinaryPackError as error:
             raise PackError(path, f"at byte {error.offset}: {error.reason}") from None
         for each in generations:
             if differences := each.identity.differences(identity):

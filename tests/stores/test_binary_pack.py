@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.stores.binary_pack import PackError, export_binaries, import_binaries
+from orchestrator.stores.binary_pack import BinaryPackError, export_binaries, import_binaries
 from orchestrator.stores.binary_store import FOUND, BinaryStore, StoredPipeline
 from orchestrator.stores.files.mac import MacKey
 from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
@@ -87,10 +87,10 @@ def test_who_signed_it_is_checked(store: BinaryStore, other: BinaryStore, tmp_pa
         (bare, KEY, "nobody signed it"),
         (bare, None, "nobody signed it"),
     ):
-        with pytest.raises(PackError, match=why):
+        with pytest.raises(BinaryPackError, match=why):
             import_binaries(other, path, key)
     # A key that is wrong is never excused.
-    with pytest.raises(PackError, match="not of this key"):
+    with pytest.raises(BinaryPackError, match="not of this key"):
         import_binaries(other, signed, WRONG, unsigned=True)
     assert held(other) == {}
     assert not import_binaries(other, signed, unsigned=True).signed
@@ -110,7 +110,7 @@ def test_every_cut_and_every_flip_is_refused(store: BinaryStore, other: BinarySt
         lies.append(bytes(flipped))
     for lie in lies:
         path.write_bytes(lie)
-        with pytest.raises(PackError, match="at byte"):
+        with pytest.raises(BinaryPackError, match="at byte"):
             import_binaries(other, path, KEY)
     assert held(other) == {}
 
@@ -130,7 +130,7 @@ def test_an_unsigned_pack_that_lies_is_refused_by_its_hashes(
         path.write_bytes(flipped)
         try:
             import_binaries(other, path, unsigned=True)
-        except PackError:
+        except BinaryPackError:
             refused += 1
     assert refused > 150
     # No hash is over states and keys, so those may be others; a binary is what was packed.

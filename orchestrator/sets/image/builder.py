@@ -39,7 +39,7 @@ from orchestrator.sets.image.built import (
 )
 from orchestrator.sets.image.built import BuiltImage as BuiltImage
 from orchestrator.sets.image.built import Problem as Problem
-from orchestrator.sets.image.create_infos import Heap, PackError, Piece, at_heap, packer
+from orchestrator.sets.image.create_infos import CreateInfoError, Heap, Piece, at_heap, packer
 from orchestrator.sets.image.documents import (
     PipelineDocument,
     PipelineDocuments,
@@ -468,7 +468,7 @@ class _ImageBuilder:
         """A structure, and what it has for itself in the heap."""
         try:
             return packer(type(value).__name__).pack(value, heap), heap.take_own()
-        except PackError as error:
+        except CreateInfoError as error:
             heap.take_own()
             raise _UnusableError(str(error)) from None
 

@@ -47,7 +47,7 @@ _SCALARS: Final = {
 _SHOWN: Final = 40
 
 
-class PackError(OrchestratorError):
+class CreateInfoError(OrchestratorError):
     """A decoded value contradicts itself, as an array does that is not as long as its count."""
 
 
@@ -209,8 +209,8 @@ class StructPacker:
         """Pack a decoded value; what it points to goes to the heap.
 
         Raises:
-            PackError: An array and its count disagree, a handle is null that must not be, or a number has no
-                representation in its C type.
+            CreateInfoError: An array and its count disagree, a handle is null that must not be, or a number
+                has no representation in its C type.
         """
         piece = Piece(bytearray(self.struct.size))
         self.pack_into(value, piece, 0, heap)
@@ -223,7 +223,7 @@ class StructPacker:
             for step in self._steps:
                 step(value, piece, at, heap)
         except (binary.error, OverflowError) as error:
-            raise PackError(f"{self.struct.name}{self._culprit(value) or f': {error}'}") from None
+            raise CreateInfoError(f"{self.struct.name}{self._culprit(value) or f': {error}'}") from None
 
     def _culprit(self, value: Any) -> str:
         """What has no representation, as "::member: why", of scalars and arrays of them; else ""."""
@@ -331,7 +331,7 @@ def _handle_step(struct: Struct, member: Member) -> _Step:
         if key:
             piece.handles.append(HandleSlot(at + offset, kind, key))
         elif not member.optional:
-            raise PackError(f"{struct.name}::{member.name} is a null handle")
+            raise CreateInfoError(f"{struct.name}::{member.name} is a null handle")
 
     return step
 
@@ -394,7 +394,7 @@ def _pointer_step(struct: Struct, member: Member) -> _Step:
 
 def _text(text: str, heap: Heap) -> int:
     if "\0" in text:
-        raise PackError(f"{text!r}: a string holds a NUL character")
+        raise CreateInfoError(f"{text!r}: a string holds a NUL character")
     return heap.intern(text.encode() + b"\0")
 
 
@@ -448,7 +448,9 @@ def _structures(member: Member) -> _Place:
 def _handles(struct: Struct, member: Member) -> _Place:
     def place(keys: Any, heap: Heap) -> int:
         if not (member.optional_elements or all(keys)):
-            raise PackError(f"{struct.name}::{member.name} holds a null handle at index {keys.index(0)}")
+            raise CreateInfoError(
+                f"{struct.name}::{member.name} holds a null handle at index {keys.index(0)}"
+            )
         array = Piece(bytearray(POINTER_SIZE * len(keys)))
         array.handles = [
             HandleSlot(POINTER_SIZE * index, member.type, key) for index, key in enumerate(keys) if key
@@ -470,7 +472,7 @@ def _scalars_step(struct: Struct, member: Member) -> _Step:
         if not elements:
             return
         if expected is not None and len(elements) != expected(value):
-            raise PackError(
+            raise CreateInfoError(
                 f"{struct.name}::{member.name} has {len(elements)} elements, "
                 f"{member.length} says {expected(value)}"
             )
@@ -503,12 +505,12 @@ def _count_step(struct: Struct, count_name: str) -> _Step:
             elif number is None:
                 number = len(elements)
             elif len(elements) != number:
-                raise PackError(
+                raise CreateInfoError(
                     f"{struct.name}::{count_name} is {number}, but its array {written!r} has "
                     f"{len(elements)} elements"
                 )
         if number and missing:  # after all of them: an array may be what says the count
-            raise PackError(f"{struct.name}::{count_name} is {number}, but {missing!r} is missing")
+            raise CreateInfoError(f"{struct.name}::{count_name} is {number}, but {missing!r} is missing")
         if number:
             layout.pack_into(piece.data, at + offset, number)
 
@@ -520,7 +522,7 @@ def _union_step(struct: Struct, members: Sequence[Member]) -> _Step:
         given = [each for each in members if getattr(value, each.name) is not None]
         if len(given) != 1:
             names = [each.name for each in given]
-            raise PackError(f"{struct.name}: exactly one alternative must be given, found {names}")
+            raise CreateInfoError(f"{struct.name}: exactly one alternative must be given, found {names}")
         member = given[0]
         chosen = getattr(value, member.name)
         if member.category in ("struct", "union"):

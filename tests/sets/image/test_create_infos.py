@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.sets.image.create_infos import HandleSlot, Heap, PackError, Piece, at_heap, packer
+from orchestrator.sets.image.create_infos import CreateInfoError, HandleSlot, Heap, Piece, at_heap, packer
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
@@ -314,7 +314,7 @@ def test_a_sampler_with_plain_arrays_in_its_chain() -> None:
     ],
 )
 def test_what_contradicts_itself_is_refused(members: dict[str, Any], what: str) -> None:
-    with pytest.raises(PackError, match=what):
+    with pytest.raises(CreateInfoError, match=what):
         graphics(**members)
 
 
