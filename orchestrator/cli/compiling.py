@@ -544,21 +544,17 @@ async def _until_signal(
     """Run a job that the first ending signal stops, and commands steer; the report of what was done."""
     import trio
 
+    from orchestrator.run.first_error import first_error
     from orchestrator.run.steering import Steering
 
     steering = Steering(steered=control is not None)
-    try:
+    with first_error():
         async with trio.open_nursery() as nursery:
             await nursery.start(_watch_signals, steering.stop, view)
             if control is not None:
                 await nursery.start(control.serve, steering)
             report = await job(steering)
             nursery.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        # The nursery wraps what the job raises; a caller wants the error itself.
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
     return report
 
 

@@ -54,6 +54,7 @@ from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
+from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.limits import memory_is_short
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
@@ -509,13 +510,11 @@ class CompileJob:
         await trio.to_thread.run_sync(self._sweep)
         await self._find_groups()
         try:
-            async with trio.open_nursery() as beside:
-                while self._waiting and (self._device is None or not self._is_over):
-                    await self._run_group(self._waiting.popleft(), beside)
-                self._begun.set()
-        except ExceptionGroup as group:
-            # One thing fails, which ends the rest; a caller wants the error itself.
-            raise group.exceptions[0] from None
+            with first_error():
+                async with trio.open_nursery() as beside:
+                    while self._waiting and (self._device is None or not self._is_over):
+                        await self._run_group(self._waiting.popleft(), beside)
+                    self._begun.set()
         finally:
             if self._ahead is not None:
                 await self._ahead.close()

@@ -52,7 +52,7 @@ from orchestrator.run.compile_server import (
     Trying,
     append,
 )
-from orchestrator.run.connection import first_error
+from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import msgspec
 import trio
@@ -17,18 +16,6 @@ from attrs import define, field
 from orchestrator.children.parent import Ended
 from orchestrator.run.compile_server import Answer, CompileServer, ImageTables, Prepared, Request
 from orchestrator.run.in_flight import InFlightTable
-
-
-@contextmanager
-def first_error() -> Iterator[None]:
-    """Raise the first error of a nursery alone, without its group."""
-    try:
-        yield
-    except ExceptionGroup as group:
-        first: BaseException = group
-        while isinstance(first, ExceptionGroup):
-            first = first.exceptions[0]
-        raise first from None
 
 
 @define(eq=False)

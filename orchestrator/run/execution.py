@@ -64,6 +64,7 @@ from orchestrator.run.caches import (
     duplicates,
 )
 from orchestrator.run.exchange import Exchange
+from orchestrator.run.first_error import first_error
 from orchestrator.run.options import (
     BARRIER,
     ROLLING,
@@ -164,8 +165,7 @@ async def _work(
         Worker(number, run.caches.creator_of(number, run.parts, keep=run.keep), exchange, run.recorder)
         for number in range(run.worker_count)
     ]
-    errors: list[Exception] = []
-    try:
+    with first_error():
         async with trio.open_nursery() as beside:
             run.started_ns = time.perf_counter_ns()
             async with trio.open_nursery() as nursery:
@@ -181,22 +181,6 @@ async def _work(
                     beside.start_soon(_tell, run, exchange, on_progress)
             run.barrier_ns = time.perf_counter_ns()
             beside.cancel_scope.cancel()
-    except ExceptionGroup as group:
-        errors = _leaves(group)
-    if errors:
-        # A bug shows in every worker at once: the first error is the one to raise, as itself.
-        for other in errors[1:]:
-            errors[0].add_note(f"beside it, another worker raised {other!r}")
-        raise errors[0]
-
-
-def _leaves(group: ExceptionGroup[Exception]) -> list[Exception]:
-    """The exceptions of nested groups."""
-    return [
-        leaf
-        for each in group.exceptions
-        for leaf in (_leaves(each) if isinstance(each, ExceptionGroup) else [each])
-    ]
 
 
 async def _tell(run: Run, exchange: Exchange, on_progress: ProgressCallback) -> None:

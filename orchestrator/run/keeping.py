@@ -41,6 +41,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
+from orchestrator.run.first_error import first_error
 from orchestrator.run.options import (
     CompileOptions,
     MergePolicy,
@@ -314,16 +315,12 @@ class CacheKeeper:
                 patience of whoever asked this process to end.
         """
         stopped = trio.Event() if stop is None else stop
-        try:
+        with first_error():
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._serve, primary, stopped)
                 nursery.start_soon(self._watch, stopped)
                 yield
                 nursery.cancel_scope.cancel()
-        except ExceptionGroup as group:
-            if len(group.exceptions) == 1:
-                raise group.exceptions[0] from None
-            raise
 
     async def _serve(self, primary: PipelineSource, stop: trio.Event) -> None:
         while True:

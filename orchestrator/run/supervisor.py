@@ -56,7 +56,8 @@ from orchestrator.run.compile_server import (
     Stop,
     with_checkpoints,
 )
-from orchestrator.run.connection import Connection, first_error
+from orchestrator.run.connection import Connection
+from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
 from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits

@@ -37,7 +37,7 @@ from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
 from orchestrator.run.compile_server import CompileServer
-from orchestrator.run.connection import first_error
+from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress

@@ -35,7 +35,8 @@ from orchestrator.run.compile_server import (
     Try,
     Trying,
 )
-from orchestrator.run.connection import Connection, first_error
+from orchestrator.run.connection import Connection
+from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import Doing
 from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit, kills_for_memory, memory_is_short
 from orchestrator.run.options import CompileOptions, available_workers

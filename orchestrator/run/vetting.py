@@ -23,7 +23,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
 from orchestrator.run import trial
-from orchestrator.run.connection import first_error
+from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter

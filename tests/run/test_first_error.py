@@ -1,0 +1,38 @@
+"""What fails in a nursery comes out of it as itself."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+
+from orchestrator.run.first_error import first_error
+
+
+async def test_the_first_error_is_raised_with_its_cause_and_names_the_others() -> None:
+    async def fail() -> None:
+        raise LookupError("first") from KeyError("cause")
+
+    async def fail_too() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ArithmeticError("second")
+
+    async def run() -> None:
+        with first_error():
+            async with trio.open_nursery() as outer:
+                outer.start_soon(fail_too)
+                async with trio.open_nursery() as inner:
+                    inner.start_soon(fail)
+
+    with pytest.raises(LookupError, match="first") as raised:
+        await run()
+    assert isinstance(raised.value.__cause__, KeyError)
+    assert raised.value.__suppress_context__
+    assert raised.value.__notes__ == ["at the same time, another task raised ArithmeticError('second')"]
+
+
+async def test_what_is_in_no_nursery_passes_unchanged() -> None:
+    with pytest.raises(ZeroDivisionError) as raised, first_error():
+        raise ZeroDivisionError
+    assert not hasattr(raised.value, "__notes__")
