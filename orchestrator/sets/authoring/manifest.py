@@ -186,6 +186,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 _KINDS: dict[str, Any] = typing.get_type_hints(Manifest)
 _NAMED = {name: typing.get_args(kind)[1] for name, kind in _KINDS.items() if name != "application"}
+_MOST_DOTS = 2048
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _T = TypeVar("_T")
 
@@ -198,7 +199,11 @@ def read_manifest(path: Path) -> Manifest:
             message names the file, the table and the key.
     """
     try:
-        document = tomllib.loads(read_input(path, MAX_MANIFEST_BYTES).decode("utf-8-sig"))
+        text = read_input(path, MAX_MANIFEST_BYTES).decode("utf-8-sig")
+        for number, line in enumerate(text.splitlines(), 1):
+            if line.count(".") > _MOST_DOTS:  # a key of so many parts takes tomllib their square
+                raise ManifestError(f"{path}: line {number} has more than {_MOST_DOTS} dots: split it")
+        document = tomllib.loads(text)
     except InputError as error:
         split = "; split it into several manifests" if "larger" in str(error) else ""
         raise ManifestError(f"{path}: {error}{split}") from error

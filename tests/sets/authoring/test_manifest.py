@@ -313,3 +313,10 @@ def test_whatever_stands_in_a_manifest_only_manifest_errors_come_out(data: st.Da
     for tag in TABLES:
         for key in packed.records.keys(tag):
             decode_document(tag, key, packed.records.payload(tag, key))
+
+
+def test_a_key_of_endless_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+    path = tmp_path / "deep.toml"
+    path.write_text("manifest = 1\n" + ".".join("a" * 100_000) + " = 1\n")
+    with pytest.raises(ManifestError, match="line 2 has more than 2048 dots"):
+        load_manifest(path)
