@@ -38,7 +38,7 @@ Exit codes:
   2    bad input or usage, or a result could not be saved
   3    no device could be used
   70   a bug in this program
-  75   the time limit was reached; the same command continues
+  75   compile: the time limit was reached; the same command continues
   130  stopped by Ctrl-C, SIGTERM or SIGHUP; finished work is kept
   141  the reader of the output closed it
 """,
