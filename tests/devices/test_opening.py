@@ -332,4 +332,4 @@ def main():
 def test_a_name_that_nothing_answers_to_lists_what_there_is() -> None:
     message = run_on_device("radv:navi21", _UNKNOWN)
     assert "no such device" in message
-    assert "0: Null hardware (RADV NAVI21)" in message
+    assert "Null hardware (RADV NAVI21) as device 0" in message
