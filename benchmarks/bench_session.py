@@ -15,7 +15,8 @@ for its turn, or uses `require`, or, as the bound, uses `require` with nothing e
 
     latency_*     time from the request to the pipeline, over the picks of a sample
 
-Caches are fresh; the script fails if a pipeline hits. It cannot show a game that needs the processors at the
+Caches are fresh; the script fails if a pipeline hits, as some do of a set in which pipelines are equal to the
+driver, such as the sample on RADV. It cannot show a game that needs the processors at the
 same time: here the frame sleeps after its 4 ms.
 
 Command: python benchmarks/bench_session.py --device radv:navi21 --set sascha.foz --output FILE
@@ -54,7 +55,8 @@ def measure(job: Job) -> Figures:
         question = frames if job["question"] == "frames" else required
         figures = trio.run(question, device, prepared, job)
     if figures["hits"]:
-        raise SystemExit(f"{figures['hits']} pipelines hit in fresh caches")
+        hits = f"{figures['hits']} pipelines hit in fresh caches"
+        raise SystemExit(f"{hits}: some are equal to the driver, so measure another --set")
     return {
         **figures,
         "pipelines": len(prepared.image),
