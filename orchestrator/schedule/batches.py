@@ -271,9 +271,14 @@ class Experience:
         return self._measured / self._compiled if self._compiled else math.inf
 
     @property
+    def told(self) -> bool:
+        """Whether enough batches with compiles were measured to say how far off estimates are."""
+        return self._told >= _TELLING
+
+    @property
     def exact(self) -> bool:
         """Whether estimates match measured times, as they do where an earlier run recorded them."""
-        return self._told >= _TELLING and self._off <= _NEAR
+        return self.told and self._off <= _NEAR
 
     @property
     def proven(self) -> bool:

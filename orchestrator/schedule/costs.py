@@ -126,7 +126,11 @@ def fit(
             scale = float((cost / np.maximum(estimated, 1.0)).mean())
             lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
             continue
-        lines[kind] = CostLine(*_non_negative(terms / cost[:, None]))
+        solved = np.array(_non_negative(terms / cost[:, None]))
+        # Relative errors weigh what is too high without bound, and what is too low by 1 at most. So where
+        # sizes say little about costs, all estimates would be those of the cheapest.
+        solved *= np.exp(np.log(cost / np.maximum(terms @ solved, 1.0)).mean())
+        lines[kind] = CostLine(*map(float, solved))
     return CostModel(lines)
 
 

@@ -1653,6 +1653,8 @@ class Scheduler:
             if not experience.tried and experience.hit_share < MOST_HIT:
                 # The error of the estimates is not known yet, so the first batch is one job.
                 size = 1
+            if left_ns < math.inf and not (adjacent or experience.told):
+                size = 1  # a batch whose estimate is far off overruns a time limit by all its jobs
             # Where nearly everything hits, affinity gains nothing.
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
                 cautious = True

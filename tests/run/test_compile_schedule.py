@@ -43,6 +43,8 @@ from tests.drivers import Corpus, each_good_corpus
 from tests.run.small_sets import Opener, write_small_set
 from tests.run.support import without
 
+LIMIT_S = 60.0
+
 NAVI21 = "radv:navi21"
 # Pipelines 0..9 have the code of 10..19, 20..29 have code of their own.
 IMAGE = simulated_image(range(30), modules={key: [key % 10 if key < 20 else key] for key in range(30)})
@@ -252,6 +254,23 @@ def test_a_time_limit_makes_batches_small() -> None:
     assert largest(0.001) in (4, 5)
 
 
+def test_with_a_time_limit_one_short_compile_is_no_reason_for_long_batches() -> None:
+    image = simulated_image(range(64))
+    recorded = np.full(64, 60_000_000_000)
+    made = schedule_of(image, workers=1, recorded_ns=recorded, time_limit_s=1000.0).scheduler()
+    made.set_deadline(1e12)
+    sizes = []
+    for _ in range(8):
+        answer = made.request(0)
+        assert isinstance(answer, Assignment)
+        sizes.append(len(answer.indices))
+        made.finished(0, answer, compiles=sizes[-1], elapsed_ns=7_000_000 * sizes[-1])
+    assert sizes == [1] * 8
+    answer = made.request(0)
+    assert isinstance(answer, Assignment)
+    assert len(answer.indices) > 1, "eight say enough"
+
+
 def test_the_same_state_is_compiled_once_and_counted() -> None:
     image = repeat_pipelines(simulated_image(range(200)), np.repeat(np.arange(200), 3).astype(np.int32))
     cost = CostModel.mapped(dict.fromkeys(range(200), 1000000))
@@ -403,19 +422,39 @@ def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
         assert merge.duplicate_pipeline_keys is not None
 
 
-async def test_a_time_limit_is_told_while_calls_are_in_flight(tmp_path: Path) -> None:
+async def test_a_time_limit_is_told_while_calls_are_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_small_set(tmp_path / "set.foz", 0, 6)
-    told, stages = threading.Event(), list[str]()
+    in_flight, told, stages = trio.Event(), threading.Event(), list[str]()
+    sleep, token = trio.sleep, trio.lowlevel.current_trio_token()
+
+    async def until_a_call_is_in_flight(seconds: float) -> None:
+        await (in_flight.wait() if seconds > LIMIT_S / 2 else sleep(seconds))
+
+    def hold(_key: int) -> None:
+        token.run_sync_soon(in_flight.set)
+        assert told.wait(LIMIT_S)
 
     def on_stage(stage: str) -> None:
         stages.append(stage)
         if "time limit" in stage:
             told.set()
 
-    opener = Opener(options={"on_compile": lambda _: told.wait(60)})
+    monkeypatch.setattr(trio, "sleep", until_a_call_is_in_flight)
     with PipelineSet.open(tmp_path / "set.foz") as source:
-        options = CompileOptions(workers=1, time_limit_s=0.5)
-        report = await compile_set(source, options, opener=opener, on_stage=on_stage)
-    assert report.out_of_time
-    assert report.counts()[OutcomeStatus.NOT_RUN] > 0
+        options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
+        opener = Opener(options={"on_compile": hold})
+        await compile_set(source, options, opener=opener, on_stage=on_stage)
     assert stages[-1] == "the time limit is reached: waiting for the driver calls in flight"
+
+
+async def test_a_time_limit_that_is_not_reached_is_not_told(tmp_path: Path) -> None:
+    write_small_set(tmp_path / "set.foz", 0, 6)
+    stages: list[str] = []
+    with PipelineSet.open(tmp_path / "set.foz") as source:
+        options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
+        with trio.fail_after(LIMIT_S / 2):  # nor waited for
+            report = await compile_set(source, options, opener=Opener(), on_stage=stages.append)
+    assert not report.out_of_time
+    assert not any("time limit" in each for each in stages)

@@ -57,6 +57,14 @@ def test_fit_orders_what_is_noisy() -> None:
     assert np.corrcoef(np.log(estimate), np.log(cost))[0, 1] > 0.8
 
 
+def test_fit_takes_the_middle_of_costs_that_sizes_say_nothing_about() -> None:
+    """Records of one size, of 10 ms to 90 s: the estimate of another one was 10 ms."""
+    recorded = np.array([10, 3_210, 4_640, 17_160, 24_250, 10_760, 91_110, 90_360]) * 1_000_000
+    kinds, same = np.zeros(8, np.uint8), np.ones(8, np.int64)
+    (estimated,) = set(fit(kinds, 1000 * same, same, recorded).estimate(kinds, 1000 * same, same).tolist())
+    assert estimated == pytest.approx(np.exp(np.log(recorded).mean()), rel=1e-6)
+
+
 def test_fit_gives_no_negative_coefficient() -> None:
     # Cost falls with the number of stages here: no line with positive slope says so.
     stages = np.arange(1, 21)
