@@ -147,6 +147,11 @@ def sample() -> Iterator[PipelineSet]:
         yield source
 
 
+def compute_of(image: CreateInfoImage) -> Indices:
+    """Its compute pipelines."""
+    return np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+
+
 def image_for(device: VulkanDevice, source: PipelineSet) -> CreateInfoImage:
     return build_image(source, source.pipelines, device.capabilities).image
 
@@ -227,7 +232,7 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
     image = image_for(device, sample)
     prepared = device.prepare(image)
     calls = watch(device).calls
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     own = {
         index: int(image.buffer[image.offsets[index] + 16 :][:4].view(np.uint32)[0])
         for index in compute.tolist()
@@ -281,7 +286,7 @@ def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
     device = opened(driver)
     image = image_for(device, sample)
     prepared = device.prepare(image)
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     for indices in (compute[:4], compute[[6, 1, 4]]):
         made = device.create_pipelines(prepared, indices, NO_SOURCE, keep=True)
         handles = made.handles.copy()
@@ -303,7 +308,7 @@ def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: Pi
     device = opened(driver)
     image = image_for(device, sample)
     prepared = device.prepare(image)
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     watched = watch(device)
     watched.refusals.append(ERROR_DEVICE_LOST)
     split = CallSplit(2, lambda: True)
@@ -333,7 +338,7 @@ def test_a_batch_is_as_many_calls_as_it_is_split_into(driver: str, opened: Open,
     device = opened(driver)
     image = image_for(device, sample)
     prepared = device.prepare(image)
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     calls = watch(device).calls
     asked = 0
 
@@ -372,7 +377,7 @@ def test_what_one_call_of_a_batch_did_not_create_is_asked_for_again_by_itself(
     device = opened(driver)
     image = image_for(device, sample)
     prepared = device.prepare(image)
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     watched = watch(device)
     watched.refusals.extend([0, ERROR_OUT_OF_HOST_MEMORY])  # the first wrote nothing, and told nobody
     split = CallSplit(3, lambda: True)
@@ -391,7 +396,7 @@ def test_modules_over_the_bound_end_with_the_batch_that_used_them(
     image = build_image(sample, sample.pipelines, device.capabilities, module_bytes=1).image
     prepared = device.prepare(image)
     watched = watch(device)
-    compute = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE)).astype(np.int32)
+    compute = compute_of(image)
     for index in compute[:4].tolist():
         batch = device.create_pipelines(prepared, as_indices([index]), NO_SOURCE)
         assert not batch.results.any()
