@@ -38,6 +38,7 @@ from orchestrator.bench.rows import (
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.stores.files.writer_lock import writer_lock
 
 RESULTS = "results.jsonl"
 CACHES = "caches"
@@ -147,21 +148,26 @@ def run_bench(
         (directory / TIMELINES).mkdir(exist_ok=True)
     except OSError as error:
         raise BenchError(f"{directory}: cannot hold results: {error.strerror}: {error.filename}") from error
-    run = _BenchRun(
-        matrix=evolve(matrix, cache_directory=str(caches)),
-        directory=directory,
-        left_s=lambda: None if deadline is None else deadline - clock(),
-        do=run_job or run_in_process,
-        on_progress=on_progress,
-        rows=read_rows(path) if path.exists() else [],
-    )
-    resumed = sum(isinstance(each, Sample) for each in run.rows)
-    try:
-        run.prepare(warm_passes, on_stage)
-        with RowWriter(path) as writer:
-            stopped = run.take(writer)
-    except KeyboardInterrupt:
-        stopped = "interrupted"
+    with writer_lock(path, wait_s=0) as is_alone:
+        if not is_alone:
+            raise BenchError(
+                f"{directory}: another process measures into it", "wait for it, or name another --out"
+            )
+        run = _BenchRun(
+            matrix=evolve(matrix, cache_directory=str(caches)),
+            directory=directory,
+            left_s=lambda: None if deadline is None else deadline - clock(),
+            do=run_job or run_in_process,
+            on_progress=on_progress,
+            rows=read_rows(path) if path.exists() else [],
+        )
+        resumed = sum(isinstance(each, Sample) for each in run.rows)
+        try:
+            run.prepare(warm_passes, on_stage)
+            with RowWriter(path) as writer:
+                stopped = run.take(writer)
+        except KeyboardInterrupt:
+            stopped = "interrupted"
     wanted = {job.key for job in matrix.jobs()}
     done = sum(isinstance(each, Sample) and each.key in wanted for each in run.rows)
     return BenchOutcome(tuple(run.rows), done, len(wanted), resumed, stopped, failed_arms(run.rows), path)

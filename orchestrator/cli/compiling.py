@@ -442,32 +442,35 @@ def _compile_targets(
     paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
     options = [compile_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
-    pack = None if arguments.out is None else GrowingPack.begin(arguments.out, key, targets)
-    place = arguments.cache_dir or arguments.out
-    directory = None if arguments.mode == "none" else usable_directory(place).absolute()
-    with ExitStack() as held:
-        source = held.enter_context(open_paths(paths))
-        pipelines = _planned(source, options[0].subset, control)
-        # Before anything here starts a thread.
-        servers = held.enter_context(target_servers(source, paths, options))
-        lines = lines or ProgressLines(None)
-        lines.start(targets, pipelines)
-        view = held.enter_context(progress_view(output, quiet=display.quiet))
+    with ExitStack() as written:
+        pack = None
+        if arguments.out is not None:
+            pack = written.enter_context(GrowingPack.writing(arguments.out, key, targets))
+        place = arguments.cache_dir or arguments.out
+        directory = None if arguments.mode == "none" else usable_directory(place).absolute()
+        with ExitStack() as held:
+            source = held.enter_context(open_paths(paths))
+            pipelines = _planned(source, options[0].subset, control)
+            # Before anything here starts a thread.
+            servers = held.enter_context(target_servers(source, paths, options))
+            lines = lines or ProgressLines(None)
+            lines.start(targets, pipelines)
+            view = held.enter_context(progress_view(output, quiet=display.quiet))
 
-        async def job(steering: Steering) -> list[TargetResult]:
-            return await compile_targets(
-                paths,
-                options,
-                pipelines=pipelines,
-                cache_directory=directory,
-                listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
-                stop=steering,
-                keep=None if pack is None else pack.take,
-                compiler=servers.compile,
-            )
+            async def job(steering: Steering) -> list[TargetResult]:
+                return await compile_targets(
+                    paths,
+                    options,
+                    pipelines=pipelines,
+                    cache_directory=directory,
+                    listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
+                    stop=steering,
+                    keep=None if pack is None else pack.take,
+                    compiler=servers.compile,
+                )
 
-        results = trio.run(_until_signal, job, view, control)
-    manifest = None if pack is None else pack.finish(results)
+            results = trio.run(_until_signal, job, view, control)
+        manifest = None if pack is None else pack.finish(results)
     output.document(lambda: _targets_document(results, arguments.out))
     if not display.quiet:
         show_results(output, results)

@@ -16,8 +16,8 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, Self
 
@@ -31,8 +31,10 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord,
 from orchestrator.stores.cache_file import LoadStatus, cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
+    MANIFEST,
     LeftOut,
     Manifest,
     Pack,
@@ -243,6 +245,25 @@ class GrowingPack:
         pack.writer.prepare()
         pack._write()
         return pack
+
+    @classmethod
+    @contextmanager
+    def writing(cls, directory: Path, key: MacKey | None, selectors: Sequence[str]) -> Iterator[Self]:
+        """`begin`, as the only process that writes the pack during the block.
+
+        Raises:
+            PackError: As `begin`; or another process writes it.
+            SaveError: It cannot be written.
+        """
+        PackWriter(directory, key).prepare()
+        with writer_lock(directory / MANIFEST, wait_s=0) as is_alone:
+            if not is_alone:
+                raise PackError(
+                    directory,
+                    "another process writes this pack",
+                    "wait for it; or name another --out, and put both together with `orchestrator merge`",
+                )
+            yield cls.begin(directory, key, selectors)
 
     def take(self, result: TargetResult) -> None:
         """A target has ended; where that cannot be written now, `finish` tries again."""

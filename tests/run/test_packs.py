@@ -242,6 +242,21 @@ def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
     assert any("not saved: No space left" in each.reason for each in part.left_out)
 
 
+def test_one_process_writes_a_pack(tmp_path: Path) -> None:
+    place = tmp_path / "pack"
+    with GrowingPack.writing(place, None, ["one"]) as pack:
+        with (
+            pytest.raises(PackError, match="another process writes") as told,
+            GrowingPack.writing(place, None, ["two"]),
+        ):
+            pass
+        assert "merge" in told.value.next_step
+        pack.finish([TargetResult("one")])
+    with GrowingPack.writing(place, None, ["two"]) as pack:
+        pack.finish([TargetResult("two")])
+    assert list(Pack.open(place).problems()) == []
+
+
 def test_a_signed_pack_stays_signed(tmp_path: Path) -> None:
     GrowingPack.begin(tmp_path / "pack", KEY, ["one"]).finish([TargetResult("one")])
     with pytest.raises(PackError, match="is signed") as told:
