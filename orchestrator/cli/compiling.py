@@ -85,7 +85,7 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
     if arguments.progress or arguments.control is not None:
         from orchestrator.cli.control import ControlLines, ProgressLines
 
-        if json and arguments.progress == "jsonl:1":
+        if json and arguments.progress.partition(":")[2].lstrip("0") == "1":
             raise UsageError(
                 "--progress jsonl:1 and --json: both would be on stdout",
                 "give the events another descriptor, as in --progress jsonl:3 3>FILE",

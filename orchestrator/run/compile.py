@@ -127,6 +127,7 @@ _STEPS: Final = {
 }
 """Of each step of making a group ready: the stage of the clock that it belongs to, and what is told of it."""
 _MOSTLY: Final = 0.5
+_LOOK_S: Final = 0.5
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
 """Asking for keys ends when it has taken this share of what compiling is estimated to take."""
@@ -493,6 +494,7 @@ class CompileJob:
     _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
     _savings: Savings = field(factory=Savings, init=False)
     _ahead: _Opening | None = field(default=None, init=False)
+    _in_flight: int = field(default=0, init=False)
     _closing: trio.Lock = field(factory=trio.Lock, init=False)
     _begun: trio.Event = field(factory=trio.Event, init=False)
 
@@ -848,7 +850,7 @@ class CompileJob:
         beside.start_soon(go_on)
         limit = trio.CancelScope()
         if (left_s := self._time_left_s) is not None:
-            beside.start_soon(self._tell_limit, left_s, limit)
+            beside.start_soon(self._tell_limit, left_s, limit, begun)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
         try:
@@ -894,10 +896,14 @@ class CompileJob:
             except SaveError as error:
                 self._notes.append(f"what the driver's pipeline keys are worth was not remembered: {error}")
 
-    async def _tell_limit(self, left_s: float, scope: trio.CancelScope) -> None:
-        """Say that the time limit is reached, as long as the run goes on then."""
+    async def _tell_limit(self, left_s: float, scope: trio.CancelScope, begun: trio.Event) -> None:
+        """Say that the time limit is reached, where the driver has something then that lasts."""
         with scope:
+            await begun.wait()
             await trio.sleep(left_s)
+            await trio.sleep(_LOOK_S)  # until progress was told once more
+            while not self._in_flight:
+                await trio.sleep(_LOOK_S)
             self.on_stage("the time limit is reached: waiting for the driver calls in flight")
 
     def _leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
@@ -913,6 +919,7 @@ class CompileJob:
 
     def _progress(self, cache: GroupCache, progress: Progress) -> None:
         cache.progress(progress.compiled)
+        self._in_flight = progress.in_flight
         self._tell_saved(cache)
         if self._schedule is not None:
             self._cancelled = len(self._schedule.image) - progress.total

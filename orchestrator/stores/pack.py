@@ -586,16 +586,16 @@ def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
         known = best.get(each.of)
         if known is None or each.created > known.created:
             best[each.of] = each
-    wholes: dict[str, int] = {}
-    shards: dict[str, int] = {}
+    created: dict[str, dict[int, int]] = {}  # by set and number of shards
     for each in best.values():
         if not each.chosen:
-            counted = shards if each.shards > 1 else wholes
-            counted[each.set_hash] = counted.get(each.set_hash, 0) + each.created
+            divided = created.setdefault(each.set_hash, {})
+            divided[each.shards] = divided.get(each.shards, 0) + each.created
 
     def counts(part: Part) -> bool:
-        by_shards = wholes.get(part.set_hash, -1) < shards.get(part.set_hash, -1)
-        return bool(part.chosen) or (part.shards > 1) is by_shards
+        """Whether it is of the division of its set that created the most; of equal ones the coarsest."""
+        divided = created.get(part.set_hash, {})
+        return bool(part.chosen) or part.shards == max(divided, key=lambda shards: (divided[shards], -shards))
 
     kept = filter(counts, best.values())
     return tuple(sorted(kept, key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard)))

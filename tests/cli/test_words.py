@@ -120,6 +120,7 @@ def test_what_looks_at_files_says_so_of_such_a_path(
         (("--timeout", "0"), "a time above 0 is expected"),
         (("--workers", "9" * 30), "a number from 1 to 4096"),
         (("--json", "--progress", "jsonl:1"), "both would be on stdout"),
+        (("--json", "--progress", "jsonl:01"), "both would be on stdout"),
     ],
 )
 def test_numbers_that_a_compile_cannot_use(

@@ -378,6 +378,8 @@ def test_parts_of_several_packs_add_up() -> None:
     whole = part(created=13)
     assert joined_parts([whole, one, two]) == (whole,)
     assert joined_parts([part(created=11), one, two]) == (one, two)
+    half = part(shard=1, shards=2, created=7)
+    assert joined_parts([part(created=13), one, two, half]) == (whole,)
     chosen = Part(
         set_name="game.foz", set_hash=SET_HASH, chosen="0" * 32, pipelines=1, created=1, shard=1, shards=2
     )

@@ -315,8 +315,20 @@ def test_whatever_stands_in_a_manifest_only_manifest_errors_come_out(data: st.Da
             decode_document(tag, key, packed.records.payload(tag, key))
 
 
-def test_a_key_of_endless_parts_is_refused_before_it_is_parsed(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text",
+    [".".join("a" * 100_000) + " = 1\n", "".join(f"b{n}.{'a.' * 2000}a = 1\n" for n in range(60))],
+    ids=["one", "many"],
+)
+def test_keys_of_endless_parts_are_refused_before_they_are_parsed(tmp_path: Path, text: str) -> None:
     path = tmp_path / "deep.toml"
-    path.write_text("manifest = 1\n" + ".".join("a" * 100_000) + " = 1\n")
-    with pytest.raises(ManifestError, match="line 2 has more than 2048 dots"):
+    path.write_text("manifest = 1\n" + text)
+    with pytest.raises(ManifestError, match="too many parts"):
+        load_manifest(path)
+
+
+def test_dots_that_are_no_key_are_no_reason(tmp_path: Path) -> None:
+    path = tmp_path / "dots.toml"
+    path.write_text("manifest = 1  # " + "." * 5000 + "\nx = [" + "0.5, " * 5000 + "]\n")
+    with pytest.raises(ManifestError, match="x"):
         load_manifest(path)
