@@ -63,6 +63,7 @@ class _Asked:
     future: Future[Any]
     command: _Command
     last: bool
+    closes: bool
 
 
 class Ticket(Future[tuple[PipelineOutcome, ...]]):
@@ -101,7 +102,7 @@ class SessionThread:
         self._backlog: list[_Asked] = []
         self._send: Callable[[_Asked], None] = self._backlog.append
         self._pending: set[Future[Any]] = set()
-        self._closing = False
+        self._closing = self._is_told_to_close = False
         self._over = False
         # Whether `opened` and `ended` have their results: a fork may not ask them, whose locks may be held.
         self._is_opened = False
@@ -250,8 +251,8 @@ class SessionThread:
         return self._end(PipelineSession.finish)
 
     def close(self) -> Future[RunReport]:
-        """End after the batches in flight; returns `ended`."""
-        return self._end(PipelineSession.close)
+        """End after the batches in flight, also where `finish` was called before; returns `ended`."""
+        return self._end(PipelineSession.close, closes=True)
 
     def __enter__(self) -> Self:
         return self
@@ -269,7 +270,9 @@ class SessionThread:
         self.close()
         self._thread.join()
 
-    def _end(self, how: Callable[[PipelineSession], Awaitable[RunReport]]) -> Future[RunReport]:
+    def _end(
+        self, how: Callable[[PipelineSession], Awaitable[RunReport]], *, closes: bool = False
+    ) -> Future[RunReport]:
         async def end(session: PipelineSession) -> _Rest:
             async def rest() -> None:
                 try:
@@ -279,18 +282,20 @@ class SessionThread:
 
             return rest
 
-        self._ask(Future(), end, last=True)
+        self._ask(Future(), end, last=True, closes=closes)
         return self.ended
 
     # --- the session's thread
 
-    def _ask(self, future: Future[_T], command: _Command, *, last: bool = False) -> Future[_T]:
-        """Send a command, whose result the future gets. After the last command none is sent."""
+    def _ask(
+        self, future: Future[_T], command: _Command, *, last: bool = False, closes: bool = False
+    ) -> Future[_T]:
+        """Send a command, whose result the future gets. After the last one only the first close is sent."""
         with self._lock:
-            if not self.closed:
-                self._closing = last
+            if not self.closed or (closes and not (self._is_told_to_close or self._over)):
+                self._closing, self._is_told_to_close = last, closes
                 self._pending.add(future)
-                self._send(_Asked(future, command, last))
+                self._send(_Asked(future, command, last, closes))
                 return future
         error = trio.ClosedResourceError(
             "the session is closed"
@@ -344,9 +349,17 @@ class SessionThread:
         into, out = trio.open_memory_channel[_Asked](float("inf"))
         token = trio.lowlevel.current_trio_token()
 
+        def put(asked: _Asked) -> None:
+            with suppress(trio.ClosedResourceError):  # to close what has just finished
+                into.send_nowait(asked)
+
         def send(asked: _Asked) -> None:
             with suppress(trio.RunFinishedError):  # the session has just failed, as all futures will tell
-                token.run_sync_soon(into.send_nowait, asked)
+                token.run_sync_soon(put, asked)
+
+        async def wait_for_last(future: Future[Any], rest: _Rest) -> None:
+            await self._wait(future, rest)
+            into.close()
 
         async with self._open_on(*opened) as session:
             with self._lock:
@@ -363,8 +376,9 @@ class SessionThread:
                     except Exception as error:  # noqa: BLE001 - a bad argument is that future's
                         self._answer(asked.future, error=error)
                     else:
-                        waiting.start_soon(self._wait, asked.future, rest)
-                    if asked.last:
+                        wait = wait_for_last if asked.last else self._wait
+                        waiting.start_soon(wait, asked.future, rest)
+                    if asked.closes:
                         break
         return session.report
 

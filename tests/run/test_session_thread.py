@@ -19,7 +19,7 @@ from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
-from orchestrator.run.session import DeviceLostError, open_session
+from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
 from orchestrator.run.session_thread import SessionThread, Ticket, start_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from tests.drivers import REPOSITORY, each_device
@@ -378,6 +378,33 @@ def test_leaving_the_block_by_an_exception_closes() -> None:
     (session,) = sessions
     assert session.ended.result(0).stopped
     assert device.live_caches == 0
+
+
+def test_close_ends_what_finish_would_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, told, close = threading.Event(), threading.Event(), PipelineSession.close
+
+    def hold(_key: int) -> None:
+        begun.set()
+        assert told.wait(LIMIT_S)
+
+    async def close_and_go_on(self: PipelineSession) -> RunReport:
+        self._exchange.cancel()
+        told.set()
+        return await close(self)
+
+    monkeypatch.setattr(PipelineSession, "close", close_and_go_on)
+    device = SimulatedDevice(SimulatedOptions(on_compile=hold))
+    with start_session((device, prepared_set(device)), RunOptions(workers=1, schedule=ONE)) as session:
+        ticket = session.submit(range(300))
+        assert begun.wait(LIMIT_S)
+        ended = session.finish()
+        assert session.close() is session.close() is ended
+        with pytest.raises(trio.ClosedResourceError):
+            session.submit([5]).result(LIMIT_S)
+        assert any(each.status is OutcomeStatus.NOT_RUN for each in ticket.result(LIMIT_S))
+    assert session.ended.result(LIMIT_S).stopped
+    assert session.close() is ended
+    device.close()
 
 
 def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> None:
