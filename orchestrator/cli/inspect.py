@@ -30,7 +30,6 @@ _SIGNATURES = (
     (b"\x28\xb5\x2f\xfd", "zstd data; unpack it first"),
     (b"SQLite format 3\0", "an SQLite database"),
     (b"{", "JSON, by its first character"),
-    (b"\x89OPCB\r\n\x1a", "a pack of binaries; `orchestrator binaries import` takes it"),
 )
 
 _SHADER_SOURCES = frozenset(
@@ -111,7 +110,7 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
     if head.startswith(PLAN_MAGIC):
         return _inspect_plan(output, file)
     if head.startswith(BINARY_PACK_MAGIC):
-        return _inspect_binaries(output, file)
+        return _inspect_binaries(output, file, identity)
     if file.is_file() and (beside := inspect_beside(file.resolve())) is not None:
         return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
@@ -186,10 +185,11 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
     )
 
 
-def _inspect_binaries(output: Output, file: Path) -> InspectedFile:
+def _inspect_binaries(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     from orchestrator.cli.documents import InspectedFile
     from orchestrator.errors import OrchestratorError
     from orchestrator.stores.binary_pack import prove_file
+    from orchestrator.stores.profile_file import ProfileIdentity
 
     path, size, kind = path_text(file), file.stat().st_size, "pack of binaries"
     output.line(styled(path, "head"), f"  a {kind}")
@@ -208,7 +208,13 @@ def _inspect_binaries(output: Output, file: Path) -> InspectedFile:
             *(("for", each) for each in devices),
         ]
     )
-    return InspectedFile(path=path, kind=kind, good=True, bytes=size)
+    reason = ""
+    if identity is not None:
+        mine = ProfileIdentity.of(identity)
+        if all(each.identity != mine for each in found.generations):
+            reason = f"it has nothing for {identity.device_name}"
+            output.line(styled(reason, "bad"))
+    return InspectedFile(path=path, kind=kind, good=not reason, bytes=size, reason=reason)
 
 
 def _inspect_plan(output: Output, file: Path) -> InspectedFile:

@@ -22,6 +22,7 @@ from orchestrator.cli.output import (
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from orchestrator.run.records import CompileReport
     from orchestrator.run.targets import TargetResult
     from orchestrator.stores.pack import Manifest, Target
 
@@ -127,7 +128,9 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
             output.line(
                 styled(f"{each.selector}: not saved, and lost: {each.report.cache_file.error}", "bad")
             )
-    folders = dict.fromkeys(each.cache_file.path.parent for each in reports if each.cache_file.path)
+    folders = dict.fromkeys(
+        each.cache_file.path.parent for each in reports if each.cache_file.path is not None and _keeps(each)
+    )
     if folders:
         output.line("kept in ", ", ".join(map(path_text, folders)))
     _show_notes(output, results)
@@ -147,6 +150,14 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
             f"{', '.join(nameless)}: this driver gives null hardware of the family deviceID 0, so no card "
             "accepts the cache",
         )
+
+
+def _keeps(report: CompileReport) -> bool:
+    """Whether something of a target was loaded or saved."""
+    file, binaries = report.cache_file, report.binaries
+    if binaries is not None:
+        return bool(binaries.stored or binaries.pulled_in)
+    return bool(file.saved_bytes or file.loaded_bytes)
 
 
 def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:

@@ -169,7 +169,13 @@ def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
         found = prove_file(path, key)
     except OrchestratorError as error:
         return made(problems=(str(error),), next_step="copy it again, or export the binaries again")
-    proven = "signed with this key" if found.checked else "signature not checked (--key)"
+    proven = (
+        "signed with this key"
+        if found.checked
+        else "signed, not checked (--key)"
+        if found.signed
+        else "not signed"
+    )
     return made(
         summary=f"a pack of {plural(found.binaries, 'binary', 'binaries')} of "
         f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}, {proven}"

@@ -531,13 +531,15 @@ def joined(
 ) -> CreationBatch:
     """One batch of several, as they are made; what is in none of them has the result VK_NOT_READY.
 
-    Where the next one cannot be made, those before are destroyed.
+    Where the next one cannot be made, those before are destroyed. After a lost device no other is made.
     """
     batch = CreationBatch.of_zeros(count)
     batch.results[:] = NOT_READY
     with destroyed_on_failure(device, batch):
         for places, part in parts:
             batch.put(places, part)
+            if not part.all_created and (part.results == ERROR_DEVICE_LOST).any():
+                break  # each further call would fail
     return batch
 
 

@@ -54,6 +54,8 @@ if TYPE_CHECKING:
 
 _ANSWER_S: Final = 600.0
 _PROBLEM: Final = 2000
+_PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")
+"""Between the paths of a set of several archives, and of a sum of reports."""
 _UNFINISHED: Final = "not finished: run the same command again"
 _LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
 
@@ -162,13 +164,14 @@ def part_of(report: CompileReport) -> Part:
             by_reason.setdefault((said, each.reason), []).append(f"{each.key:016x}")
     counts = report.counts()
     created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
-    if error := report.cache_file.error:  # the file is as it was, and had the hits
+    saved_some = any(each.saved_bytes for each in report.cache_file.saves)
+    if (error := report.cache_file.error) and not saved_some:  # the file is as it was, and had the hits
         lost = [f"{each.key:016x}" for each in report.of_status(OutcomeStatus.COMPILED)]
         by_reason[OutcomeStatus.NOT_RUN.value, plain_text(f"not saved: {error}")[:_PROBLEM]] = lost
         created -= len(lost)
     subset = report.set.subset
     return Part(
-        set_name=" + ".join(PurePath(each).name for each in re.split(r", | \+ ", report.set.path)),
+        set_name=" + ".join(PurePath(each).name for each in _PATHS.split(report.set.path)),
         set_hash=f"{report.set.content_hash or 0:016x}",
         shard=1 if subset is None else subset.shard,
         shards=1 if subset is None else subset.shards,
@@ -303,16 +306,15 @@ class GrowingPack:
         from orchestrator.stores.binary_pack import device_binaries, join_binaries
         from orchestrator.stores.binary_store import BinaryStore, StoreError
 
-        if report.cache_file.error:
-            return ()
         cache_file = cache_path(path.parent, identity)
         name = cache_file.stem + BINARIES_SUFFIX
-        try:
-            with BinaryStore.open(path.parent, create=False) as store:
-                held = [(path, device_binaries(store, ProfileIdentity.of(identity)))]
-        except StoreError as error:
-            raise PackError(error.path, error.reason) from None
-        held.insert(0, (self.writer.directory / name, self._earlier_binaries(ProfileIdentity.of(identity))))
+        held = [(self.writer.directory / name, self._earlier_binaries(ProfileIdentity.of(identity)))]
+        if not report.cache_file.error:
+            try:
+                with BinaryStore.open(path.parent, create=False) as store:
+                    held.append((path, device_binaries(store, ProfileIdentity.of(identity))))
+            except StoreError as error:
+                raise PackError(error.path, error.reason) from None
         content = join_binaries([each for each in held if each[1]])
         return (self.writer.add(name, content), *self.writer.notes_at(cache_file)) if content else ()
 

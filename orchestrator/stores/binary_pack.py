@@ -162,12 +162,14 @@ class ProvenPack:
         generations: The devices and drivers that it is for.
         pipelines: Number of pipelines.
         binaries: Number of different binaries.
+        signed: Whether it is signed.
         checked: Whether its signature was checked.
     """
 
     generations: tuple[Generation, ...]
     pipelines: int
     binaries: int
+    signed: bool
     checked: bool
 
 
@@ -180,7 +182,7 @@ def prove_file(path: Path, key: MacKey | None = None) -> ProvenPack:
     """
     read = _read(path, read_capped(path, _CAP), key, unsigned=key is None)
     found = {each.digest: each for each, _ in read.batches()}
-    return ProvenPack(tuple(found.values()), read.end.pipelines, read.end.binaries, read.checked)
+    return ProvenPack(tuple(found.values()), read.end.pipelines, read.end.binaries, read.signed, read.checked)
 
 
 def _parts(
@@ -276,7 +278,7 @@ def _read(path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bo
     ]
     if counted != [end.generations, end.binaries, end.pipelines]:
         raise BinaryPackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
-    return _Reading(path, frames[:-2], end, checked)
+    return _Reading(path, frames[:-2], end, bool(len(proof)), checked)
 
 
 def _check_proof(
@@ -350,6 +352,7 @@ class _Reading:
     path: Path
     frames: list[tuple[int, int, memoryview]]
     end: _End
+    signed: bool
     checked: bool
 
     def batches(self) -> Iterator[tuple[Generation, list[StoredPipeline]]]:

@@ -88,7 +88,11 @@ def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) 
     assert "--key" in refused.err.partition("next:")[2]
     seen = call("inspect", pack)
     assert (seen.code, "binaries of 12 pipelines" in seen.out) == (ExitCode.OK, True)
-    assert "not checked (--key)" in call("verify", pack).out
+    assert call("inspect", pack, "--device", "simulated").code == ExitCode.OK
+    assert "signed, not checked (--key)" in call("verify", pack).out
+    plain = tmp_path / "plain.binaries"
+    call("binaries", "export", plain, "--cache-dir", folder)
+    assert ", not signed" in call("verify", plain).out
     assert "signed with this key" in call("verify", pack, "--key", key).out
     damaged = tmp_path / "damaged.binaries"
     damaged.write_bytes(pack.read_bytes()[:-9])
