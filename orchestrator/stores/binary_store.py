@@ -555,7 +555,11 @@ class BinaryStore:
         if not same or cost != pipeline.cost_ns:
             encoded = msgspec.msgpack.encode(msgspec.structs.replace(entry, cost_ns=cost))
             transaction.put(key, content_hash128(encoded) + encoded, db=tables["pipelines"])
-        if not same:
+        if same:  # which says nothing of the payloads
+            stored = sum(
+                map(partial(self._mend, transaction), hashes, (each.data for each in pipeline.binaries))
+            )
+        else:
             for (_, digest, _), binary in zip(entry.binaries, pipeline.binaries, strict=True):
                 stored += self._refer(transaction, digest, binary.data)
             if known is not None:
@@ -593,10 +597,17 @@ class BinaryStore:
         found = transaction.get(digest, db=tables["references"])
         count, size = _REFERENCE.unpack(found) if found is not None else (0, len(data))
         transaction.put(digest, _REFERENCE.pack(count + 1, len(data)), db=tables["references"])
-        there = transaction.get(digest, db=tables["payloads"])
-        if count and there is not None and size == len(data) and content_hash128(there) == digest:
-            return 0
+        if count and size == len(data):
+            return self._mend(transaction, digest, data)
         transaction.put(digest, data, db=tables["payloads"])
+        return len(data)
+
+    def _mend(self, transaction: Any, digest: bytes, data: bytes | memoryview) -> int:
+        """Write a payload again that is damaged or gone; returns the bytes that were written."""
+        there = transaction.get(digest, db=self._tables["payloads"])
+        if there is not None and len(there) == len(data) and content_hash128(there) == digest:
+            return 0
+        transaction.put(digest, data, db=self._tables["payloads"])
         return len(data)
 
     def _forget_names(self, transaction: Any, key: bytes, entry: _Entry) -> None:

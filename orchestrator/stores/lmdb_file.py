@@ -130,7 +130,7 @@ def check_lmdb_file(path: Path) -> LmdbStructure:
             begun = _newest_meta(path, descriptor)[2]
             try:
                 found = _look(path, descriptor)
-            except (LmdbFileError, struct.error, IndexError) as error:
+            except (LmdbFileError, struct.error, IndexError, MemoryError) as error:
                 # A page that is written between two looks at it contradicts itself.
                 if _newest_meta(path, descriptor)[2] != begun:
                     continue
@@ -155,12 +155,14 @@ def _newest_meta(path: Path, descriptor: int) -> tuple[tuple[bytes, bytes], int,
         if len(head) < _PAGE_HEADER + _META.size:
             raise LmdbFileError(path, start, "the file ends before its meta page does")
         page, _, flags = struct.unpack_from("<QHH", head)
-        magic, version, _, _, free, main, last, transaction = _META.unpack_from(head, _PAGE_HEADER)
+        magic, version, _, map_size, free, main, last, transaction = _META.unpack_from(head, _PAGE_HEADER)
         if magic != _MAGIC or version != _DATA_VERSION or flags != _META_PAGE or page != number:
             raise LmdbFileError(path, start, "there is no meta page of LMDB")
         size = _TREE.unpack(free)[0]
         if (number and size != page_size) or size < 512 or size > 65536 or size & (size - 1):
             raise LmdbFileError(path, start, f"the meta page says that pages have {size} bytes")
+        if last >= max(2, map_size // size):
+            raise LmdbFileError(path, start, f"the meta page says that page {last} is used, beyond the map")
         page_size = size
         found.append(((free, main), last, transaction))
     trees, last, transaction = max(found, key=lambda each: each[2])

@@ -7,6 +7,7 @@ import random
 import shutil
 import signal
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -39,6 +40,7 @@ from orchestrator.stores.binary_store import (
     StoredPipeline,
     StoreError,
 )
+from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.lmdb_file import LmdbFileChangedError, check_lmdb_file
 from tests.drivers import REPOSITORY, unsupported
 
@@ -781,3 +783,33 @@ def test_the_stamp_is_there_before_the_store(tmp_path: Path) -> None:
     (tmp_path / STORE_NAME).unlink()
     with BinaryStore.open(tmp_path) as store:
         assert store.set_aside == ""
+
+
+def test_a_payload_that_is_damaged_is_stored_again(tmp_path: Path) -> None:
+    data = b"x" * 9000
+    with BinaryStore.open(tmp_path) as store:
+        store.put(GENERATION, [pipeline(1, data)])
+        with store._environment.begin(write=True) as transaction:
+            transaction.put(content_hash128(data), b"y" * 9000, db=store._tables["payloads"])
+        assert found(store, 1)[0] == DAMAGED
+        report = store.put(GENERATION, [pipeline(1, data)])
+        assert (report.known, report.stored_bytes) == (1, 9000)
+        assert found(store, 1) == (FOUND, [data])
+        assert store.put(GENERATION, [pipeline(1, data)]).stored_bytes == 0
+        assert store.verify().problems == ()
+
+
+@pytest.mark.parametrize("bit", [26, 30, 39, 62])
+def test_a_last_page_beyond_the_map_sets_the_file_aside(tmp_path: Path, bit: int) -> None:
+    with BinaryStore.open(tmp_path) as store:
+        store.put(GENERATION, [pipeline(1, b"x" * 9000)])
+    path = tmp_path / STORE_NAME
+    content = bytearray(path.read_bytes())
+    # mm_last_pg and mm_txnid, behind the page's header, four words, and two trees
+    places = [page + 16 + 24 + 2 * 48 for page in (0, 4096)]
+    at = max(places, key=lambda place: struct.unpack_from("<Q", content, place + 8))
+    content[at + bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    with BinaryStore.open(tmp_path) as store:
+        assert "beyond the map" in store.set_aside
+        assert store.put(GENERATION, [pipeline(2, b"z" * 9000)]).stored_bytes == 9000

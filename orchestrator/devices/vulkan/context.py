@@ -182,10 +182,10 @@ class DeviceContext:
                 )
             )
             family = _queue_family(instance, physical, wishes.queue_family)
+            layers = active_layers(instance.commands, physical.handle)  # before there is a device to destroy
             handle = _create(
                 instance, physical, capabilities, allocator, queue_family=family, cache_control=cache_control
             )
-            layers = active_layers(instance.commands, physical.handle)
             return cls(
                 instance,
                 handle,

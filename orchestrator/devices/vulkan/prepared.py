@@ -298,7 +298,11 @@ class VulkanPreparedPipelines:
         self.remaking = threading.Lock()
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
         on_demand = modules_on_demand or self.identified is not None
-        self.unusable: Final = self._create_everything(before, on_demand)
+        try:
+            self.unusable: Final = self._create_everything(before, on_demand)
+        except BaseException:
+            self.destroy()  # nobody else knows of what was created
+            raise
 
     def close(self) -> None:
         """See `PreparedPipelines.close`."""
@@ -489,7 +493,14 @@ class VulkanPreparedPipelines:
             self._modules.release(each)
 
     def without_modules(self, indices: npt.NDArray[np.int32]) -> None:
-        """Clear the modules of pipelines that need none, unless all modules live until `close`."""
+        """Clear the modules of pipelines that need none, unless all modules live until `close`.
+
+        Identifiers leave their stages, too: with one, a pipeline must be created with
+        VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT
+        (VUID-VkPipelineShaderStageModuleIdentifierCreateInfoEXT-pNext-06851).
+        """
+        if self._stages is not None:
+            self._stages.leave(indices)
         if self._modules.all_made or not self._modules.any_made:
             return
         image = self.image

@@ -304,6 +304,25 @@ def test_a_call_that_wrote_nothing_leaves_nothing_of_the_one_before(
 
 
 @each_driver
+def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample: PipelineSet) -> None:
+    device = opened(driver)
+    image = image_for(device, sample)
+    watched = watch(device)
+    made = 0
+
+    def before(what: str, _number: int) -> None:
+        nonlocal made
+        made = max(made, len(watched.modules))
+        if made == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        device.prepare(image, before)
+    assert made == 3
+    assert not watched.modules
+
+
+@each_driver
 def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: PipelineSet) -> None:
     device = opened(driver)
     image = image_for(device, sample)
