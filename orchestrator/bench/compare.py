@@ -15,7 +15,7 @@ from operator import attrgetter
 
 from attrs import frozen
 
-from orchestrator.bench.rows import Cell, Sample, Start, cells_of, control_of
+from orchestrator.bench.rows import Cell, Sample, Start, cells_of, control_of, counted
 from orchestrator.bench.statistics import (
     LEAST_PAIRS,
     Difference,
@@ -100,7 +100,9 @@ class ChangeReport:
         ]
         if cold:
             most = max(cold, key=lambda each: abs(each.added_s))
-            parts.append(f"{most.added_s:+.3g} s cold ({most.after.mode}, {most.after.workers} workers)")
+            parts.append(
+                f"{most.added_s:+.3g} s cold ({most.after.mode}, {counted(most.after.workers, 'worker')})"
+            )
         slower, faster = len(self.slower(threshold)), len(self.faster(threshold))
         count, undecided = len(self.changes), len(self.undecided)
         if slower or faster:

@@ -414,8 +414,8 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
         found.append(
             f"in {len(busy)} of {len(cells)} cells threads waited for a processor for more than "
             f"{BUSY_SHARE:.0%} of their time (at most {worst.run_delay_share.median:.0%}, "
-            f"{worst.cell.workers} workers on {worst.samples[0].environment.cores} cores): that is the "
-            "machine, not the cache"
+            f"{counted(worst.cell.workers, 'worker')} on "
+            f"{counted(worst.samples[0].environment.cores, 'core')}): that is the machine, not the cache"
         )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})

@@ -20,12 +20,12 @@ from cyclopts import Parameter
 from rich.table import Table
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
-from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_WORKERS,
     archive_paths,
+    cache_files_directory,
     damage_to_measure,
     require_writable,
     set_paths,
@@ -112,7 +112,7 @@ class BenchArguments:
             samples=self.samples,
             batch=self.batch,
             warm_batch=self.warm_batch,
-            profiles=str(cache_directory(None)),
+            profiles=str(cache_files_directory(None)),
         )
 
 

@@ -15,11 +15,10 @@ from attrs import frozen
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, Flag, JsonFlag
-from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, byte_text, path_text, plural, printable, styled, table
 from orchestrator.cli.prune import age_ns, devices_here
-from orchestrator.cli.values import read_key, require_writable, size_bytes
+from orchestrator.cli.values import cache_files_directory, read_key, require_writable, size_bytes
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
@@ -93,7 +92,7 @@ def binaries_verb(
     secret = read_key(key)
     if action == "export":
         require_writable(pack)
-    directory = cache_directory(cache_dir)
+    directory = cache_files_directory(cache_dir)
     told: dict[str, Any] = {}
     lines: list[str] = []
     if action == "prune":

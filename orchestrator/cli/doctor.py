@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
-from orchestrator.cli.early import cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import (
     Output,
@@ -30,6 +29,7 @@ from orchestrator.cli.output import (
     version_text,
 )
 from orchestrator.cli.values import (
+    cache_files_directory,
     opened_device,
     time_limit_seconds,
     unfit_directory,
@@ -124,7 +124,7 @@ def doctor_verb(
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
     if only:
         raise UsageError("--only needs --keys", "add --keys")
-    directory = cache_directory(cache_dir)
+    directory = cache_files_directory(cache_dir)
     devices: list[DeviceIdentity] = []
     findings = [*_program(), *_devices(device, directory, devices), *_directory(directory)]
     states = Counter(each.state for each in findings)

@@ -54,10 +54,11 @@ def are_new(paths: Iterable[str], least_bytes: int, directory: Callable[[], Path
     if sum(each.st_size for each in files) < least_bytes:
         return False
     newest = max(each.st_mtime for each in files)
-    place = directory()
+    place: Path | str = ""
     try:
+        place = directory()
         names = [each for each in os.listdir(place) if each.endswith(_PLAN_SUFFIX)]  # noqa: PTH208
-    except (OSError, ValueError):
+    except (OSError, ValueError, RuntimeError):
         names = []
     saved = _files(os.path.join(place, each) for each in names)  # noqa: PTH118
     return not any(each.st_mtime >= newest for each in saved)
@@ -72,7 +73,11 @@ def is_program() -> bool:
 
 
 def cache_directory(given: Path | None) -> Path:
-    """The directory for cache files, which may not be there."""
+    """The directory for cache files, which may not be there.
+
+    Raises:
+        RuntimeError: None is given, and the user has no home directory.
+    """
     if given is not None:
         return given
     import platformdirs

@@ -87,7 +87,20 @@ def named_directory(given: Path | None) -> Path:
     """
     if given is not None and not given.is_dir():
         raise UsageError(f"{given}: no such directory", "name the directory of --cache-dir of `compile`")
-    return cache_directory(given)
+    return cache_files_directory(given)
+
+
+def cache_files_directory(given: Path | None) -> Path:
+    """The directory for cache files, which may not be there.
+
+    Raises:
+        UsageError: None is given, and the user has no home directory, as in a container.
+    """
+    try:
+        return cache_directory(given)
+    except RuntimeError as error:
+        said = "name one with --cache-dir, or set HOME or XDG_CACHE_HOME"
+        raise UsageError(f"there is no directory for cache files: {error}", said) from None
 
 
 def usable_directory(given: Path | None) -> Path:
@@ -98,7 +111,7 @@ def usable_directory(given: Path | None) -> Path:
     """
     from orchestrator.stores.files.atomic_file import SaveError, ensure_directory
 
-    directory = cache_directory(given)
+    directory = cache_files_directory(given)
     ensure_directory(directory)
     reason = unfit_directory(directory)
     if reason is not None:

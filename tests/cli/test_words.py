@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import platformdirs
 import pytest
 
 from orchestrator.cli.errors import ExitCode
@@ -128,6 +129,22 @@ def test_numbers_that_a_compile_cannot_use(
 ) -> None:
     done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", *words)
     assert reason in refused(done)
+
+
+@pytest.mark.parametrize("verb", ["compile", "doctor", "bench"])
+def test_a_user_without_a_home_is_told_to_name_a_directory(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    def homeless(*_given: object) -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(platformdirs, "user_cache_path", homeless)
+    set_path, out = str(small_set), str(tmp_path / "out")
+    more: dict[str, list[str]] = {"compile": [set_path], "doctor": [], "bench": [set_path, "--out", out]}
+    done = call(verb, *more[verb], "-d", "simulated")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "no directory for cache files" in done.err
+    assert "--cache-dir" in done.err.partition("next:")[2]
 
 
 def test_a_bound_beyond_all_memory_is_none(call: Call, small_set: Path, tmp_path: Path) -> None:
