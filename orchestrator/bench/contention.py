@@ -103,7 +103,7 @@ class Comparison:
     Attributes:
         conditions: The conditions.
         baseline: The mode to compare with: shared if it was measured.
-        noise: The noise of the A/A control; None without a control.
+        noise: The noise of throughput by the A/A control; None without one. Each figure has its own.
         throughput: Throughput of each other mode over the baseline's, the merge included.
         creation_rate: The same without the merge.
         locking: per-worker-internal over per-worker; None if one was not measured.
@@ -212,14 +212,14 @@ def _comparison(
     first, control = control_of(counted, conditions)
     controlled = [each.mode for each in control.values()]
     baseline = CacheMode.SHARED if CacheMode.SHARED in modes else controlled[0] if controlled else min(modes)
-    noise = None
-    if set(controlled) == {baseline}:
-        noise = noise_by_round(first, control, lambda each: each.creation_rate)
+    is_controlled = set(controlled) == {baseline}
 
     def against(
         below: CacheMode, above: CacheMode, value: Callable[[Sample], float]
     ) -> dict[CacheMode, Difference]:
+        """A figure against its own noise: what is in one, such as merging, may vary more than the rest."""
         ratio = _against(modes.get(below), modes.get(above), value)
+        noise = noise_by_round(first, control, value) if is_controlled else None
         return {} if ratio is None else {above: Difference(ratio, noise)}
 
     throughput: dict[CacheMode, Difference] = {}
@@ -229,6 +229,7 @@ def _comparison(
         creation_rate |= against(baseline, mode, lambda each: each.creation_rate)
     internal = CacheMode.PER_WORKER_INTERNAL
     locking = against(CacheMode.PER_WORKER, internal, lambda each: each.creation_rate).get(internal)
+    noise = noise_by_round(first, control, lambda each: each.throughput) if is_controlled else None
     return Comparison(conditions, baseline, noise, throughput, creation_rate, locking)
 
 
@@ -318,7 +319,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
             )
             if alone is not None and alone.beyond_noise and verdict_words(alone) != words:
                 words += f" (before the merge: {verdict_words(alone)})"
-            count = f", {workers} workers" if number == 0 else ""
+            count = f", {counted(workers, 'worker')}" if number == 0 else ""
             parts.append(f"{each.conditions.start}{count}: {words}")
         sentences.append(f"on {device}{found[0].conditions.copies}, " + "; ".join(parts))
     return sentences

@@ -54,6 +54,25 @@ def test_private_caches_can_be_slower_and_the_merge_counts() -> None:
     assert "slower (before the merge: private caches 2.0× [2.0, 2.0] faster)" in verdict
 
 
+def test_each_figure_is_held_against_its_own_noise() -> None:
+    """Asking for keys varies, which throughput has and the creation rate has not."""
+
+    def rows(mode: CacheMode, keys_ms: list[int], *, control: bool = False) -> list[Sample]:
+        return [
+            sample(mode=mode, control=control, round=number, wall_ns=10**9, keys_ns=each * 10**6, merge_ns=0)
+            for number, each in enumerate(keys_ms)
+        ]
+
+    shared = rows(CacheMode.SHARED, [300, 100, 320, 120, 310, 110, 300])
+    again = rows(CacheMode.SHARED, [100, 300, 110, 330, 120, 310, 100], control=True)
+    private = rows(CacheMode.PER_WORKER, [120, 60, 130, 70, 120, 60, 110])
+    (comparison,) = contention_report([*shared, *again, *private]).comparisons
+    assert comparison.noise is not None
+    assert comparison.noise.factor > 1.1
+    assert not comparison.throughput[CacheMode.PER_WORKER].higher
+    assert comparison.creation_rate[CacheMode.PER_WORKER].noise != comparison.noise
+
+
 def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:
     (verdict,) = contention_report(matrix({"shared": 1.0, "none": 1.0})).verdicts
     assert "not measured with both" in verdict

@@ -340,12 +340,14 @@ def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
     """A required subgroup size and its stage.
 
     VUID-VkPipelineShaderStageCreateInfo-pNext-02755 and
-    VUID-VkPipelineShaderStageRequiredSubgroupSizeCreateInfo-requiredSubgroupSize-02761, -02762.
+    VUID-VkPipelineShaderStageRequiredSubgroupSizeCreateInfo-requiredSubgroupSize-02760, -02761, -02762.
     """
     required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
     if required is None:
         return None
     struct, size = "VkPhysicalDeviceSubgroupSizeControlProperties", required.requiredSubgroupSize
+    if size.bit_count() != 1:
+        return Malformed(f"requiredSubgroupSize {size} is no power of two")
     least = answers.property(struct, "minSubgroupSize")
     if isinstance(least, int) and size < least:
         return f"property {struct}::minSubgroupSize {least} > {size}"

@@ -296,6 +296,9 @@ class ShaderRequirements:
         if not value.flags & _FULL_SUBGROUPS:
             return None
         if required is not None:
+            size = required.requiredSubgroupSize
+            if size and width % size:
+                return Malformed(f"{width} invocations in x, which subgroups of {size} do not fill")
             return None
         struct, member = (
             (_SUBGROUP_PROPERTIES, "maxSubgroupSize")

@@ -198,6 +198,10 @@ def test_subgroups_of_a_workgroup() -> None:
     text = stage(device, compute_module(local_size=(32, 1, 1)), pNext=[chained])
     assert text is not None
     assert text.startswith(f"property {struct_name}::maxComputeWorkgroupSubgroups 2")
+    assert stage(device, compute_module(local_size=(16, 1, 1)), pNext=[chained], flags=2) is None
+    text = stage(device, compute_module(local_size=(12, 1, 1)), pNext=[chained], flags=2)
+    assert isinstance(text, Malformed)
+    assert text == "12 invocations in x, which subgroups of 8 do not fill"
     wide = Everything(
         properties={
             **ROOMY,

@@ -525,6 +525,9 @@ def test_required_subgroup_size() -> None:
         )
 
     assert missing(value, device(8, 32, 0x20)) is None
+    odd = chain("VkPipelineShaderStageRequiredSubgroupSizeCreateInfo", requiredSubgroupSize=12)
+    text = missing(make("VkPipelineShaderStageCreateInfo", stage=0x20, pNext=[odd]), device(8, 32, 0x20))
+    assert text == "requiredSubgroupSize 12 is no power of two"
     assert missing(value, device(32, 64, 0x20)) == f"property {struct}::minSubgroupSize 32 > 16"
     assert missing(value, device(4, 8, 0x20)) == f"property {struct}::maxSubgroupSize 8 < 16"
     assert (
