@@ -219,7 +219,8 @@ def printable(text: str) -> str:
 
 def path_text(path: str | os.PathLike[str]) -> str:
     """A path as text that UTF-8 can carry: bytes that are not UTF-8 are escaped."""
-    return os.fsencode(path).decode("utf-8", "backslashreplace")
+    # Not os.fsencode: a name that a record brings need not fit the encoding of this machine's file system.
+    return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
 def byte_text(count: int) -> str:
