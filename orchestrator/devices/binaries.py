@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
@@ -35,6 +35,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
     destroyed_on_failure,
     in_calls,
+    joined,
 )
 from orchestrator.devices.request import Feature
 from orchestrator.errors import DeviceError
@@ -44,6 +45,8 @@ PIPELINE_BINARIES: Final[Feature] = ("VkPhysicalDevicePipelineBinaryFeaturesKHR"
 
 PIPELINE_BINARY_MISSING: Final = 1000483000
 """VK_PIPELINE_BINARY_MISSING_KHR: the driver's own cache does not hold the pipeline. An outcome, no error."""
+
+_FOUND: Final = np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
 
 MOST_KEY_BYTES: Final = 32
 """VK_MAX_PIPELINE_BINARY_KEY_SIZE_KHR."""
@@ -302,35 +305,52 @@ def create_with_binaries(
             fail_on_compile_required=fail_on_compile_required,
         )
         return in_calls(device, indices, split, one)
-    batch = CreationBatch.of_zeros(len(indices))
-    with destroyed_on_failure(device, batch):
-        for places in prepared.image.levels(indices):
-            missing = _create_found(device, prepared, indices, places, source, batch, keep=keep)
-            if not missing.size:
-                continue
-            if prepared.identified is not None:
-                lacks = prepared.identified.lacking[indices[missing]]
-                if lacks.any():
-                    # Nothing but the driver's own cache may have it, where that is on.
-                    part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
-                    batch.put(missing[lacks], part)
-                    # What was created was not compiled, which was forbidden: such as links of what is there.
-                    there = missing[lacks][part.results == SUCCESS]
-                    batch.feedback_flags[there] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
-                    missing = missing[~lacks]
-                    if not missing.size:
-                        continue
-            chosen = indices[missing]
-            if source.captures and not fail_on_compile_required:
-                made, captured = device.create_captured(prepared, chosen, keep=keep)
-                batch.put(missing, made)
-                source.take(prepared, captured)
-            else:
-                made = device.create_pipelines(
-                    prepared, chosen, NO_SOURCE, keep=keep, fail_on_compile_required=fail_on_compile_required
+    parts = _parts_with_binaries(
+        device, prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+    )
+    return joined(device, len(indices), parts)
+
+
+def _parts_with_binaries(
+    device: PipelineBinaries,
+    prepared: PreparedPipelines,
+    indices: npt.NDArray[np.int32],
+    source: BinarySource,
+    *,
+    keep: bool,
+    fail_on_compile_required: bool,
+) -> Iterator[tuple[npt.NDArray[np.intp], CreationBatch]]:
+    """Places in a batch and what was created there, for `joined`: what links others after those."""
+    for places in prepared.image.levels(indices):
+        chosen, made, missing = _create_found(device, prepared, indices, places, source, keep=keep)
+        if made is not None:
+            yield chosen, made
+        if prepared.identified is not None and missing.size:
+            lacks = prepared.identified.lacking[indices[missing]]
+            if lacks.any():
+                # Nothing but the driver's own cache may have it, where that is on.
+                part = device.create_pipelines(prepared, indices[missing[lacks]], NO_SOURCE, keep=keep)
+                # What was created was not compiled, which was forbidden: such as links of what is there.
+                part.feedback_flags = np.where(
+                    part.results == SUCCESS, part.feedback_flags | _FOUND, part.feedback_flags
                 )
-                batch.put(missing, made)
-    return batch
+                yield missing[lacks], part
+                missing = missing[~lacks]
+        if not missing.size:
+            continue
+        if source.captures and not fail_on_compile_required:
+            part, captured = device.create_captured(prepared, indices[missing], keep=keep)
+            with destroyed_on_failure(device, part):
+                source.take(prepared, captured)
+        else:
+            part = device.create_pipelines(
+                prepared,
+                indices[missing],
+                NO_SOURCE,
+                keep=keep,
+                fail_on_compile_required=fail_on_compile_required,
+            )
+        yield missing, part
 
 
 def _create_found(
@@ -339,20 +359,19 @@ def _create_found(
     indices: npt.NDArray[np.int32],
     places: npt.NDArray[np.intp],
     source: BinarySource,
-    batch: CreationBatch,
     *,
     keep: bool,
-) -> npt.NDArray[np.intp]:
-    """Create what there are binaries for; the places of what is left."""
+) -> tuple[npt.NDArray[np.intp], CreationBatch | None, npt.NDArray[np.intp]]:
+    """Create what there are binaries for: its places, what was created, and the places that are left."""
     if not places.size:
-        return places
+        return places, None, places
     asked = indices[places]
     held = source.hold(prepared, asked)
     refused = np.empty(0, np.int32)
     try:
         found = held.counts > 0
         if not found.any():
-            return places
+            return places[found], None, places
         chosen = places[found]
         present = HeldBinaries(held.counts[found], held.handles)
         began = time.perf_counter_ns()
@@ -363,8 +382,7 @@ def _create_found(
         silent = good & (made.feedback_flags & np.uint32(FEEDBACK_VALID) == 0)
         made.durations_ns[silent] = share
         refused = indices[chosen[~good]]
-        made.feedback_flags[good] |= np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
-        batch.put(chosen, made)
-        return np.sort(np.concatenate([places[~found], chosen[~good]]))
+        made.feedback_flags[good] |= _FOUND
+        return chosen, made, np.sort(np.concatenate([places[~found], chosen[~good]]))
     finally:
         source.release(prepared, asked, refused)

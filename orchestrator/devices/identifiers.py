@@ -27,8 +27,8 @@ from orchestrator.devices.device import (
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
-    destroyed_on_failure,
     in_calls,
+    joined,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.request import Feature
@@ -118,27 +118,25 @@ def create_speculatively(
         return in_calls(device, indices, split, one)
     identified = prepared.identified
     assert identified is not None  # noqa: S101 - a device asks for this where there are
-    batch = CreationBatch.of_zeros(len(indices))
-    with destroyed_on_failure(device, batch):
-        for level in prepared.image.levels(indices):
-            lacks = identified.lacking[indices[level]]
-            for places, without_code in ((level[lacks], True), (level[~lacks], False)):
-                if not places.size:
-                    continue
-                if without_code:
-                    part = device.create_identified(prepared, indices[places], source, keep=keep)
-                else:
-                    part = device.create_pipelines(
-                        prepared,
-                        indices[places],
-                        source,
-                        keep=keep,
-                        fail_on_compile_required=fail_on_compile_required,
-                    )
-                if len(places) == len(indices):
-                    return part
-                batch.put(places, part)
-    return batch
+    lacking = identified.lacking[indices]
+
+    def created(places: npt.NDArray[np.intp]) -> CreationBatch:
+        """Create pipelines all of which lack code, or none."""
+        if lacking[places[0]]:
+            return device.create_identified(prepared, indices[places], source, keep=keep)
+        return device.create_pipelines(
+            prepared, indices[places], source, keep=keep, fail_on_compile_required=fail_on_compile_required
+        )
+
+    parts = [
+        places
+        for level in prepared.image.levels(indices)
+        for places in (level[lacking[level]], level[~lacking[level]])
+        if places.size
+    ]
+    if len(parts) == 1:
+        return created(parts[0])
+    return joined(device, len(indices), ((places, created(places)) for places in parts))
 
 
 def identified_places(prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.intp]:

@@ -9,10 +9,16 @@ import numpy.typing as npt
 import pytest
 
 from orchestrator.devices.binaries import CapturedPipeline, create_with_binaries
-from orchestrator.devices.device import CreationBatch, PipelineSource, PreparedPipelines
+from orchestrator.devices.device import (
+    ERROR_DEVICE_LOST,
+    NOT_READY,
+    CreationBatch,
+    PipelineSource,
+    PreparedPipelines,
+)
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.identifiers import create_speculatively
-from orchestrator.devices.simulated import SimulatedDevice, simulated_image
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError
 from orchestrator.run.binaries import HeldPipelines
 
@@ -54,6 +60,14 @@ def test_of_binaries(captures: bool) -> None:
     with pytest.raises(DriverError, match="vkCreateShaderModule"):
         create_with_binaries(device, prepared, ALL, held, keep=True, fail_on_compile_required=False)
     assert device.live_pipelines == 0
+
+
+def test_nothing_follows_a_lost_device() -> None:
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={0: ERROR_DEVICE_LOST})))
+    prepared = device.prepare(simulated_image(range(2), libraries={1: [0]}))
+    held = HeldPipelines.of(device, captures=False)
+    batch = create_with_binaries(device, prepared, ALL, held, keep=False, fail_on_compile_required=False)
+    assert batch.results.tolist() == [ERROR_DEVICE_LOST, NOT_READY]
 
 
 def test_of_identifiers() -> None:

@@ -25,6 +25,7 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     CallSplit,
 )
+from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
@@ -320,6 +321,23 @@ def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample
         device.prepare(image, before)
     assert made == 3
     assert not watched.modules
+
+
+@pytest.mark.driver(NAVI21)
+def test_identifiers_leave_the_stages_of_what_needs_no_modules(opened: Open, sample: PipelineSet) -> None:
+    """As from binaries, without VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT."""
+    device = opened(NAVI21)
+    image = image_for(device, sample)
+    identified = IdentifiedModules(image, of_image(image), SuppliedCode())
+    for number in range(len(image.modules)):
+        identified.learn(number, bytes([1 + number % 255]) * 20)
+    prepared = device.prepare(identified)
+    some = compute_of(image)[:3]
+    before = prepared._words.copy()
+    prepared.use_identifiers(some)
+    assert (prepared._words != before).any()
+    prepared.without_modules(some)
+    assert (prepared._words == before).all()
 
 
 @each_driver
