@@ -57,11 +57,9 @@ class BenchError(OrchestratorError):
         next_step: What to do.
     """
 
-    next_step = "name another directory with --out"
-
-    def __init__(self, message: str, next_step: str = "") -> None:
+    def __init__(self, message: str, next_step: str = "name another directory with --out") -> None:
         super().__init__(message)
-        self.next_step = next_step or type(self).next_step
+        self.next_step = next_step
 
 
 @frozen

@@ -13,7 +13,7 @@ import importlib
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
@@ -85,12 +85,12 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
     if arguments.progress or arguments.control is not None:
         from orchestrator.cli.control import ControlLines, ProgressLines
 
-        if json and arguments.progress.partition(":")[2].lstrip("0") == "1":
+        lines = ProgressLines.of_option(arguments.progress)
+        if json and lines.on_stdout:
             raise UsageError(
                 "--progress jsonl:1 and --json: both would be on stdout",
                 "give the events another descriptor, as in --progress jsonl:3 3>FILE",
             )
-        lines = ProgressLines.of_option(arguments.progress)
         control = ControlLines.of_option(arguments.control, lines)
     if arguments.nice:
         os.nice(arguments.nice)
@@ -442,10 +442,8 @@ def _compile_targets(
     paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
     options = [compile_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
-    with ExitStack() as written:
-        pack = None
-        if arguments.out is not None:
-            pack = written.enter_context(GrowingPack.writing(arguments.out, key, targets))
+    out = arguments.out
+    with nullcontext() if out is None else GrowingPack.writing(out, key, targets) as pack:
         place = arguments.cache_dir or arguments.out
         directory = None if arguments.mode == "none" else usable_directory(place).absolute()
         with ExitStack() as held:

@@ -72,6 +72,11 @@ class ProgressLines:
         return cls(descriptor)
 
     @property
+    def on_stdout(self) -> bool:
+        """Whether they go where a document of --json goes."""
+        return self._descriptor == 1
+
+    @property
     def wanted(self) -> bool:
         """Whether anybody listens."""
         return self._descriptor is not None

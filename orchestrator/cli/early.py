@@ -54,12 +54,11 @@ def are_new(paths: Iterable[str], least_bytes: int, directory: Callable[[], Path
     if sum(each.st_size for each in files) < least_bytes:
         return False
     newest = max(each.st_mtime for each in files)
-    place: Path | str = ""
     try:
         place = directory()
         names = [each for each in os.listdir(place) if each.endswith(_PLAN_SUFFIX)]  # noqa: PTH208
     except (OSError, ValueError, RuntimeError):
-        names = []
+        return True
     saved = _files(os.path.join(place, each) for each in names)  # noqa: PTH118
     return not any(each.st_mtime >= newest for each in saved)
 

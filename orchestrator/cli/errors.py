@@ -231,12 +231,10 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     }
     for kind, step in steps.items():
         if isinstance(error, kind):
-            if "no key was given" in message or "nobody signed it" in message:
-                step = "name its key with --key, or take it as it is with --unsigned"
-            elif "there is no store" in message:
+            if "there is no store" in message:
                 step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
             where = {"path": _utf8(str(vars(error)["path"]))}
-            step = _temporary_step(where["path"]) or step
+            step = _temporary_step(where["path"]) or getattr(error, "next_step", "") or step
             return Failure("store", message, step, ExitCode.BAD_INPUT, where)
     return Failure("other", message, getattr(error, "next_step", ""), ExitCode.BAD_INPUT, {})
 

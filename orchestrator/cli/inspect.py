@@ -100,8 +100,8 @@ def inspect_verb(
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
-    from orchestrator.stores.binary_pack import BINARY_PACK_MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
+    from orchestrator.stores.kinds import BINARY_PACK_MAGIC
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     head = _head(file)
@@ -188,13 +188,13 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
 def _inspect_binaries(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     from orchestrator.cli.documents import InspectedFile
     from orchestrator.errors import OrchestratorError
-    from orchestrator.stores.binary_pack import prove_file
+    from orchestrator.stores.binary_pack import prove_binaries
     from orchestrator.stores.profile_file import ProfileIdentity
 
     path, size, kind = path_text(file), file.stat().st_size, "pack of binaries"
     output.line(styled(path, "head"), f"  a {kind}")
     try:
-        found = prove_file(file)
+        found = prove_binaries(file)
     except OrchestratorError as error:
         output.line(styled(str(error), "bad"))
         return InspectedFile(path=path, kind=kind, good=False, bytes=size, reason=str(error))

@@ -120,8 +120,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
-    from orchestrator.stores.binary_pack import BINARY_PACK_MAGIC
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME
+    from orchestrator.stores.kinds import BINARY_PACK_MAGIC, CACHE_FILE_SUFFIX, STORE_NAME
     from orchestrator.stores.module_identifiers import IDENTIFIERS_MAGIC
     from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
@@ -161,25 +160,24 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
 
 
 def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
-    from orchestrator.stores.binary_pack import prove_file
+    from orchestrator.stores.binary_pack import prove_binaries
 
     size = path.stat().st_size
     made = partial(_Checked, path, "pack of binaries", facts={"bytes": size})
     try:
-        found = prove_file(path, key)
+        found = prove_binaries(path, key=key)
     except OrchestratorError as error:
-        return made(problems=(str(error),), next_step="copy it again, or export the binaries again")
-    proven = (
-        "signed with this key"
-        if found.checked
-        else "signed, not checked (--key)"
-        if found.signed
-        else "not signed"
-    )
+        step = getattr(error, "next_step", "") or "copy it again, or export the binaries again"
+        return made(problems=(str(error),), next_step=step)
+    proven = _signature(signed=found.signed, checked=found.checked)
     return made(
         summary=f"a pack of {plural(found.binaries, 'binary', 'binaries')} of "
         f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}, {proven}"
     )
+
+
+def _signature(*, signed: bool, checked: bool) -> str:
+    return "signed with this key" if checked else "signed, not checked (--key)" if signed else "not signed"
 
 
 def _check_plan(path: Path) -> _Checked:
@@ -287,7 +285,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     problems: dict[Path, str] = dict(pack.problems())
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
-    proven = "signed with this key" if key else "signed, not checked (--key)" if pack.signed else "not signed"
+    proven = _signature(signed=pack.signed, checked=key is not None)
     without = [f"{each.selector} ({each.problem})" for each in targets if each.problem]
     left_out = {
         "failed": sum(each.count("failed") + each.count("quarantined") for each in targets),

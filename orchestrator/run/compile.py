@@ -128,6 +128,7 @@ _STEPS: Final = {
 """Of each step of making a group ready: the stage of the clock that it belongs to, and what is told of it."""
 _MOSTLY: Final = 0.5
 _LOOK_S: Final = 0.5
+"""How long driver calls go on behind a time limit before that is told, at least."""
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02
 """Asking for keys ends when it has taken this share of what compiling is estimated to take."""

@@ -70,9 +70,10 @@ class Connection:
         child.listen()
         while True:
             while (answer := child.take()) is not None:
-                # Without a number it is about the set, which all forks need.
-                known = self._mail.get(answer.number)  # a process with a driver may write any number
-                for each in self._mail.values() if not answer.number else [known] if known else []:
+                # Without a number it is about the set, which all forks need. A process with a driver may
+                # write any number.
+                numbers = [answer.number] if answer.number else list(self._mail)
+                for each in filter(None, map(self._mail.get, numbers)):
                     each.send_nowait(answer)
             if child.is_over:
                 break

@@ -322,8 +322,9 @@ class GrowingPack:
         """What the earlier pack had of a device, read before that file is written for the first time."""
         if self.earlier is not None and identity not in self._had:
             before = self.earlier.manifest.target_of(identity)
-            has = before is not None and before.binaries is not None
-            self._had[identity] = self.earlier.read_binaries(before) if before is not None and has else b""
+            self._had[identity] = (
+                b"" if before is None or before.binaries is None else self.earlier.read_binaries(before)
+            )
         return self._had.get(identity, b"")
 
     def _write(self) -> Manifest:

@@ -123,15 +123,19 @@ def fit(
         line = lines[kind]
         if len(cost) < terms.shape[1]:
             estimated = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
-            scale = float((cost / np.maximum(estimated, 1.0)).mean())
+            scale = _middle(cost, estimated)
             lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
             continue
         solved = np.array(_non_negative(terms / cost[:, None]))
         # Relative errors weigh what is too high without bound, and what is too low by 1 at most. So where
         # sizes say little about costs, all estimates would be those of the cheapest.
-        solved *= np.exp(np.log(cost / np.maximum(terms @ solved, 1.0)).mean())
-        lines[kind] = CostLine(*map(float, solved))
+        lines[kind] = CostLine(*map(float, solved * _middle(cost, terms @ solved)))
     return CostModel(lines)
+
+
+def _middle(cost: npt.NDArray[np.float64], estimated: npt.NDArray[np.float64]) -> float:
+    """Geometric mean of costs over their estimates."""
+    return float(np.exp(np.log(cost / np.maximum(estimated, 1.0)).mean()))
 
 
 def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:

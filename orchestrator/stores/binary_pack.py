@@ -40,12 +40,12 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
+from orchestrator.stores.kinds import BINARY_PACK_MAGIC
 from orchestrator.stores.profile_file import ProfileIdentity
 
 _HEAD: Final = struct.Struct("<8sII")
 _FRAME: Final = struct.Struct("<B3xI")
 _BINARY: Final = struct.Struct("<16sIB")
-BINARY_PACK_MAGIC: Final = b"\x89OPCB\r\n\x1a"
 _VERSION: Final = 1
 _GENERATION, _OF_BINARY, _PIPELINE, _END, _PROOF = 1, 2, 3, 4, 5
 _PURPOSE: Final = "binaries"
@@ -61,13 +61,15 @@ class BinaryPackError(OrchestratorError):
         path: The file.
         offset: Where in it, bytes.
         reason: What is wrong there, and the likely cause.
+        next_step: What to do.
     """
 
-    def __init__(self, path: Path, offset: int, reason: str) -> None:
+    def __init__(self, path: Path, offset: int, reason: str, next_step: str = "") -> None:
         super().__init__(f"{path}: at byte {offset}: {reason}")
         self.path = path
         self.offset = offset
         self.reason = reason
+        self.next_step = next_step
 
 
 class _Pipeline(msgspec.Struct, frozen=True, array_like=True):
@@ -144,16 +146,6 @@ def join_binaries(packs: Sequence[tuple[Path, bytes]]) -> bytes:
     return b"".join(_parts(((about, held.values()) for about, held in joined.values()), None))
 
 
-def prove_binaries(path: Path, content: bytes) -> list[Generation]:
-    """Prove a pack whole, whoever made it; the generations that it has. `path` is what messages call it.
-
-    Raises:
-        BinaryPackError: It is no pack, or damaged.
-    """
-    found = {each.digest: each for each, _ in _read(path, content).batches()}
-    return list(found.values())
-
-
 @frozen
 class ProvenPack:
     """A pack of binaries that is whole.
@@ -173,14 +165,19 @@ class ProvenPack:
     checked: bool
 
 
-def prove_file(path: Path, key: MacKey | None = None) -> ProvenPack:
-    """Prove a pack in a file whole, and its signature where there is a key.
+def prove_binaries(path: Path, content: bytes | None = None, key: MacKey | None = None) -> ProvenPack:
+    """Prove a pack whole, and its signature where there is a key.
+
+    Args:
+        path: What messages call it.
+        content: The pack; None: what the file holds.
+        key: The team's key.
 
     Raises:
         BinaryPackError: It is no pack, damaged, or not signed with the key.
-        ReadError: It cannot be read.
+        ReadError: The file cannot be read.
     """
-    read = _read(path, read_capped(path, _CAP), key, unsigned=key is None)
+    read = _read(path, read_capped(path, _CAP) if content is None else content, key, unsigned=key is None)
     found = {each.digest: each for each, _ in read.batches()}
     return ProvenPack(tuple(found.values()), read.end.pipelines, read.end.binaries, read.signed, read.checked)
 
@@ -303,6 +300,9 @@ def _check_proof(
             path,
             start,
             "it is signed, and no key was given to check that" if proof else "nobody signed it",
+            "name its key with --key, or take it as it is with --unsigned"
+            if proof
+            else "take it as it is with --unsigned, or have it signed: `binaries export --key FILE`",
         )
     return False
 

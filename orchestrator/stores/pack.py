@@ -364,7 +364,7 @@ class Pack:
             raise PackError(self.directory, f"no binaries for {target.name}: {target.problem}")
         content, path = self.read(file), self.directory / file.name
         try:
-            generations = binary_pack.prove_binaries(path, content)
+            generations = binary_pack.prove_binaries(path, content).generations
         except binary_pack.BinaryPackError as error:
             raise PackError(path, f"at byte {error.offset}: {error.reason}") from None
         for each in generations:
