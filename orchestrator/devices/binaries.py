@@ -169,7 +169,7 @@ class BinarySource(PipelineSource):
     def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
         """Take what was compiled and captured."""
 
-    def begin_use(self, what: str) -> None:
+    def begin_use(self, what: str, *, alone: bool = False) -> None:
         """Any number of calls may use it."""
 
     def end_use(self) -> None:

@@ -17,9 +17,9 @@ A source is where a device looks pipelines up before it compiles them, and where
 `PipelineCache`, `NoSource` (nothing is found, nothing is kept), or that of binaries. What a run does with a
 source, it does through `PipelineSource`: it asks for the size and the data, makes sources for workers, merges
 those, and destroys them. It never asks for the kind. Every use by a device is between `begin_use` and
-`end_use`, so that the rule for caches that are externally synchronized (vkCreatePipelineCache,
-VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT) is checked before the driver is entered: a second use
-raises, and never crashes.
+`end_use`, so that the rules of host synchronization are checked before the driver is entered: a use that
+breaks them raises, and never crashes. They are those of VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT,
+and of vkMergePipelineCaches and vkDestroyPipelineCache, which need a cache alone whatever its flags are.
 """
 
 from __future__ import annotations
@@ -250,11 +250,15 @@ class PipelineSource(ABC):
     empty_bytes: ClassVar[int]
 
     @abstractmethod
-    def begin_use(self, what: str) -> None:
-        """Begin a use by a driver call, named for the error text; `end_use` ends it.
+    def begin_use(self, what: str, *, alone: bool = False) -> None:
+        """Begin a use by a driver call; `end_use` ends it.
+
+        Args:
+            what: Name of the call, for the error text.
+            alone: Whether the call needs it for itself, whatever its flags are.
 
         Raises:
-            ExternalSynchronizationError: It is externally synchronized and in use by another call, or was
+            ExternalSynchronizationError: This call or another one that uses it needs it alone, or it was
                 destroyed; then there is no use to end.
         """
 
@@ -263,9 +267,9 @@ class PipelineSource(ABC):
         """End a use; once for each `begin_use` that returned."""
 
     @contextmanager
-    def exclusive(self, what: str) -> Iterator[None]:
+    def using(self, what: str, *, alone: bool = False) -> Iterator[None]:
         """`begin_use` and `end_use` around a block."""
-        self.begin_use(what)
+        self.begin_use(what, alone=alone)
         try:
             yield
         finally:
@@ -379,7 +383,7 @@ class PipelineCaches(Protocol):
 class PipelineCache(PipelineSource):
     """A VkPipelineCache. Made by `Device.create_pipeline_cache`.
 
-    For any thread; one that is externally synchronized for one thread at a time, which `begin_use` checks.
+    For any thread; one that is externally synchronized for one call at a time, which `begin_use` checks.
     """
 
     keeps = True
@@ -392,22 +396,42 @@ class PipelineCache(PipelineSource):
     name: str
     device: PipelineCaches = field(repr=False)
     destroyed: bool = field(default=False, init=False)
-    _lock: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
+    _users: int = field(default=0, init=False, repr=False)
+    _alone: bool = field(default=False, init=False, repr=False)
+    _mutex: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
 
-    def begin_use(self, what: str) -> None:
+    def begin_use(self, what: str, *, alone: bool = False) -> None:
         """See `PipelineSource.begin_use`."""
-        if self.destroyed:
-            raise ExternalSynchronizationError(f"{what}: pipeline cache {self.name!r} was destroyed before")
-        if self.externally_synchronized and not self._lock.acquire(blocking=False):
-            raise ExternalSynchronizationError(
-                f"{what}: pipeline cache {self.name!r} is externally synchronized and in use by another "
-                "thread; give each worker its own cache, and merge only after the barrier"
+        with self._mutex:
+            if self.destroyed:
+                raise ExternalSynchronizationError(
+                    f"{what}: pipeline cache {self.name!r} was destroyed before"
+                )
+            if self._alone or (self._users and (alone or self.externally_synchronized)):
+                raise ExternalSynchronizationError(f"{what}: pipeline cache {self.name!r} is {self._in_use}")
+            self._users += 1
+            self._alone = alone
+
+    @property
+    def _in_use(self) -> str:
+        """By whom, for an error text."""
+        if self.externally_synchronized:
+            return (
+                "externally synchronized and in use by another thread; give each worker its own cache, and "
+                "merge only after the barrier"
             )
+        if self._alone:
+            return "being merged into or destroyed by another thread"
+        return (
+            "in use by another thread; the specification requires external synchronization here, whatever "
+            "the cache's flags are"
+        )
 
     def end_use(self) -> None:
         """See `PipelineSource.end_use`."""
-        if self.externally_synchronized:
-            self._lock.release()
+        with self._mutex:
+            self._users -= 1
+            self._alone = False
 
     def size(self) -> int:
         """See `PipelineCaches.pipeline_cache_size`."""
@@ -445,7 +469,7 @@ class NoSource(PipelineSource):
     externally_synchronized = False
     internally_synchronized_merge = True
 
-    def begin_use(self, what: str) -> None:
+    def begin_use(self, what: str, *, alone: bool = False) -> None:
         """Nothing is in use."""
 
     def end_use(self) -> None:

@@ -217,7 +217,7 @@ def test_a_flagged_cache_is_used_by_one_call_at_a_time(subject: Subject) -> None
             else:
                 refused.append(False)
 
-    with cache.exclusive("the other worker"):
+    with cache.using("the other worker"):
         thread = threading.Thread(target=use_them)
         thread.start()
         thread.join()
@@ -237,13 +237,39 @@ def test_an_unflagged_cache_is_used_by_several_at_a_time(subject: Subject) -> No
         done.append(device.create_pipelines(subject.prepared, np.array([index], np.int32), cache))
 
     threads = [threading.Thread(target=create, args=(index,)) for index in range(PIPELINES)]
-    with cache.exclusive("no exclusion without the flag"):
+    with cache.using("no exclusion without the flag"):
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
     assert [batch.results.tolist() for batch in done] == [[0]] * PIPELINES
     assert like_size(device.pipeline_cache_size(cache), device.pipeline_cache_size(subject.filled()))
+
+
+def test_merging_into_a_cache_and_destroying_it_need_it_alone(subject: Subject) -> None:
+    # vkMergePipelineCaches and vkDestroyPipelineCache, "Host Synchronization", whatever the flags are.
+    device, primary, worker = subject.device, subject.device.create_pipeline_cache(), subject.filled()
+    changes: list[Callable[[], object]] = [
+        lambda: device.merge_pipeline_caches(primary, [worker]),
+        lambda: device.destroy_pipeline_cache(primary),
+    ]
+    reads: list[Callable[[], object]] = [
+        lambda: device.create_pipelines(subject.prepared, subject.all, primary),
+        lambda: device.pipeline_cache_data(primary),
+    ]
+    with primary.using("another call"):
+        for use in changes:
+            with pytest.raises(ExternalSynchronizationError, match="in use by another thread; the spec"):
+                use()
+        device.merge_pipeline_caches(worker, [primary])  # a source may be in use
+    with primary.using("merging", alone=True):
+        for use in [*reads, *changes]:
+            with pytest.raises(ExternalSynchronizationError, match="being merged into or destroyed"):
+                use()
+    # Nothing was left held.
+    device.merge_pipeline_caches(primary, [worker])
+    device.destroy_pipeline_cache(primary)
+    assert primary.destroyed
 
 
 def test_the_flags_exclude_each_other(subject: Subject) -> None:

@@ -272,7 +272,7 @@ async def test_using_the_cache_beside_the_run_is_an_error_of_the_caller() -> Non
     # the merge finds it in use.
     device = SimulatedDevice()
     primary = device.create_pipeline_cache(externally_synchronized=True)
-    with pytest.raises(ExternalSynchronizationError), primary.exclusive("the caller's own use"):
+    with pytest.raises(ExternalSynchronizationError), primary.using("the caller's own use"):
         await run_pipelines(device, prepared_set(device), RunOptions(workers=2), primary=primary)
     assert device.live_caches == 1
 

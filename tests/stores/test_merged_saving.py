@@ -308,7 +308,7 @@ def test_a_cache_in_use_is_not_merged(path: Path) -> None:
     put(path, file_of(OLD))
     device = SimulatedDevice()
     ours = cache_with(device, OURS, externally_synchronized=True)
-    with ours.exclusive("compiling"), pytest.raises(ExternalSynchronizationError):
+    with ours.using("compiling"), pytest.raises(ExternalSynchronizationError):
         save_merged(device, path, ours)
     assert readable(path) == [OLD]
     assert device.live_caches == 1
@@ -319,7 +319,7 @@ def test_a_cache_that_comes_into_use_meanwhile_changes_nothing(path: Path) -> No
 
     class Busy(SimulatedDevice):
         def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-            with sources[-1].exclusive("compiling"):
+            with sources[-1].using("compiling"):
                 super().merge_pipeline_caches(destination, sources)
 
     device = Busy()

@@ -54,7 +54,6 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import EnabledCapabilities
 from orchestrator.devices.simulated.cache import SimulatedCache
 from orchestrator.devices.simulated.driver import (
-    CacheUse,
     CallRecord,
     Calls,
     Creation,
@@ -204,7 +203,7 @@ class SimulatedDevice:
         self.driver: Final = SimulatedDriver(self.identity, chosen, salt)
         self._calls = Calls(chosen.calls_kept, chosen.clock)
         self._mutex = threading.Lock()
-        self._caches: dict[int, CacheUse] = {}
+        self._caches: dict[int, tuple[PipelineCache, SimulatedCache]] = {}
         self._pipelines: set[int] = set()
         self._binaries: dict[int, PipelineBinary] = {}
         self._prepared: set[SimulatedPipelines] = set()
@@ -232,7 +231,7 @@ class SimulatedDevice:
             if made is None:
                 raise DeviceError(f"{what}: the driver gave no cache for {name!r}")
             with self._mutex:
-                self._caches[handle] = CacheUse(cache, made)
+                self._caches[handle] = cache, made
             return cache
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
@@ -604,8 +603,8 @@ class SimulatedDevice:
         self.driver.hangs.release(ERROR_DEVICE_LOST)
         self._calls.wait_until_none()
         with self._mutex:
-            for use in self._caches.values():
-                use.cache.destroyed = True
+            for cache, _ in self._caches.values():
+                cache.destroyed = True
             self._caches.clear()
             self._pipelines.clear()
             self._binaries.clear()
@@ -681,13 +680,12 @@ class SimulatedDevice:
 
     @contextmanager
     def _using(self, cache: PipelineCache, what: str, *, alone: bool = False) -> Iterator[SimulatedCache]:
-        with cache.exclusive(what):
+        with cache.using(what, alone=alone):
             with self._mutex:
-                use = self._caches.get(cache.handle)
-            if use is None or use.cache is not cache:
+                ours, of_driver = self._caches.get(cache.handle, (None, None))
+            if ours is not cache or of_driver is None:
                 raise DeviceError(f"{what}: pipeline cache {cache.name!r} belongs to another device")
-            with use.hold(what, alone=alone):
-                yield use.of_driver
+            yield of_driver
 
     def _size(self, cache: SimulatedCache, wait: LockWait) -> int:
         result, size = self.driver.cache_data(cache, None, 0, wait)

@@ -4,9 +4,7 @@ The device above it implements ownership, checks and errors. The driver is deter
 for several as far as the locking strategy determines their order. It has the thread safety of a driver, and
 records what it compiled and how often, so tests can compare with the truth.
 
-`CacheUse` raises an error before the driver is called if a call violates the specification's host
-synchronization: merging into a cache without the internally synchronized merge flag, or destroying it, while
-another call uses it. `Calls` tracks the calls in flight; closing waits for them.
+`Calls` tracks the calls in flight; closing waits for them.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ from contextlib import contextmanager
 
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen
+from attrs import frozen
 
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import (
@@ -32,13 +30,12 @@ from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
     DeviceIdentity,
-    PipelineCache,
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated.cache import CacheEntry, SimulatedCache, encode_header, parse_data
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait
 from orchestrator.devices.simulated.options import CacheOperation, SimulatedOptions, build_of
-from orchestrator.errors import DeviceError, ExternalSynchronizationError
+from orchestrator.errors import DeviceError
 
 
 @frozen
@@ -266,44 +263,6 @@ class SimulatedDriver:
             number = self._growths_left
         key = hashlib.sha256(b"entry of the driver's own" + number.to_bytes(8, "little")).digest()
         cache.absorb({key: CacheEntry(key, self._build, key)}, wait)
-
-
-@define(eq=False)
-class CacheUse:
-    """A cache, the driver's cache of it, and the number of calls that use it now."""
-
-    cache: PipelineCache
-    of_driver: SimulatedCache
-    _users: int = field(default=0, init=False)
-    _alone: bool = field(default=False, init=False)
-    _mutex: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
-
-    @contextmanager
-    def hold(self, what: str, *, alone: bool) -> Iterator[None]:
-        """Use the cache for the block, shared with other calls or exclusively.
-
-        Raises:
-            ExternalSynchronizationError: Another call has exclusive use, or this one needs it.
-        """
-        with self._mutex:
-            if self._alone and not alone:
-                raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.cache.name!r} is being merged into or destroyed by "
-                    "another thread"
-                )
-            if self._alone or (alone and self._users):
-                raise ExternalSynchronizationError(
-                    f"{what}: pipeline cache {self.cache.name!r} is in use by another thread; the "
-                    "specification requires external synchronization here, whatever the cache's flags are"
-                )
-            self._alone = alone
-            self._users += 1
-        try:
-            yield
-        finally:
-            with self._mutex:
-                self._alone = False
-                self._users -= 1
 
 
 @frozen(eq=False)

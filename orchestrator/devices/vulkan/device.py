@@ -143,8 +143,10 @@ class VulkanDevice:
         what = "vkMergePipelineCaches"
         context = self.context
         with self._call(destination, *sources), ExitStack() as held:
-            for each in (destination, *sources):
-                held.enter_context(each.exclusive(what))
+            alone = not destination.internally_synchronized_merge
+            held.enter_context(destination.using(what, alone=alone))
+            for each in sources:
+                held.enter_context(each.using(what))
             handles = ffi.new("uint64_t[]", [each.handle for each in sources])
             merge = context.commands.vkMergePipelineCaches
             check(what, merge(context.handle, destination.handle, len(sources), handles))
@@ -152,14 +154,14 @@ class VulkanDevice:
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
         size = ffi.new("size_t *")
-        with self._call(cache), cache.exclusive("vkGetPipelineCacheData"):
+        with self._call(cache), cache.using("vkGetPipelineCacheData"):
             self._get(cache, size, ffi.NULL)
         return int(size[0])
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
         size = ffi.new("size_t *")
-        with self._call(cache), cache.exclusive("vkGetPipelineCacheData"):
+        with self._call(cache), cache.using("vkGetPipelineCacheData"):
             room = 0
             for _ in range(_READ_ROUNDS):
                 self._get(cache, size, ffi.NULL)
@@ -187,7 +189,7 @@ class VulkanDevice:
 
     def _destroy(self, cache: PipelineCache) -> None:
         context = self.context
-        with cache.exclusive("vkDestroyPipelineCache"):
+        with cache.using("vkDestroyPipelineCache", alone=True):
             cache.destroyed = True
             context.commands.vkDestroyPipelineCache(context.handle, cache.handle, context.allocator)
         with self._changed:
