@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any, Final
 
-    _Fields = tuple[str, str | None, bool, int, int, CodeType]
+    _Fields = tuple[str, str | None, bool, int, int, bytes]
 
 _FORMAT: Final = 1  # another one where what is kept of a module or a class changes
 _HEAD: Final = f"{_FORMAT} {sys.version}".encode()
@@ -171,11 +171,11 @@ class _KeptModule:
         is_package: Whether it is a package.
         modified_ns: When its source was modified.
         size: Of its source, bytes.
-        code: Its byte code.
+        code: Its byte code, marshalled: of what earlier processes needed, this one may need little.
     """
 
     def __init__(
-        self, origin: str, cached: str | None, is_package: bool, modified_ns: int, size: int, code: CodeType
+        self, origin: str, cached: str | None, is_package: bool, modified_ns: int, size: int, code: bytes
     ) -> None:
         self.origin, self.cached, self.is_package, self.code = origin, cached, is_package, code
         self._state = modified_ns, size
@@ -203,13 +203,14 @@ class _KeptModule:
 class _KeptLoader(SourceFileLoader):
     """Has the byte code of its module already."""
 
-    def __init__(self, name: str, origin: str, code: CodeType) -> None:
+    def __init__(self, name: str, origin: str, code: bytes) -> None:
         super().__init__(name, origin)
         self._code = code
 
     def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - its name in SourceFileLoader
         """See `SourceFileLoader.get_code`."""
-        return self._code
+        code: CodeType = marshal.loads(self._code)  # noqa: S302 - as the interpreter does
+        return code
 
 
 def _module(name: str) -> _KeptModule | None:
@@ -225,7 +226,8 @@ def _module(name: str) -> _KeptModule | None:
     if code is None:
         return None
     is_package = spec.submodule_search_locations is not None
-    return _KeptModule(spec.origin, spec.cached, is_package, found.st_mtime_ns, found.st_size, code)
+    marshalled = marshal.dumps(code)
+    return _KeptModule(spec.origin, spec.cached, is_package, found.st_mtime_ns, found.st_size, marshalled)
 
 
 def _modules(path: str) -> dict[str, _KeptModule]:
