@@ -209,19 +209,19 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     from orchestrator.bench.runner import timelines_of
     from orchestrator.bench.tables import csv_text, markdown_text
     from orchestrator.bench.trace import join_traces
-    from orchestrator.stores.files.atomic_file import write_atomically
+    from orchestrator.stores.files.atomic_file import write_document
 
-    write_atomically(out / "report.csv", [csv_text(report).encode()])
-    write_atomically(out / "report.md", [markdown_text(report).encode()])
+    write_document(out / "report.csv", csv_text(report).encode())
+    write_document(out / "report.md", markdown_text(report).encode())
     timelines = timelines_of(out, [each.cell for each in report.cells])
     if trace is not None:
-        write_atomically(trace, [join_traces(list(timelines.values()))])
+        write_document(trace, join_traces(list(timelines.values())))
     try:
         text = html_report(report, timelines)
     except ReportError:
         return None
     page = out / "report.html"
-    write_atomically(page, [text.encode()])
+    write_document(page, text.encode())
     return page
 
 

@@ -526,17 +526,17 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
     Raises:
         SaveError: One cannot be written.
     """
-    from orchestrator.stores.files.atomic_file import write_atomically
+    from orchestrator.stores.files.atomic_file import write_document
 
     if trace is not None:
         from orchestrator.bench.trace import compile_spans, encode_trace
 
-        write_atomically(trace, [encode_trace(compile_spans(report), process=f"compile {report.set.path}")])
+        write_document(trace, encode_trace(compile_spans(report), process=f"compile {report.set.path}"))
     if pipeline_stats is not None:
         from orchestrator.cli.executable_statistics import statistics_csv
 
         text = statistics_csv(report.set.path, report.inspected)
-        write_atomically(pipeline_stats, [text.encode("utf-8", "backslashreplace")])
+        write_document(pipeline_stats, text.encode("utf-8", "backslashreplace"))
 
 
 async def _until_signal(

@@ -47,13 +47,13 @@ def export_verb(
         output: The file to write; an existing one is replaced.
     """
     from orchestrator.stores.cache_file import LoadStatus, read_cache_file
-    from orchestrator.stores.files.atomic_file import write_atomically
+    from orchestrator.stores.files.atomic_file import write_document
 
     out = Output(json=json)
     require_writable(output, inputs=[file])
     found = read_cache_file(Path(os.path.realpath(file)), None if device is None else identity_of(device))
     good = found.status is LoadStatus.LOADED
-    written = write_atomically(output.absolute(), (found.data,)) if good else 0
+    written = write_document(output.absolute(), found.data) if good else 0
 
     def document() -> ExportDocument:
         from orchestrator.cli.documents import ExportDocument

@@ -223,6 +223,6 @@ def decode_identifiers(data: bytes) -> KnownIdentifiers:
     used = np.frombuffer(body, "<u4", count, 8 * count).astype(np.uint32)
     sizes = np.frombuffer(body, np.uint8, count, 12 * count).copy()
     table = np.frombuffer(body, np.uint8, MOST_IDENTIFIER_BYTES * count, 13 * count)
-    if (sizes > MOST_IDENTIFIER_BYTES).any() or (sizes == 0).any() or (np.diff(keys) == 0).any():
+    if (sizes > MOST_IDENTIFIER_BYTES).any() or (sizes == 0).any() or (keys[1:] <= keys[:-1]).any():
         raise ValueError(f"at byte {_HEADER.size}: sizes or keys are not as they are written")
     return KnownIdentifiers(algorithm, keys, used, sizes, table.reshape(count, MOST_IDENTIFIER_BYTES).copy())

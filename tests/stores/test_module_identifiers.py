@@ -114,6 +114,16 @@ def test_every_bit_and_every_length_is_proven(tmp_path: Path) -> None:
         decode_identifiers(content + b"\0")
 
 
+@pytest.mark.parametrize("order", [[1, 0], [0, 0]])
+def test_keys_out_of_order_are_refused(order: list[int], tmp_path: Path) -> None:
+    # Looking a key up relies on the order, so a file that another program wrote must have it too.
+    known = store(tmp_path).add(identifiers(1, 2))
+    columns = known.keys[order], known.used[order], known.sizes[order], known.identifiers[order]
+    data = b"".join(encode_identifiers(KnownIdentifiers(known.algorithm, *columns)))
+    with pytest.raises(ValueError, match="sizes or keys are not as they are written"):
+        decode_identifiers(data)
+
+
 def test_it_is_known_to_inspect(tmp_path: Path) -> None:
     store(tmp_path).add(identifiers(1))
     found = inspect_beside(store(tmp_path).path)

@@ -30,7 +30,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import msgspec
 import xxhash
@@ -87,10 +87,13 @@ class FileOperations:
     subclass may let calls fail.
     """
 
+    new_mode: ClassVar[int] = 0o600
+    """Permissions of new files, of which the umask takes only the rights of others."""
+
     def open_new(self, path: Path) -> int:
-        """Create a file that must not exist, mode 0600, for writing; symbolic links are not followed."""
+        """Create a file that must not exist, for writing; symbolic links are not followed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
-        return _owned(os.open(path, flags, 0o600))
+        return _owned(os.open(path, flags, self.new_mode))
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
@@ -248,6 +251,13 @@ def _status(result: os.stat_result) -> FileStatus:
 
 REAL_FILE_OPERATIONS: Final = FileOperations()
 """The default of everything that takes `FileOperations`."""
+
+
+class _DocumentOperations(FileOperations):
+    new_mode = 0o666
+
+
+_DOCUMENT_OPERATIONS: Final = _DocumentOperations()
 
 
 _CAUSES = {
@@ -408,7 +418,7 @@ def write_atomically(
 ) -> int:
     """Replace a file's content as a whole, or leave it unchanged. Thread-safe.
 
-    The directory must exist (`ensure_directory`). The file gets mode 0600. No chunk is copied.
+    The directory must exist (`ensure_directory`). The file has `FileOperations.new_mode`. No chunk is copied.
 
     Returns:
         Bytes written.
@@ -438,6 +448,11 @@ def write_atomically(
     except OSError as error:
         raise SaveError(path, "fsync of the directory", likely_cause(error), replaced=True) from error
     return written
+
+
+def write_document(path: Path, content: bytes | bytearray | memoryview) -> int:
+    """As `write_atomically`, for a file that its owner may share: the umask decides who reads it."""
+    return write_atomically(path, [content], _DOCUMENT_OPERATIONS)
 
 
 def _fill(

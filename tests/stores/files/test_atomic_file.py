@@ -23,6 +23,7 @@ from orchestrator.stores.files.atomic_file import (
     read_capped_parts,
     unwritable,
     write_atomically,
+    write_document,
 )
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
 from orchestrator.stores.files.recovery import loading_sentinel
@@ -263,6 +264,17 @@ def test_every_fault_while_reading_is_a_read_error_or_the_whole_content(tmp_path
         except ReadError:
             assert operations.fired
         assert_no_open_descriptors(operations)
+
+
+@pytest.mark.parametrize(("umask", "mode"), [(0o022, 0o644), (0o002, 0o664), (0o777, 0o600)])
+def test_the_umask_decides_who_reads_a_document(tmp_path: Path, umask: int, mode: int) -> None:
+    path = tmp_path / "report.html"
+    before = os.umask(umask)
+    try:
+        assert write_document(path, b"content") == 7
+    finally:
+        os.umask(before)
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"content", mode)
 
 
 def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
