@@ -484,6 +484,7 @@ class CompileJob:
     _plan: CompilePlan = field(init=False)
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
+    _refused: list[FeatureGroup] = field(factory=list, init=False)
     _tally: Tally = field(factory=Tally, init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
@@ -543,6 +544,8 @@ class CompileJob:
     async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
         """Save it: at once where other processes wait for it, else once workers have begun.
 
+        What was refused is still to be decoded, beside the `rest`.
+
         Encoding it runs Python for some 20 ms, in which nothing else of this process would. A cancellation
         waits for that.
         """
@@ -551,7 +554,7 @@ class CompileJob:
                 await self._begun.wait()
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._plan.save, rest)
+                await trio.to_thread.run_sync(self._plan.save, (*self._refused, *rest))
 
     async def _read_groups(self) -> None:
         subset = self.options.subset
@@ -637,12 +640,16 @@ class CompileJob:
         self._plan.take(opened)
         rest = tuple(_group(each) for each in self._waiting if each is not waiting)
         if not rest:
-            if (decoders := decoders_of(self.source)) is not None:
-                beside.start_soon(trio.to_thread.run_sync, decoders.close)
-            beside.start_soon(self._save_plan, ())
+            self._end_decoding(beside)
         elif self._plan.is_shared:
             # Others need not wait for what is decoded when this group was compiled.
             beside.start_soon(self._save_plan, rest)
+
+    def _end_decoding(self, beside: trio.Nursery) -> None:
+        """Close the decoders and keep the plan: no other group is decoded."""
+        if (decoders := decoders_of(self.source)) is not None:
+            beside.start_soon(trio.to_thread.run_sync, decoders.close)
+        beside.start_soon(self._save_plan, ())
 
     def _open_ahead(self, beside: trio.Nursery) -> None:
         """Begin to open the next group, if that may be."""
@@ -710,6 +717,11 @@ class CompileJob:
                 self._plan.outdated(str(error))
                 await self._leave_plan(waiting)
                 return
+            except DriverError as error:
+                if self._device is None and not self._waiting:
+                    raise
+                self._refuse_group(_group(waiting), error, beside)
+                return
             group, built = opened.group, opened.built  # without what was split off
             if self._holds_left_out(waiting, opened):
                 self._plan.set_aside()
@@ -737,6 +749,16 @@ class CompileJob:
                 await beside.start(partial(self._close_group, overlapped=True), opening, ready, ran)
             else:
                 await self._close_group(opening, ready, ran)
+
+    def _refuse_group(self, group: FeatureGroup, error: DriverError, beside: trio.Nursery) -> None:
+        """Go on without a group that the driver opens no device for. The next compile tries it again."""
+        jobs = self.options.subset.of(group.pipelines)
+        reason = f"the driver gives no device as this application asks for it: {error}"
+        failed = [OutcomeStatus.FAILED] * len(jobs)
+        self._leave_out(OutcomeTable.of(list(jobs), failed, [reason] * len(jobs)))
+        self._refused.append(group)
+        if not self._waiting:
+            self._end_decoding(beside)
 
     @property
     def _goes_on_beside(self) -> bool:

@@ -15,7 +15,7 @@ from orchestrator.bench.trace import MAIN_ROW, compile_spans
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice, SimulatedOptions
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
@@ -371,6 +371,47 @@ async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
     assert opener.told("open", "close") == ["first open", "first close"]
     again = await ahead(pair, Neighbours(), tmp_path / "cache")
     assert again.runs[0].counts()[OutcomeStatus.CACHE_HIT] == 2
+
+
+@pytest.mark.parametrize("open_ahead", [True, False])
+@pytest.mark.parametrize("place", [0, 1])
+async def test_a_group_that_the_driver_gives_no_device_for_fails_alone(
+    tmp_path: Path, place: int, open_ahead: bool
+) -> None:
+    path, folder = tmp_path / "set.foz", tmp_path / "cache"
+    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    opened = 0
+
+    def refuse_one(request: DeviceRequest) -> SimulatedDevice:
+        nonlocal opened
+        opened += 1
+        if opened == place + 1:
+            raise DriverError("vkCreateDevice", -8, "VK_ERROR_FEATURE_NOT_PRESENT")
+        return Opener()(request)
+
+    options = CompileOptions(workers=1, open_ahead=open_ahead)
+    with PipelineSet.open(path) as source:
+        report = await compile_set(source, options, cache_directory=folder, opener=refuse_one)
+    counts = report.counts()
+    assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.FAILED]) == (2, 2)
+    assert set(report.pipelines.reasons.values()) == {
+        "the driver gives no device as this application asks for it: vkCreateDevice returned "
+        "VK_ERROR_FEATURE_NOT_PRESENT (-8)"
+    }
+    # The next compile has it again, beside the plan of the other one, and finds what was kept of that.
+    assert [*folder.glob("*.plan")]
+    with PipelineSet.open(path) as source:
+        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    counts = again.counts()
+    assert (counts[OutcomeStatus.CACHE_HIT], counts[OutcomeStatus.COMPILED]) == (2, 2)
+
+
+async def test_a_compile_that_gets_no_device_at_all_raises(pair: Path, tmp_path: Path) -> None:
+    def refuse(request: DeviceRequest) -> SimulatedDevice:
+        raise DriverError("vkCreateDevice", -3, "VK_ERROR_INITIALIZATION_FAILED")
+
+    with PipelineSet.open(pair) as source, pytest.raises(DriverError, match="VK_ERROR_INITIALIZATION_FAILED"):
+        await compile_set(source, CompileOptions(workers=1), cache_directory=tmp_path, opener=refuse)
 
 
 async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:
