@@ -226,6 +226,7 @@ def wrong_code(how: str, path: str, folder: str) -> dict[str, object]:
                 and entry_of(code) != entry_of(source.module(victim).code)
             ),
             "cut short": lambda: source.module(victim).code[:400],
+            "cut in its last function": lambda: source.module(victim).code[:-4],
         }
 
         def translate(key: int) -> bytes:
@@ -251,7 +252,11 @@ def entry_of(code: bytes) -> int:
     return int(words[at + 1])
 
 
-WRONG = {"another stage's": "without the entry point 'main'", "cut short": "what is no SPIR-V"}
+WRONG = {
+    "another stage's": "without the entry point 'main'",
+    "cut short": "what is no SPIR-V",
+    "cut in its last function": "it ends within a function",
+}
 
 
 def all_wrong_code(path: str, folder: str) -> dict[str, dict[str, object]]:

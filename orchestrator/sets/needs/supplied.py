@@ -17,7 +17,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry import registry
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.shaders import stage_entry_point
-from orchestrator.sets.spirv.walk import SpirvError, walk_spirv
+from orchestrator.sets.spirv.walk import SpirvError, check_functions, walk_spirv
 
 _STAGE: Final = "VkPipelineShaderStageCreateInfo"
 
@@ -60,6 +60,7 @@ class SuppliedJudge:
             return Refusal(f"the provider gave {type(code).__name__} and not bytes")
         try:
             spirv = walk_spirv(bytes(code))
+            check_functions(bytes(code), spirv)
         except SpirvError as error:
             return Refusal(f"the provider gave what is no SPIR-V: {error}")
         lacking = self._checker.module(spirv)

@@ -36,7 +36,7 @@ ID_BOUND_LIMIT = 0x3F_FFFF
 OP_EXTENSION, OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY = 10, 15, 16, 17
 OP_TYPE_INT, OP_TYPE_FLOAT, OP_TYPE_VECTOR, OP_TYPE_POINTER = 21, 22, 23, 32
 OP_CONSTANT, OP_CONSTANT_COMPOSITE, OP_SPEC_CONSTANT, OP_SPEC_CONSTANT_COMPOSITE = 43, 44, 50, 51
-OP_FUNCTION, OP_VARIABLE, OP_DECORATE = 54, 59, 71
+OP_FUNCTION, OP_FUNCTION_END, OP_FUNCTION_CALL, OP_VARIABLE, OP_DECORATE = 54, 56, 57, 59, 71
 OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE = 227, 228, 229
 OP_EXECUTION_MODE_ID, OP_TYPE_UNTYPED_POINTER, OP_UNTYPED_VARIABLE = 331, 4417, 4418
 OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX, OP_ATOMIC_FLOAT_ADD = 5614, 5615, 6035
@@ -74,6 +74,9 @@ _COMPOSITE_OF_THREE = 6
 _TYPE_WORDS = {
     OP_TYPE_INT: 4, OP_TYPE_FLOAT: 3, OP_TYPE_VECTOR: 4, OP_TYPE_POINTER: 4, OP_TYPE_UNTYPED_POINTER: 3
 }  # fmt: skip
+_FUNCTION_WORDS: Final = {OP_FUNCTION: 5, OP_FUNCTION_CALL: 4}
+# What says where code comes from may stand anywhere: OpNop, OpLine, OpExtInst, OpNoLine.
+_BETWEEN_FUNCTIONS: Final = frozenset({0, 8, 12, 317})
 _RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
 
 # Capabilities for atomic operations on 64-bit integers, or arithmetic ones on floating-point values:
@@ -311,6 +314,41 @@ def instructions(words: memoryview[int], at: int = HEADER_WORDS) -> Iterator[tup
             _raise_length(words, at, count)
         yield word & 0xFFFF, at, end
         at = end
+
+
+def check_functions(code: bytes, module: SpirvModule) -> None:
+    """Find out whether a module is whole: its functions end, and those that it uses are there.
+
+    Drivers read past the end of code that is cut short ("Logical Layout of a Module" of the specification of
+    SPIR-V).
+
+    Args:
+        code: The module.
+        module: What `walk_spirv` read of it.
+
+    Raises:
+        SpirvError: It is not whole, its framing is broken, or something else stands among the functions.
+    """
+    words = spirv_words(code)
+    _, start = _preamble(words)
+    inside, defined = False, set[int]()
+    used = {each.id for each in module.entry_points}
+    for opcode, at, end in instructions(words, start):
+        if end < at + _FUNCTION_WORDS.get(opcode, 1):
+            _raise_length(words, at, end)
+        if opcode == OP_FUNCTION and not inside:
+            inside = True
+            defined.add(words[at + 2])
+        elif opcode == OP_FUNCTION_END and inside:
+            inside = False
+        elif opcode == OP_FUNCTION or not (inside or opcode in _BETWEEN_FUNCTIONS):
+            raise SpirvError(at, f"opcode {opcode} {'within' if inside else 'outside'} a function")
+        elif opcode == OP_FUNCTION_CALL:
+            used.add(words[at + 3])
+    if inside:
+        raise SpirvError(len(words), "it ends within a function")
+    if lacking := used - defined:
+        raise SpirvError(len(words), f"it ends without function {min(lacking)}")
 
 
 def spirv_string(code: bytes, start: int, end: int, errors: str = "surrogateescape") -> str:

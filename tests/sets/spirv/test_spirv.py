@@ -17,6 +17,7 @@ from orchestrator.sets.spirv.walk import (
     EntryPoint,
     SpirvError,
     SpirvModule,
+    check_functions,
     instructions,
     spirv_words,
     walk_spirv,
@@ -243,5 +244,38 @@ def test_every_captured_module_is_walked(corpus: Corpus) -> None:
             code = decode_module(key, captured.records.payload(RecordTag.SHADER_MODULE, key)).code
             module = walk_whole(code)
             assert module == walk_spirv(code)
+            check_functions(code, module)
             assert module.entry_points
             assert module.capabilities
+
+
+TWO_FUNCTIONS = assemble(
+    (17, 1),
+    (15, 5, 2, *words_of("main")),
+    (54, 1, 2, 0, 3),
+    (248, 4),
+    (57, 1, 6, 5),
+    (253,),
+    (56,),
+    (8, 7, 1, 1),
+    (54, 1, 5, 0, 3),
+    (248, 8),
+    (253,),
+    (56,),
+)
+
+
+def is_whole(code: bytes) -> bool:
+    try:
+        check_functions(code, walk_spirv(code))
+    except SpirvError:
+        return False
+    return True
+
+
+def test_code_that_is_cut_short_anywhere_is_not_whole() -> None:
+    assert is_whole(TWO_FUNCTIONS)
+    for size in range(48, len(TWO_FUNCTIONS), 4):  # from behind the entry point, which `refusal` asks for
+        assert not is_whole(TWO_FUNCTIONS[:size]), size
+    for rest in (bytes(4), bytes(400), TWO_FUNCTIONS[-4:]):
+        assert not is_whole(TWO_FUNCTIONS + rest)
