@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     _Fields = tuple[str, str | None, bool, int, int, bytes]
 
-_FORMAT: Final = 1  # another one where what is kept of a module or a class changes
+_FORMAT: Final = 2  # another one where what is kept of a module or a class changes
 _HEAD: Final = f"{_FORMAT} {sys.version}".encode()
 _SUM_BYTES: Final = 4
 _SALT: Final = r"^ +-?\d+,$"  # on a line of its own
