@@ -1,13 +1,30 @@
 """Exceptions that the package raises on purpose, in one tree; any other exception is a bug.
 
-Each message says what failed, where (path, offset, hash or field) and the likely cause.
+Each message says what failed, where (path, offset, hash or field) and the likely cause. Another process may
+unpickle them, as pools of processes do.
 """
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
+if TYPE_CHECKING:
+    from typing import Any
+
 
 class OrchestratorError(Exception):
     """Base of every error that the package raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """See `object.__reduce__`. Its message is no argument that its class could be called with."""
+        return _unpickled, (type(self), self.args, vars(self))
+
+
+def _unpickled(
+    kind: type[OrchestratorError], args: tuple[Any, ...], state: dict[str, Any]
+) -> OrchestratorError:
+    error = kind.__new__(kind, *args)
+    vars(error).update(state)
+    return error
 
 
 class ArchiveError(OrchestratorError):
