@@ -44,7 +44,7 @@ class SpirvProvider:
 
     translate: Translate = field(validator=validators.is_callable())
     revision: str = ""
-    concurrency: int = field(default=2, validator=validators.ge(1))
+    concurrency: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
     timeout_s: float = field(default=60.0, validator=validators.gt(0))
     trusted: bool = False
 

@@ -48,6 +48,7 @@ class Exchange:
         device_lost: Why the device is gone, or "".
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
         on_missed: Called in the trio thread with jobs that wait for their code from now on.
+        on_steered: Called in the trio thread when the order of jobs may have changed.
         held: Whether workers wait for more time when it is over.
         patient: How many look at `changes` now and then: they are told when nothing goes on any more.
         on_next: Called once in the trio thread after the next change, for them.
@@ -79,6 +80,7 @@ class Exchange:
         self.device_lost = ""
         self.out_of_time = False
         self.on_missed: Callable[[Int32s], None] | None = None
+        self.on_steered: Callable[[], None] | None = None
         self.held = False
         self.patient = 0
         self.on_next: Callable[[], None] | None = None
@@ -243,11 +245,13 @@ class Exchange:
             yield self._scheduler
 
     @contextmanager
-    def steering(self) -> Iterator[Scheduler]:
-        """Hold the lock, to change something; workers that wait ask again afterwards."""
+    def steering(self, *, reorders: bool = True) -> Iterator[Scheduler]:
+        """Hold the lock, to change something, such as the order; workers that wait ask again afterwards."""
         with self._lock:
             yield self._scheduler
             self._rouse()
+            if reorders and self.on_steered is not None:
+                self._token.run_sync_soon(self.on_steered, idempotent=True)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

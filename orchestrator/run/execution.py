@@ -71,6 +71,7 @@ from orchestrator.run.options import (
     RUN_DEFAULTS,
     RunOptions,
     available_workers,
+    check_skipped,
     unsteered_schedule,
 )
 from orchestrator.run.records import (
@@ -453,10 +454,7 @@ class Run:
         ):
             if not fits:
                 raise TypeError(f"{what} is expected here, not {type(given).__name__}")
-        if wrong := sorted(each for each in options.skipped if not 0 <= each < len(prepared.image)):
-            raise ValueError(
-                f"RunOptions.skipped names pipeline {wrong[0]}; the image has 0 to {len(prepared.image) - 1}"
-            )
+        check_skipped(options.skipped, len(prepared.image))
         mode = options.mode
         data = primary if isinstance(primary, bytes) else b""
         cache = None if isinstance(primary, bytes) else primary
@@ -501,9 +499,11 @@ class Run:
             skipped: Pipelines of it to leave out, by their index in it.
 
         Raises:
-            ValueError: There is no room for so many.
+            TypeError: See `check_skipped`.
+            ValueError: There is no room for so many, or see `check_skipped`.
         """
         count = len(prepared.image)
+        check_skipped(skipped, count)
         if len(self.table) + count > len(self._shared):
             raise ValueError(f"a session holds at most {self.later} pipelines that come later")
         first = self.parts.add(prepared)
@@ -524,7 +524,7 @@ class Run:
                 self.table.settle(status, reasons)
 
             self.supply = SpirvSupply(self.device, self.parts, exchange, settle)
-            exchange.on_missed = self.supply.take
+            exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
 
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:
         """Give what the schedule will not assign its outcome: that of the library which is to blame."""

@@ -22,6 +22,8 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.schedule import ScheduleOptions
 from orchestrator.sets.prepare import WHOLE, Subset
 
+_NO_LIMIT_NS = 1 << 62
+
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""
 
@@ -56,13 +58,41 @@ def _is_number(value: object) -> bool:
 
 
 def _check_skipped(_options: object, _attribute: Attribute[object], skipped: object) -> None:
-    if not isinstance(skipped, Mapping) or not all(isinstance(each, str) for each in skipped.values()):
+    check_skipped(skipped)
+
+
+def check_skipped(skipped: object, count: int | None = None) -> None:
+    """Check what names pipelines to leave out; with `count`, also that the image has them.
+
+    Raises:
+        TypeError: It does not give a reason by index.
+        ValueError: The image has no such pipeline.
+    """
+    if not isinstance(skipped, Mapping) or not all(
+        hasattr(index, "__index__") and isinstance(reason, str) for index, reason in skipped.items()
+    ):
         raise TypeError(f"'skipped' gives a reason by pipeline, such as {{3: 'why'}}, not {skipped!r}")
+    if count is not None and (wrong := sorted(each for each in skipped if not 0 <= each < count)):
+        raise ValueError(f"'skipped' names pipeline {wrong[0]}; the image has 0 to {count - 1}")
+
+
+def time_limit_ns(seconds: float | None) -> int | None:
+    """A time limit in ns; None where there is none: for None, infinity, and what no clock can count.
+
+    Raises:
+        ValueError: It is negative, or no number.
+    """
+    if seconds is None:
+        return None
+    if not (_is_number(seconds) and seconds >= 0):
+        raise ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
+    return None if seconds * 1e9 >= _NO_LIMIT_NS else math.ceil(seconds * 1e9)
 
 
 def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:
-    if seconds is not None and not (_is_number(seconds) and 0 <= seconds < math.inf):
-        raise ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
+    time_limit_ns(seconds)
+    if seconds == math.inf:
+        raise ValueError("a time limit of inf s: give None for no limit")
 
 
 def _time_limit() -> Any:

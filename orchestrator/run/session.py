@@ -42,7 +42,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import Run, execute
-from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions
+from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, time_limit_ns
 from orchestrator.run.records import (
     INTERVAL_S,
     OutcomeStatus,
@@ -53,6 +53,7 @@ from orchestrator.run.records import (
     TimeToGo,
     status_code,
 )
+from orchestrator.run.steering import checked_priority
 from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.schedule.jobs import Int32s
 
@@ -143,19 +144,6 @@ def checked_group(group: int | None) -> int:
     if not isinstance(group, int | np.integer) or not 0 <= group < 2**31:
         raise ValueError(f"a group is a number from 0 to 2^31 - 1, not {group!r}")
     return int(group)
-
-
-def checked_priority(priority: Priority) -> Priority:
-    """A priority.
-
-    Raises:
-        ValueError: It is none, nor the number of one.
-    """
-    try:
-        return Priority(priority)
-    except ValueError:
-        names = ", ".join(f"Priority.{each.name}" for each in Priority)
-        raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
 class DeviceLostError(DeviceError):
@@ -267,7 +255,7 @@ class PipelineSession:
             ValueError: There is no such pipeline, group or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked = checked_pipelines(len(self._run.table), pipelines)
+        asked = self._chosen(pipelines)
         number, priority = checked_group(group), checked_priority(priority)
         async with self._producers[priority]:
             rest = asked
@@ -294,7 +282,7 @@ class PipelineSession:
             ValueError: There is no such pipeline, group or priority.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
-        asked = checked_pipelines(len(self._run.table), pipelines)
+        asked = self._chosen(pipelines)
         number, priority = checked_group(group), checked_priority(priority)
         self._check_open()
         with self._exchange.steering() as schedule:
@@ -356,11 +344,12 @@ class PipelineSession:
 
         Raises:
             TimeoutError: It was not created in time.
-            ValueError: There is no such pipeline.
+            ValueError: There is no such pipeline, or the wait is negative or no number.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
+        limit_ns = time_limit_ns(timeout_s)
         self.begin_require(pipeline)
-        with trio.move_on_after(math.inf if timeout_s is None else timeout_s):
+        with trio.move_on_after(math.inf if limit_ns is None else limit_ns / 1e9):
             return await self.end_require(pipeline)
         raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
 
@@ -370,7 +359,7 @@ class PipelineSession:
         Raises:
             ValueError: It is not one pipeline, or there is no such.
         """
-        asked = checked_pipelines(len(self._run.table), pipeline)
+        asked = self._chosen(pipeline)
         if len(asked) != 1:
             raise ValueError(
                 f"one pipeline is required at a time, not {len(asked)}: submit several, and wait"
@@ -402,7 +391,7 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline or priority.
         """
-        asked = checked_pipelines(len(self._run.table), pipelines)
+        asked = self._chosen(pipelines)
         priority = checked_priority(priority)
         with self._exchange.steering() as schedule:
             return schedule.promote(asked.tolist(), priority)
@@ -413,17 +402,18 @@ class PipelineSession:
         """Set how long batches may begin from now on; it replaces an earlier limit.
 
         A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
-        begins all the same, so that a pipeline that takes longer than a frame gets its turn.
+        begins all the same, so that a pipeline that takes longer than a frame gets its turn. Once the session
+        finishes there is no limit, and none is set.
 
         Args:
             seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
 
         Raises:
-            ValueError: It is negative.
+            ValueError: It is negative, or no number.
         """
-        if seconds is not None and not (isinstance(seconds, float | int | np.number) and seconds >= 0):
-            raise ValueError(f"a time limit is a number of seconds that is not negative, not {seconds!r}")
-        self._exchange.limit_time(None if seconds is None or seconds == math.inf else round(seconds * 1e9))
+        limit_ns = time_limit_ns(seconds)
+        if not self._closing:
+            self._exchange.limit_time(limit_ns)
 
     async def run_for(self, seconds: float) -> Remainder:
         """Set a time limit, and return when it is over, or earlier if nothing is left to do.
@@ -434,12 +424,25 @@ class PipelineSession:
             What is left for the next time limit.
 
         Raises:
-            ValueError: It is negative.
+            ValueError: It is negative, or no number.
+            trio.ClosedResourceError: Something is left that will never begin: the session was closed, or its
+                device was lost.
         """
+        if seconds is None:
+            raise ValueError("a frame has a time: a number of seconds is expected")
         self.limit_time(seconds)
+        supply = self._run.supply
         with trio.move_on_after(seconds):
-            await self._until(lambda _: self._exchange.at_rest)
-        return self.remainder
+            await self._until(
+                lambda schedule: (
+                    self._exchange.at_rest
+                    and not (schedule.queued and supply is not None and supply.is_waited_for)
+                )
+            )
+        left = self.remainder
+        if left.queued and (self._exchange.cancelled or self._ended.is_set()):
+            self._check_open()
+        return left
 
     # --- cancelling
 
@@ -464,7 +467,7 @@ class PipelineSession:
 
     def begin_cancel(self, pipelines: Pipelines | None, *, group: int | None) -> Cancellation:
         """The part of `cancel` that does not wait."""
-        asked = None if pipelines is None else checked_pipelines(len(self._run.table), pipelines)
+        asked = None if pipelines is None else self._chosen(pipelines)
         number = None if group is None else checked_group(group)
         with self._exchange.steering() as schedule:
             chosen = schedule.members(number)
@@ -492,7 +495,7 @@ class PipelineSession:
         return await self._wait(what, patient=True)
 
     async def _wait(self, what: Pipelines, *, patient: bool) -> tuple[PipelineOutcome, ...]:
-        asked = checked_pipelines(len(self._run.table), what)
+        asked = self._chosen(what)
         await trio.lowlevel.checkpoint()
         with self._patience() if patient else self._exchange.listening():
             waiter = _Waiter(set(self.unsettled(asked).tolist()))
@@ -509,7 +512,7 @@ class PipelineSession:
 
     def unsettled(self, what: Pipelines) -> Int32s:
         """The pipelines among some that are queued or in flight."""
-        asked = checked_pipelines(len(self._run.table), what)
+        asked = self._chosen(what)
         with self._exchange.looking() as schedule:
             return schedule.unsettled(asked)
 
@@ -606,7 +609,7 @@ class PipelineSession:
         Raises:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
         """
-        asked = checked_pipelines(len(self._run.table), pipelines)
+        asked = self._chosen(pipelines)
         if self._run.table.handles is None:
             raise ValueError("the session keeps no pipelines: open it with keep=True")
         with self._exchange.looking() as schedule:
@@ -653,6 +656,12 @@ class PipelineSession:
         return await self._end()
 
     # --- inside
+
+    def _chosen(self, pipelines: Pipelines) -> Int32s:
+        """As `checked_pipelines`, of this session."""
+        if isinstance(pipelines, PipelineTicket) and pipelines._session is not self:
+            raise ValueError("the ticket is that of another session")
+        return checked_pipelines(len(self._run.table), pipelines)
 
     async def serve(
         self,

@@ -9,7 +9,8 @@ here: poll `done()`, use `asyncio.wrap_future`, or `add_done_callback`.
 
 Guarantees: commands of one thread take effect in order, also before the device is open. Only `result` of a
 future and leaving the block may block; other calls take microseconds, and work that grows with the number of
-pipelines happens in the session's thread. Bad arguments become the future's exception. Cancelling a future
+pipelines happens in the session's thread, but for a copy of those that were named: the caller may change what
+it gave. Bad arguments become the future's exception. Cancelling a future
 ends the wait and leaves its pipelines queued; `opened` and `ended` cannot be cancelled, because all callers
 share them. Every future is resolved when the session has ended, for whatever reason. An exception of a
 callback is reported like that of a thread, and ends nothing. In a child of `os.fork` the session has ended
@@ -24,9 +25,10 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -34,6 +36,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 from attrs import frozen
+from outcome import Error, Outcome, capture
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.run.caches import MergedHook
@@ -71,9 +74,11 @@ class Ticket(Future[tuple[PipelineOutcome, ...]]):
 
     Attributes:
         indices: The pipelines, ascending, shape (n,), int32; None until the session's thread has queued them.
+        session: The session that they were submitted to.
     """
 
     indices: npt.NDArray[np.int32] | None = None
+    session: SessionThread | None = None
 
 
 class SessionThread:
@@ -130,9 +135,11 @@ class SessionThread:
             Their outcomes, once all are settled.
         """
         ticket = Ticket()
+        ticket.session = self
+        chosen = self._captured(pipelines)
 
         async def enter(session: PipelineSession) -> _Rest:
-            queued = await session.submit(_indices(pipelines), priority=priority, group=group)
+            queued = await session.submit(chosen(), priority=priority, group=group)
             ticket.indices = queued.indices
             return queued.wait
 
@@ -160,7 +167,8 @@ class SessionThread:
             async def rest() -> range:
                 prepared = source
                 if not isinstance(prepared, PreparedPipelines):
-                    prepared = await trio.to_thread.run_sync(prepared, self.opened.result()[0])
+                    device = self.opened.result()[0]
+                    prepared = _of_caller(await trio.to_thread.run_sync(capture, prepared, device))
                 return session.add(prepared, skipped=skipped)
 
             return rest
@@ -182,19 +190,19 @@ class SessionThread:
 
     def promote(self, pipelines: Pipelines | Ticket, priority: Priority) -> Future[int]:
         """Make pipelines more urgent as `PipelineSession.promote` does; the result is how many."""
+        chosen = self._captured(pipelines)
 
         async def enter(session: PipelineSession) -> _Rest:
-            return _already(session.promote(_indices(pipelines), priority))
+            return _already(session.promote(chosen(), priority))
 
         return self._ask(Future(), enter)
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
         """Cancel as `PipelineSession.cancel`; the result is how many, once none is in flight."""
+        chosen = None if pipelines is None else self._captured(pipelines)
 
         async def enter(session: PipelineSession) -> _Rest:
-            cancellation = session.begin_cancel(
-                None if pipelines is None else _indices(pipelines), group=group
-            )
+            cancellation = session.begin_cancel(None if chosen is None else chosen(), group=group)
             return lambda: session.end_cancel(cancellation)
 
         return self._ask(Future(), enter)
@@ -262,9 +270,13 @@ class SessionThread:
     ) -> None:
         if error is not None:
             self._abandon()
-        else:
+            return
+        try:
             self.finish().result()
-            self._thread.join()
+        except BaseException:  # such as KeyboardInterrupt, which is not the session's
+            self._abandon()
+            raise
+        self._thread.join()
 
     def _abandon(self) -> None:
         self.close()
@@ -290,21 +302,41 @@ class SessionThread:
     def _ask(
         self, future: Future[_T], command: _Command, *, last: bool = False, closes: bool = False
     ) -> Future[_T]:
-        """Send a command, whose result the future gets. After the last one only the first close is sent."""
+        """Send a command, whose result the future gets: one last one, and one to close, which may follow it.
+
+        While the session finishes, it says itself what it still takes.
+        """
         with self._lock:
-            if not self.closed or (closes and not (self._is_told_to_close or self._over)):
-                self._closing, self._is_told_to_close = last, closes
+            is_repeated = last and self._closing and not closes
+            if not (self._over or self._is_told_to_close or is_repeated):
+                self._closing |= last
+                self._is_told_to_close |= closes
                 self._pending.add(future)
                 self._send(_Asked(future, command, last, closes))
                 return future
-        error = trio.ClosedResourceError(
-            "the session is closed"
-            if self._failure is None
-            else "the session has failed: `ended` has the cause"
-        )
-        error.__cause__ = self._failure
-        _resolve(future, error=error)
+        _resolve(future, error=_closed(self._failure))
         return future
+
+    def _captured(self, pipelines: Pipelines | Ticket) -> Callable[[], Pipelines]:
+        """Gives pipelines in the form that a session takes, as they are now: the caller may change them."""
+        try:
+            if isinstance(pipelines, Ticket):
+                return partial(self._queued, pipelines)
+            if isinstance(pipelines, np.ndarray):
+                given: Pipelines = pipelines.copy()
+            else:
+                given = tuple(pipelines) if isinstance(pipelines, Iterable) else pipelines
+        except Exception as error:  # noqa: BLE001 - it is that of the future
+            return Error(error).unwrap
+        return lambda: given
+
+    def _queued(self, ticket: Ticket) -> Pipelines:
+        """The pipelines of a ticket, asked for in the session's thread."""
+        if ticket.session is not self:
+            raise ValueError("the ticket is that of another session")
+        if ticket.indices is None:  # commands take effect in order, so submitting it failed
+            raise ValueError("the ticket's pipelines were not queued; it has the reason")
+        return ticket.indices
 
     def _run(self) -> None:
         """The function of the thread."""
@@ -321,7 +353,7 @@ class SessionThread:
             self._over, self._failure = True, failure
             left, self._pending = self._pending, set()
         for each in left:
-            _resolve(each, error=_ended_by(failure))
+            _resolve(each, error=_closed() if failure is None else _ended_by(failure))
         if not self._is_opened:  # who opened them has to close them
             _resolve(self.opened, opened, None if opened else failure)
             self._is_opened = True
@@ -440,13 +472,12 @@ def start_session(
     return SessionThread(source, open_on)
 
 
-def _indices(pipelines: Pipelines | Ticket) -> Pipelines:
-    """Pipelines in the form that a session takes."""
-    if isinstance(pipelines, Ticket):
-        if pipelines.indices is None:  # commands take effect in order, so submitting it failed
-            raise ValueError("the ticket's pipelines were not queued; it has the reason")
-        return pipelines.indices
-    return pipelines
+def _of_caller(given: Outcome[_T]) -> _T:
+    """What a function of the caller gave, or its exception, which is never one that ends the session."""
+    error = given.error if isinstance(given, Error) else None
+    if error is None or isinstance(error, Exception):
+        return given.unwrap()
+    raise RuntimeError(f"a function that was given raised {error!r}") from error
 
 
 def _everybodys() -> Future[Any]:
@@ -474,6 +505,13 @@ def _already(result: object) -> _Rest:
         return result
 
     return done
+
+
+def _closed(failure: BaseException | None = None) -> trio.ClosedResourceError:
+    words = "the session is closed" if failure is None else "the session has failed: `ended` has the cause"
+    error = trio.ClosedResourceError(words)
+    error.__cause__ = failure
+    return error
 
 
 def _ended_by(failure: BaseException | None) -> trio.BrokenResourceError:

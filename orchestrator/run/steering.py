@@ -13,9 +13,9 @@ Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it w
 
 from __future__ import annotations
 
-import math
+import operator
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -28,6 +28,7 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.run.compile_server import Budget, Cancel, Promote, Said
 from orchestrator.run.exchange import Exchange
+from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
 from orchestrator.schedule import Cancellation, Priority, Scheduler
 
@@ -41,6 +42,26 @@ Wait = Callable[[], "trio.Event | None"]
 
 URGENCIES: Final = {"now": Priority.NOW, "soon": Priority.SOON}
 """What pipelines may be promoted to, as commands say it; they begin below both."""
+
+
+def checked_priority(priority: Priority) -> Priority:
+    """A priority.
+
+    Raises:
+        ValueError: It is none, nor the number of one.
+    """
+    try:
+        return Priority(priority)
+    except ValueError:
+        names = ", ".join(f"Priority.{each.name}" for each in Priority)
+        raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
+
+
+def _checked_keys(keys: Iterable[int]) -> tuple[int, ...]:
+    given = tuple(map(operator.index, keys))
+    if wrong := [each for each in given if not 0 <= each < 1 << 64]:
+        raise ValueError(f"a pipeline's key is a number of 64 bits, not {wrong[0]}")
+    return given
 
 
 class Hearer(Protocol):
@@ -174,16 +195,30 @@ class Steering:
         self.say(Budget(None))
 
     def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> Told:
-        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing."""
-        return self.say(Promote(tuple(keys), int(priority)))
+        """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing.
+
+        Raises:
+            TypeError: A key is no whole number.
+            ValueError: A key is not of 64 bits, or there is no such priority.
+        """
+        return self.say(Promote(_checked_keys(keys), int(checked_priority(priority))))
 
     def cancel(self, keys: Collection[int]) -> Told:
-        """Leave pipelines out for the rest of this compile, unless they have begun or others link them."""
-        return self.say(Cancel(tuple(keys)))
+        """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
+
+        Raises:
+            TypeError: A key is no whole number.
+            ValueError: A key is not of 64 bits.
+        """
+        return self.say(Cancel(_checked_keys(keys)))
 
     def limit_time(self, seconds: float | None) -> Told:
-        """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end."""
-        return self.say(Budget(None if seconds is None else math.ceil(seconds * 1e9)))
+        """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end.
+
+        Raises:
+            ValueError: It is negative, or no number.
+        """
+        return self.say(Budget(time_limit_ns(seconds)))
 
     def say(self, *said: Said) -> Told:
         """Say something to all runs that go on, and to those that begin later."""
@@ -268,8 +303,8 @@ class SteeredRun:
 
     def begin(self) -> None:
         """The first batch may begin now: hear what was said before."""
-        if self._time_limit_s is not None:
-            self._end_ns = time.perf_counter_ns() + round(self._time_limit_s * 1e9)
+        if (limit_ns := time_limit_ns(self._time_limit_s)) is not None:
+            self._end_ns = time.perf_counter_ns() + limit_ns
         self._begun = True
         if self._steering.stop.is_set():
             self.exchange.cancel()  # before `watch` can, which begins with the workers

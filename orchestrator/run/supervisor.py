@@ -137,6 +137,7 @@ async def compile_supervised(
 
     Raises:
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
+        ValueError: No archive is named.
         DeviceError: The driver ends every process, for any pipeline.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
@@ -146,6 +147,8 @@ async def compile_supervised(
     steering = Steering.of(stop)
     several = [archives] if isinstance(archives, str | os.PathLike) else archives
     paths = tuple(os.fspath(each) for each in several)
+    if not paths:
+        raise ValueError("no archive is named")
     directory = None if cache_directory is None else Path(cache_directory)
     supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
     return await supervisor.run(CompileServer.start(paths, options) if server is None else server)

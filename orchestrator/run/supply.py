@@ -1,24 +1,27 @@
 """`SpirvSupply`: asks a provider for the SPIR-V of pipelines that were not found without it.
 
     workers ── not found without code ──> take ──> modules, those of the most urgent and longest first
-                                                      │  several at a time, never in a worker's thread
+    caller ─── urges, cancels ──> reorder ────────────┤  several at a time, never in a worker's thread
     schedule <── supplied, or excluded <── settle <───┴── provider ──> judged ──> identifier
 
 Guarantees: each shader is requested once for all pipelines and images that need it; images of several
-`Identification`s have a provider and supplied code each, so there once for each of these. If the provider
-raises, gives no valid code, or does not answer in time, only the pipelines that need the shader fail. A stuck
-call of a provider occupies its thread, and one of the provider's concurrent calls, until it returns; no task
-waits for it.
+`Identification`s have a provider and supplied code each, so there once for each of these. None is requested
+while all pipelines that need it are cancelled. If the provider raises, gives no valid code, or does not
+answer in time, only the pipelines that need the shader fail. A stuck call of a provider occupies its thread,
+and one of the provider's concurrent calls, until it returns; no task waits for it.
 Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
 """
 
 from __future__ import annotations
 
-import heapq
 import inspect
+import math
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Final
 
 import msgspec
@@ -96,15 +99,21 @@ class SpirvSupply:
     notes: list[str] = field(factory=list)
     _record: IdentifiersRecord = field(factory=IdentifiersRecord)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _queue: list[tuple[tuple[int, int], _Name]] = field(factory=list)  # with their urgency
-    _asked: dict[_Name, _Module] = field(factory=dict)
+    _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
+    _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
+    _order: list[_Name] | None = None  # of those that are waited for, the most urgent last; None: not known
     _wanted: dict[_Name, list[int]] = field(factory=dict)  # jobs that wait for each module
     _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
-    _busy: int = 0
+    _limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(math.inf))
+    _busy: Counter[int] = field(factory=Counter)  # calls of each provider that have not returned, by its id
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Whether jobs wait for code, cancelled ones included."""
+        return bool(self._waits)
 
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
         """Supply the code of jobs that were not found without it."""
@@ -122,11 +131,9 @@ class SpirvSupply:
                     continue
                 name = _name(identified, key)
                 lacking.add(name)
+                if name not in self._wanted and name not in self._refused:
+                    self._queue[name] = _Module(part, identified, number, key)
                 self._wanted.setdefault(name, []).append(job)
-                if name not in self._asked:
-                    self._asked[name] = _Module(part, identified, number, key)
-                    with self.exchange.looking() as schedule:
-                        heapq.heappush(self._queue, (schedule.urgency_of(job), name))
             self._waits[job] = lacking
             if not lacking:
                 ready.append(job)
@@ -136,30 +143,50 @@ class SpirvSupply:
             self._record, missed=self._record.missed + len(jobs), unknown=self._record.unknown + unknown
         )
         self._settle(ready)
+        self.reorder()
+
+    def reorder(self) -> None:
+        """Jobs have become more urgent, were cancelled, or wait as well."""
+        self._order = None
         self._lot.unpark_all()
 
     async def serve(self) -> None:
         """Request wanted modules until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                # No checkpoint lies between this check and `park`, and `take` runs in the trio thread too.
-                while not self._queue or self._busy >= self._next.identified.provider.concurrency:
+                # No checkpoint lies between this and `park`, and what changes it runs in the trio thread too.
+                while (module := self._next()) is None:
                     await self._lot.park()
-                _, name = heapq.heappop(self._queue)
-                self._busy += 1
-                nursery.start_soon(self._supply, self._asked[name])
+                self._busy[id(module.identified.provider)] += 1
+                nursery.start_soon(self._supply, module)
 
-    @property
-    def _next(self) -> _Module:
-        return self._asked[self._queue[0][1]]
+    def _next(self) -> _Module | None:
+        """Takes the most urgent module whose provider may be called; None where there is none."""
+        if self._order is None:
+            self._order = self._ordered()
+        for place in range(len(self._order) - 1, -1, -1):
+            provider = self._queue[self._order[place]].identified.provider
+            if self._busy[id(provider)] < provider.concurrency:
+                return self._queue.pop(self._order.pop(place))
+        return None
+
+    def _ordered(self) -> list[_Name]:
+        """The modules that are waited for, by the most urgent job that waits for each, the last one first."""
+        names = list(self._queue)
+        if not names:
+            return names
+        waiting = [self._wanted[name] for name in names]
+        of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
+        every = np.fromiter(chain.from_iterable(waiting), np.int32)
+        with self.exchange.looking() as schedule:
+            waits = np.isin(every, schedule.unsettled(every))
+            order = schedule.in_order(every[waits])
+        ranked = of_name[waits][order].tolist()
+        return [names[each] for each in reversed(dict.fromkeys(ranked))]
 
     async def _supply(self, module: _Module) -> None:
         began = time.perf_counter_ns()
-        try:
-            found = await self._ask(module)
-        finally:
-            self._busy -= 1
-            self._lot.unpark_all()
+        found = await self._ask(module)
         took_ns = time.perf_counter_ns() - began
         if took_ns >= _SLOW_NS:
             self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
@@ -193,31 +220,54 @@ class SpirvSupply:
     async def _ask(self, module: _Module) -> Refusal | _Given:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
-        translate, key = provider.translate, module.key
-        limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+        translate, key, token = provider.translate, module.key, self._token
+        is_awaited, is_over, is_busy = _is_async(translate), False, True
+
+        def give_back() -> None:
+            nonlocal is_busy
+            if is_busy:
+                is_busy = False
+                self._busy[id(provider)] -= 1
+                self._lot.unpark_all()
+
+        def thread_ended() -> None:
+            if is_over or not is_awaited:
+                give_back()
 
         def in_thread() -> tuple[object, Refusal | bytes | None]:
             # In a pair, for trio takes a function that returns an awaitable for a mistake.
-            code = translate(key)
-            return (code, None) if inspect.isawaitable(code) else (None, self._checked(module, code))
+            nonlocal is_awaited
+            try:
+                code = translate(key)
+                is_awaited = inspect.isawaitable(code)
+                return (code, None) if is_awaited else (None, self._checked(module, code))
+            except BaseException as error:  # noqa: BLE001 - it concerns only this shader
+                return None, _failure(error)
+            finally:
+                with suppress(trio.RunFinishedError):  # it was stuck for longer than the run
+                    token.run_sync_soon(thread_ended)
 
         try:
             with trio.fail_after(provider.timeout_s):
-                if _is_async(translate):
+                if is_awaited:
                     code: object = await translate(key)  # type: ignore[misc]
                     checked = None
                 else:
                     code, checked = await trio.to_thread.run_sync(
-                        in_thread, abandon_on_cancel=True, limiter=limiter
+                        in_thread, abandon_on_cancel=True, limiter=self._limiter
                     )
                     if checked is None:
                         code = await code  # type: ignore[misc]
         except trio.TooSlowError:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
-        except OrchestratorError as error:
-            return Refusal(str(error))
-        except Exception as error:  # noqa: BLE001 - any error concerns only this shader
-            return Refusal(f"the provider failed: {type(error).__name__}: {error}")
+        except (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit, BaseExceptionGroup):
+            raise
+        except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
+            return _failure(error)
+        finally:
+            is_over = True
+            if is_awaited:
+                give_back()
         if checked is None:
             checked = await trio.to_thread.run_sync(self._checked, module, code)
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
@@ -263,7 +313,7 @@ class SpirvSupply:
             part, own = self.parts.part_of(job)
             assert part.identified is not None  # noqa: S101
             part.identified.settle([own])
-        with self.exchange.steering() as schedule:
+        with self.exchange.steering(reorders=False) as schedule:
             schedule.supplied(ready)
 
     def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
@@ -273,7 +323,7 @@ class SpirvSupply:
             return
         if refusal.unsupported:
             self.settle(OutcomeStatus.SKIPPED, reasons)
-        with self.exchange.steering() as schedule:
+        with self.exchange.steering(reorders=False) as schedule:
             schedule.exclude(reasons)
 
     def record(self, table: OutcomeTable) -> IdentifiersRecord:
@@ -292,6 +342,17 @@ class SpirvSupply:
         return msgspec.structs.replace(
             self._record, modules=modules, known=known, code_bytes=size, created=found
         )
+
+
+def _failure(error: BaseException) -> Refusal:
+    """Why there is no code, by what a provider raised."""
+    if isinstance(error, OrchestratorError):
+        return Refusal(str(error))
+    try:
+        words = str(error)
+    except Exception:  # noqa: BLE001 - the provider's own class, whose text is not worth a run
+        words = "it does not say why"
+    return Refusal(f"the provider failed: {type(error).__name__}: {words}")
 
 
 def _is_async(translate: object) -> bool:

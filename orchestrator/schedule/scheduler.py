@@ -1531,9 +1531,9 @@ class Scheduler:
         """The code of `missed` jobs has arrived: each is assigned once more, by its cost."""
         self._life.supplied(jobs)
 
-    def urgency_of(self, job: int) -> tuple[int, int]:
-        """The sort key of a job: smaller is sooner."""
-        return self._table.priority_at[job], -self._table.rank_at[job]
+    def in_order(self, jobs: Int32s) -> npt.NDArray[np.int64]:
+        """Places of jobs, the most urgent first, shape (n,)."""
+        return np.lexsort((-self._table.rank[jobs], self._table.priority[jobs]))
 
     # --- steering
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -19,8 +20,9 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
-from orchestrator.run.session import open_session
+from orchestrator.run.session import Remainder, open_session
 from orchestrator.run.session_thread import start_session
+from orchestrator.schedule import Priority
 from tests.contract.subject import empty_compute_shader
 from tests.run.support import MODES_WITH_CACHE, check_sums, without
 
@@ -471,4 +473,113 @@ def test_a_session_of_a_host_without_trio() -> None:
         outcomes = session.submit(range(COUNT)).result(LIMIT_S)
     assert all(each.created for each in outcomes)
     assert Counter(translator.calls) == Counter({each.key: 1 for each in image().modules})
+    device.close()
+
+
+async def test_the_provider_is_asked_by_what_is_urgent_now() -> None:
+    asked: list[int] = []
+    begun, go = trio.Event(), trio.Event()
+
+    async def translate(key: int) -> bytes:
+        asked.append(key)
+        begun.set()
+        await go.wait()
+        return SPIRV
+
+    device = SimulatedDevice()
+    bare = prepared(device, SpirvProvider(translate, concurrency=1))
+    async with open_session(device, bare, RunOptions(workers=1)) as session:
+        await session.submit(range(18), priority=Priority.BACKGROUND)
+        await begun.wait()
+        await trio.testing.wait_all_tasks_blocked()
+        needed = next(each for each in (0, 16) if asked[0] not in shaders_of(each) or asked[0] == 2000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.require, needed)
+            await trio.testing.wait_all_tasks_blocked()
+            # A level that was left: nothing more is asked for, but what is required.
+            await session.cancel([each for each in range(18) if each != needed])
+            go.set()
+        assert asked[1] in shaders_of(needed)
+        assert set(asked) == {asked[0], *shaders_of(needed)}
+        again = await session.submit([8, 9])
+        assert all(each.created for each in await again.wait())
+        assert set(asked) == {asked[0], *shaders_of(needed), 1004}
+    device.close()
+
+
+async def test_a_stuck_thread_takes_no_time_from_the_next_shader() -> None:
+    """The stuck call keeps its place, so nobody is asked in vain until it returns."""
+    go, asked = threading.Event(), list[int]()
+
+    def translate(key: int) -> bytes:
+        asked.append(key)
+        if len(asked) == 1:
+            assert go.wait(LIMIT_S)
+        return SPIRV
+
+    device = SimulatedDevice()
+    bare = prepared(device, SpirvProvider(translate, concurrency=1, timeout_s=0.05), of=image([0, 2, 4]))
+    async with open_session(device, bare, RunOptions(workers=1)) as session:
+        ticket = await session.submit(range(3))
+        while not session.progress.failed:  # those that need the shader of the stuck call
+            await trio.sleep(0.001)
+        failed = session.progress.failed
+        await trio.sleep(0.2)  # long enough for the others to fail too, if their time ran
+        assert (len(asked), session.progress.failed) == (1, failed)
+        go.set()
+        assert sum(each.created for each in await ticket.wait()) == 3 - failed
+    device.close()
+
+
+class Wordless(Exception):
+    """Raised by a host that is beyond help."""
+
+    def __str__(self) -> str:
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize(
+    "error", [asyncio.CancelledError(), Wordless()], ids=lambda each: type(each).__name__
+)
+async def test_whatever_a_provider_raises_the_others_go_on(error: BaseException, is_async: bool) -> None:
+    def translate(key: int) -> bytes:
+        if key == 1003:
+            raise error
+        return SPIRV
+
+    async def translate_later(key: int) -> bytes:
+        return translate(key)
+
+    device = SimulatedDevice()
+    provider = SpirvProvider(translate_later if is_async else translate)
+    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
+    assert {each.key for each in report.failed} == {6, 7}
+    assert all(f"the provider failed: {type(error).__name__}" in each.reason for each in report.failed)
+    assert created(report) == COUNT - 2
+    device.close()
+
+
+async def test_a_frame_waits_for_a_provider_and_does_not_spin() -> None:
+    went = trio.Event()
+
+    async def translate(_: int) -> bytes:
+        await went.wait()
+        return SPIRV
+
+    device = SimulatedDevice()
+    bare = prepared(device, SpirvProvider(translate))
+    async with open_session(device, bare, RunOptions(workers=1, time_limit_s=0)) as session:
+        await session.submit([0])
+        frame: list[Remainder] = []
+
+        async def run() -> None:
+            frame.append(await session.run_for(LIMIT_S))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(run)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+            assert not frame  # the pipeline waits for its code, and there is time
+            went.set()
+        assert frame[0].done
     device.close()

@@ -86,7 +86,8 @@ async def test_closing_leaves_the_rest() -> None:
             session.submit_nowait(3)
         with pytest.raises(trio.ClosedResourceError):
             await session.require(3)
-        assert (await session.run_for(3600)).in_flight == 0
+        with pytest.raises(trio.ClosedResourceError):  # or a loop of frames would never end
+            await session.run_for(3600)
         assert await session.close() is report
     assert session.report is report
     check_sums(report)
@@ -300,8 +301,8 @@ async def test_a_wait_that_is_given_up_is_forgotten() -> None:
         (lambda session: session.submit_nowait([-1]), "from 0 to 299"),
         (lambda session: session.submit_nowait([0.5]), "from 0 to 299"),
         (lambda session: session.submit_nowait([0], group=-1), "a group"),
-        (lambda session: session.limit_time(-1.0), "negative"),
-        (lambda session: session.limit_time(float("nan")), "negative"),
+        (lambda session: session.limit_time(-1.0), "0 or more is expected"),
+        (lambda session: session.limit_time(float("nan")), "0 or more is expected"),
         (lambda session: session.promote(1000, Priority.NOW), "from 0 to 299"),
     ],
 )
@@ -334,3 +335,84 @@ async def test_a_session_warms_the_next_run() -> None:
     data = report_of(session).cache_data or b""
     report = await run_pipelines(device, prepared, RunOptions(workers=2), primary=data)
     assert (report.cache_hits, report.compiled) == (150, 150)
+
+
+async def test_a_loop_of_frames_ends_when_the_device_is_lost() -> None:
+    device = losing_device(50)
+
+    async def frames() -> None:
+        options = RunOptions(workers=2, time_limit_s=0)
+        async with open_session(device, prepared_set(device), options) as session:
+            await session.submit(range(300), priority=Priority.BACKGROUND)
+            while not (await session.run_for(0.004)).done:
+                pass
+
+    with trio.fail_after(60), pytest.raises(DeviceLostError):
+        await frames()
+
+
+async def test_frames_beside_the_end_take_nothing_from_it() -> None:
+    recorder, device = recorded(hold=0)
+    async with open_session(device, prepared_set(device), RunOptions(workers=1, schedule=ONE)) as session:
+        await session.submit(range(20))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(session.finish)
+            await trio.testing.wait_all_tasks_blocked()
+            session.limit_time(0)
+            await session.run_for(0)
+            recorder.open.set()
+    assert session.report is not None
+    assert session.report.compiled == 20
+
+
+async def test_a_wait_that_is_none_exempts_nothing() -> None:
+    device = SimulatedDevice()
+    async with open_session(device, prepared_set(device), RunOptions(workers=1, time_limit_s=0)) as session:
+        for wrong in (-1.0, float("nan"), "soon"):
+            with pytest.raises(ValueError, match="0 or more is expected"):
+                await session.require(0, timeout_s=wrong)  # type: ignore[arg-type]
+        await session.submit(range(20), priority=Priority.NOW)
+        await trio.testing.wait_all_tasks_blocked(0.01)
+        assert session.remainder.queued == 20
+        await session.close()
+
+
+async def test_what_cannot_be_left_out_leaves_the_session_as_it_was() -> None:
+    device = SimulatedDevice()
+    async with open_session(device, prepared_set(device, 20), RunOptions(workers=1)) as session:
+        later = device.prepare(simulated_image(range(100, 110)))
+        for wrong, error in (
+            ({-1: "x"}, ValueError),
+            ({10: "x"}, ValueError),
+            ({"x": "y"}, TypeError),
+            ({0: 5}, TypeError),
+            ([1], TypeError),
+        ):
+            with pytest.raises(error, match="'skipped'"):
+                session.add(later, skipped=wrong)  # type: ignore[arg-type]
+        numbers = session.add(later, skipped={3: "not today"})
+        assert numbers == range(20, 30)
+        outcomes = await (await session.submit(numbers)).wait()
+        assert [each.reason for each in outcomes if not each.created] == ["not today"]
+
+
+async def test_a_ticket_of_another_session_is_refused() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    async with (
+        open_session(device, prepared, RunOptions(workers=1)) as one,
+        open_session(device, prepared, RunOptions(workers=1)) as other,
+    ):
+        ticket = await one.submit([3])
+        for use in (other.submit_nowait, other.unsettled, lambda each: other.promote(each, Priority.NOW)):
+            with pytest.raises(ValueError, match="that of another session"):
+                use(ticket)
+
+
+@pytest.mark.parametrize("seconds", [1e300, float("inf"), None])
+async def test_a_limit_that_no_clock_counts_is_none(seconds: float | None) -> None:
+    device = SimulatedDevice()
+    async with open_session(device, prepared_set(device), RunOptions(workers=2, time_limit_s=0)) as session:
+        await session.submit(range(20))
+        session.limit_time(seconds)
+        assert (await session.finish()).compiled == 20

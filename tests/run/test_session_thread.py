@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -380,6 +380,80 @@ def test_leaving_the_block_by_an_exception_closes() -> None:
     assert device.live_caches == 0
 
 
+def test_leaving_the_block_by_ctrl_c_closes(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, device, prepared = gated(0)
+
+    def interrupt() -> None:
+        gate.open.set()
+        raise KeyboardInterrupt
+
+    session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE))
+    session.submit(range(20))
+    assert gate.entered.wait(LIMIT_S)
+    monkeypatch.setattr(session.ended, "result", interrupt)
+    with pytest.raises(KeyboardInterrupt), session:
+        pass
+    monkeypatch.undo()
+    assert session.ended.done()
+    assert device.live_caches == 0
+
+
+def test_what_was_given_may_be_changed_at_once() -> None:
+    device = SimulatedDevice()
+    with start_session((device, prepared_set(device)), RunOptions(workers=1)) as session:
+        several, numbers = [1, 2], np.array([3, 4])
+        tickets = [session.submit(several), session.submit(numbers), session.submit(iter([5, 6]))]
+        several.clear()
+        numbers[:] = 0
+        assert [[each.key for each in ticket.result(LIMIT_S)] for ticket in tickets] == [
+            [1, 2],
+            [3, 4],
+            [5, 6],
+        ]
+
+        def failing() -> Iterator[int]:
+            yield 1
+            raise LookupError("no level")
+
+        with pytest.raises(LookupError, match="no level"):
+            session.submit(failing()).result(LIMIT_S)
+        with pytest.raises(RuntimeError, match="SystemExit"):
+            session.add(lambda _: sys.exit("no level")).result(LIMIT_S)
+    assert session.ended.result().compiled == 6
+
+
+def test_while_it_finishes_it_takes_what_a_session_of_trio_takes() -> None:
+    gate, device, prepared = gated(0)
+    session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE))
+    session.submit(range(20))
+    assert gate.entered.wait(LIMIT_S)
+    ended = session.finish()
+    assert session.promote([5], Priority.NOW).result(LIMIT_S) == 1
+    assert session.limit_time(0).result(LIMIT_S) is None
+    cancelled = session.cancel(range(10, 20))
+    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
+        session.submit([5]).result(LIMIT_S)
+    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
+        session.require(5).result(LIMIT_S)
+    gate.open.set()
+    assert cancelled.result(LIMIT_S) == 10
+    assert ended.result(LIMIT_S).compiled == 10
+    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
+        session.promote([5], Priority.NOW).result(LIMIT_S)
+
+
+def test_a_ticket_of_another_thread_is_refused() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+    with (
+        start_session((device, prepared), RunOptions(workers=1)) as one,
+        start_session((device, prepared), RunOptions(workers=1)) as other,
+    ):
+        ticket = one.submit([3])
+        with pytest.raises(ValueError, match="that of another session"):
+            other.submit(ticket).result(LIMIT_S)
+
+
 def test_close_ends_what_finish_would_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, told, close = threading.Event(), threading.Event(), PipelineSession.close
 
@@ -596,7 +670,7 @@ def test_arguments_of_a_wrong_type_are_named() -> None:
         (lambda s: s.promote(1, 7), "Priority.NOW, .* not 7"),  # type: ignore[arg-type]
         (lambda s: s.submit(1, group="x"), "a group is a number .* not 'x'"),  # type: ignore[arg-type]
         (lambda s: s.require([1, 2]), "one pipeline is required"),  # type: ignore[arg-type]
-        (lambda s: s.limit_time("x"), "a number of seconds .* not 'x'"),  # type: ignore[arg-type]
+        (lambda s: s.limit_time("x"), "a time limit of 'x' s"),  # type: ignore[arg-type]
         (lambda s: s.add(lambda _: 3), "not int"),  # type: ignore[arg-type, return-value]
     ]
     with start_session((device, prepared_set(device)), RunOptions(workers=1)) as session:

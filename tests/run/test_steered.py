@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import trio
 import trio.testing
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.compile_server import Budget
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
@@ -144,3 +146,20 @@ def test_what_is_said_again_says_the_same() -> None:
 
 def test_a_settlement_without_some_keys() -> None:
     assert Settlement((1,), (2,), (3,), {4: "a"}, {5: "b"}).without({1, 4}).keys == {2, 3, 5}
+
+
+def test_what_cannot_be_said_is_refused_at_once() -> None:
+    steering = Steering(steered=True)
+    for keys, error in (([-1], ValueError), ([1 << 64], ValueError), (["a"], TypeError), ([1.5], TypeError)):
+        with pytest.raises(error):
+            steering.promote(keys)  # type: ignore[arg-type]
+        with pytest.raises(error):
+            steering.cancel(keys)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Priority\.NOW, .* not 9"):
+        steering.promote([1], 9)  # type: ignore[arg-type]
+    for seconds in (-1.0, float("nan"), "long"):
+        with pytest.raises(ValueError, match="0 or more is expected"):
+            steering.limit_time(seconds)  # type: ignore[arg-type]
+    assert steering.said() == (Budget(None),)
+    steering.limit_time(1e300)
+    assert steering.said() == (Budget(None),)
