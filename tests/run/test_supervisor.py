@@ -943,7 +943,7 @@ async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) 
     with pytest.raises(ValueError, match="no pipeline has the key"):
         await supervised(archive, "open_good", subset=Subset(keys=frozenset([1])))
     with pytest.raises(ValueError, match="no archive is named"):
-        await compile_supervised([])
+        await compile_supervised([], CompileOptions())
 
 
 async def test_a_driver_that_ends_every_process_is_an_error(archive: Path) -> None:
