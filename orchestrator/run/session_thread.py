@@ -452,8 +452,11 @@ def start_session(
         on_progress: Called in the session's thread at the start, at most every 100 ms, and at the end.
 
     Raises:
+        TypeError: They are no options.
         ValueError: The options have a capacity.
     """
+    if not isinstance(options, RunOptions):
+        raise TypeError(f"RunOptions are expected here, not {type(options).__name__}")
     if options.schedule is not None and options.schedule.capacity is not None:
         raise ValueError("a capacity makes submit wait, and in a session thread it does not")
 

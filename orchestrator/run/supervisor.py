@@ -137,6 +137,7 @@ async def compile_supervised(
 
     Raises:
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
+        TypeError: They are no options.
         ValueError: No archive is named.
         DeviceError: The driver ends every process, for any pipeline.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
@@ -149,6 +150,8 @@ async def compile_supervised(
     paths = tuple(os.fspath(each) for each in several)
     if not paths:
         raise ValueError("no archive is named")
+    if not isinstance(options, CompileOptions):
+        raise TypeError(f"CompileOptions are expected here, not {type(options).__name__}")
     directory = None if cache_directory is None else Path(cache_directory)
     supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
     return await supervisor.run(CompileServer.start(paths, options) if server is None else server)

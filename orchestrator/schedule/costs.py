@@ -30,6 +30,7 @@ DEFAULT_COST_NS = 2_000_000
 Nanoseconds = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
+_MOST_NS = np.int64(3_600_000_000_000)
 _LIBRARY = np.uint64(1) << np.uint64(40)
 _KIND = np.uint64(1) << np.uint64(41)
 
@@ -161,15 +162,20 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
 
     Args:
         image: The pipelines.
-        recorded_ns: Recorded cost of each, shape (n,), 0 where there is none; None: there are none.
+        recorded_ns: Recorded cost of each, shape (n,), 0 where there is none; None: there are none. One of
+            more than an hour counts as an hour, so that the sum of all has room.
 
     Raises:
-        ValueError: The number of costs is not that of the pipelines.
+        ValueError: The number of costs is not that of the pipelines, or one is negative or no whole number.
     """
-    if recorded_ns is not None and len(recorded_ns) != len(image):
-        raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
+    if recorded_ns is not None:
+        if len(recorded_ns) != len(image):
+            raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
+        if recorded_ns.dtype.kind not in "iu" or (len(recorded_ns) and recorded_ns.min() < 0):
+            raise ValueError("costs_ns are whole numbers of nanoseconds that are not negative")
+        recorded_ns = np.minimum(recorded_ns, _MOST_NS).astype(np.int64)
     if recorded_ns is not None and (recorded_ns > 0).all():
-        return recorded_ns.copy()  # the usual case from the second run of a set on
+        return recorded_ns  # the usual case from the second run of a set on
     # SPIR-V bytes of all stages of each pipeline, and their number.
     sizes = np.fromiter((module.code_size for module in image.modules), np.int64, len(image.modules))
     start = image.module_slot_start

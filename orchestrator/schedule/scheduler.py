@@ -261,7 +261,7 @@ def _second_keys(jobs: JobGraph, followers: Followers) -> UInt64s | None:
 
 @frozen
 class ScheduleOptions:
-    """Settings of a `Scheduler`; an impossible value is refused with ValueError.
+    """Settings of a `Scheduler`; an impossible value is refused with ValueError, or TypeError.
 
     Attributes:
         order: In which order jobs are assigned.
@@ -289,10 +289,12 @@ class ScheduleOptions:
     followers: Followers = Followers.CREATE
     pin_followers: bool = True
     affinity: bool = True
-    target_ns: int = field(default=2_000_000, validator=validators.ge(1))
-    batch_limit: int = field(default=256, validator=validators.ge(1))
+    target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
+    batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])
     expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
-    capacity: int | None = field(default=None, validator=validators.optional(validators.ge(1)))
+    capacity: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)])
+    )
     streaming: bool = False
     few_for_hits: bool = False
     costs_recorded: bool = False

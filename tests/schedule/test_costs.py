@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.devices.image import PipelineKind
-from orchestrator.schedule.costs import DEFAULT_MODEL, CostLine, CostModel, fit
+from orchestrator.devices.simulated import simulated_image
+from orchestrator.schedule.costs import DEFAULT_MODEL, CostLine, CostModel, estimated_costs, fit
 
 KINDS = tuple(PipelineKind)
 
@@ -111,3 +112,12 @@ def test_few_records_scale_the_line() -> None:
 def test_records_of_nothing_change_nothing() -> None:
     none = np.zeros(4, np.int64)
     assert fit(none.astype(np.uint8), none, none, none) == DEFAULT_MODEL
+
+
+def test_recorded_costs_are_those_of_a_clock() -> None:
+    image = simulated_image(range(2))
+    for wrong in ([-1, 1], [1.0, 2.0], [1, 2, 3]):
+        with pytest.raises(ValueError, match="costs_ns"):
+            estimated_costs(image, np.array(wrong))
+    an_hour = 3_600 * 10**9
+    assert estimated_costs(image, np.array([7, 2**62])).tolist() == [7, an_hour]  # and a sum has room

@@ -718,6 +718,14 @@ def test_what_is_refused_changes_nothing() -> None:
     assert drain(scheduler) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("name", ["target_ns", "batch_limit", "capacity"])
+def test_what_counts_is_a_whole_number(name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        ScheduleOptions(**{name: 2.5})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=name):
+        ScheduleOptions(**{name: 0})  # type: ignore[arg-type]
+
+
 # --- size
 
 
