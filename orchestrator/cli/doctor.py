@@ -65,6 +65,7 @@ _FEATURES = (
     ),
 )
 _FREE_BYTES = 256 << 20
+_TIME_LIMIT = "30m"
 _STYLES: dict[str, Style] = {"good": "good", "hint": "warn", "bad": "bad"}
 
 
@@ -92,7 +93,7 @@ def doctor_verb(
     cache_dir: CacheDirectory = None,
     keys: Flag = False,
     only: Annotated[list[str] | None, Parameter(negative="", show_default=lambda _: "everything")] = None,
-    time_limit: str = "30m",
+    time_limit: Annotated[str | None, Parameter(show_default=lambda _: _TIME_LIMIT)] = None,
     json: JsonFlag = False,
 ) -> int:
     """Check drivers, versions, extensions and the cache directory, and say what to do about problems.
@@ -120,10 +121,11 @@ def doctor_verb(
     if keys:
         from orchestrator.cli.doctor_keys import show_keys
 
-        limit = time_limit_seconds(time_limit)
+        limit = time_limit_seconds(time_limit or _TIME_LIMIT)
         return show_keys(output, device or "", usable_directory(cache_dir), tuple(only or ()), limit)
-    if only:
-        raise UsageError("--only needs --keys", "add --keys")
+    for option, value in (("--only", only), ("--time-limit", time_limit)):
+        if value:
+            raise UsageError(f"{option} needs --keys", "add --keys")
     directory = cache_files_directory(cache_dir)
     devices: list[DeviceIdentity] = []
     findings = [*_program(), *_devices(device, directory, devices), *_directory(directory)]
@@ -243,11 +245,16 @@ def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFind
 
 def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFinding:
     """Whether the device would accept its cache file; the driver does not get it."""
-    from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
+    from attrs import evolve
+
+    from orchestrator.stores.cache_file import LoadStatus, cache_path, is_accused, read_cache_file
     from orchestrator.stores.files.recovery import previous_path
 
     path = cache_path(directory, identity)
     found = read_cache_file(path, identity)
+    if found.status is LoadStatus.LOADED and is_accused(path, found.data_hash):
+        status, detail = LoadStatus.CRASHED_LAST_TIME, "processes died while the driver was given this data"
+        found = evolve(found, status=status, detail=detail)
     if found.status is LoadStatus.LOADED:
         return _good(
             subject,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.pruning import PruneItem
 
 _AGE = re.compile(r"(\d+(?:\.\d+)?)\s*([smhdw]?)", re.IGNORECASE | re.ASCII)
+_MOST_NS = 1 << 62  # as good as for ever
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "": 86400, "d": 86400, "w": 604800}
 
 
@@ -45,8 +46,8 @@ def prune_verb(
         orchestrator prune --cache-dir build/cache --json
 
     Args:
-        max_size: Remove the oldest files until the rest fits, such as `500M` or `2G`. A number alone is
-            bytes.
+        max_size: Remove the oldest cache files, plans and binaries until the rest of these fits, such as
+            `500M` or `2G`. A number alone is bytes. What else lies beside them is not counted.
         older_than: Remove files that are older than this, such as `30d`, `12h` or `4w`. A number alone is
             days.
         dry_run: Only show what would be removed.
@@ -66,7 +67,8 @@ def prune_verb(
     swept = SweepReport() if dry_run else sweep_directory(directory)
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed
-    removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in plan.kept)
+    kept = (*plan.kept, *((each.path, each.size) for each, _ in report.failed))
+    removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in kept)
 
     def document() -> PruneDocument:
         from orchestrator.cli.documents import KeptFile, PrunedFile, PruneDocument
@@ -81,7 +83,7 @@ def prune_verb(
             removed_bytes=removed_bytes,
             failed=tuple(pruned(each, cause=cause) for each, cause in report.failed),
             leftovers=swept.removed,
-            kept=tuple(KeptFile(path=path, bytes=size) for path, size in plan.kept),
+            kept=tuple(KeptFile(path=path, bytes=size) for path, size in kept),
             kept_bytes=kept_bytes,
             drivers_asked=len(here),
             note=problem or None,
@@ -100,7 +102,7 @@ def prune_verb(
     verb = "would be removed" if dry_run else "removed"
     output.line(
         f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, "
-        f"{byte_text(removed_bytes)}; {plural(len(plan.kept), 'file')} kept, "
+        f"{byte_text(removed_bytes)}; {plural(len(kept), 'file')} kept, "
         f"{byte_text(kept_bytes)}"
     )
     if problem:
@@ -129,4 +131,4 @@ def age_ns(text: str | None) -> int | None:
     match = _AGE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"--older-than {text!r}: a time is expected", "such as 30d, 12h or 4w")
-    return int(float(match[1]) * _SECONDS[match[2].lower()] * 1e9)
+    return int(min(float(match[1]) * _SECONDS[match[2].lower()] * 1e9, _MOST_NS))

@@ -47,7 +47,7 @@ def size_bytes(text: str, option: str, least: int = 0) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None:
         raise UsageError(f"{option} {text!r}: a size is expected", "such as 500M or 2G")
-    size = min(int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")), _MOST_BYTES)
+    size = int(min(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " "), _MOST_BYTES))
     if size < least:
         raise UsageError(f"{option} {text!r}: at least {least >> 20}M are needed")
     return size

@@ -1,10 +1,10 @@
 """Finds and removes unwanted files in a directory of cache files.
 
-A previous generation stays where the current one is damaged, because it is then the only good one. A file of
-a driver that the caller did not name stays. Planning changes nothing. `prune` removes each planned file under
-the writer lock of its cache file, and only if it was not replaced since. Files with other names than ours
-stay; files in the quarantine go, because they are kept only to be examined. In a store of binaries,
-generations are removed as files are, and to make room, the least valuable binaries.
+A previous generation stays where the current one is damaged or may crash the driver, because it is then the
+only good one. A file of a driver that the caller did not name stays. Planning changes nothing. `prune`
+removes each planned file under the writer lock of its cache file, and only if it was not replaced since.
+Files with other names than ours stay; files in the quarantine go, because they are kept only to be examined.
+In a store of binaries, generations are removed as files are, and to make room, the least valuable binaries.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
+    is_sentinel_of,
     previous_path,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -48,7 +49,7 @@ class PruneReason(enum.StrEnum):
     """Why a file is not wanted.
 
     QUARANTINE: a driver failed on it.
-    PREVIOUS: a previous generation whose current generation is whole.
+    PREVIOUS: a previous generation whose current generation is whole and not suspected.
     ORPHAN: a damaged previous generation without a current one.
     OTHER_DRIVER: made by another version or build of a driver that is here.
     OLD: not saved for longer than the given age.
@@ -149,7 +150,8 @@ def plan_prune(
         older = previous.pop(previous_path(each.path), None)
         if reason is None:
             kept.append(each)
-            if older is not None and inspection.status is LoadStatus.LOADED:
+            is_good = inspection.status is LoadStatus.LOADED and not _is_suspected(each.path, operations)
+            if older is not None and is_good:
                 items.append(_item(older, PruneReason.PREVIOUS))
             elif older is not None:
                 kept.append(older)
@@ -270,9 +272,18 @@ def _remove(item: PruneItem, operations: FileOperations) -> str | None:
     try:
         path = cache_file_of(item.path.with_name(name))
         with writer_lock(path, operations, wait_s=0) as held:
+            if item.reason is PruneReason.PREVIOUS and _is_suspected(path, operations):
+                return "a process loads the current generation, or died of it"
             return _unlink(item, operations) if held else "a process is saving it"
     except SaveError as error:
         return error.reason
+    except OSError as error:
+        return likely_cause(error)
+
+
+def _is_suspected(path: Path, operations: FileOperations) -> bool:
+    """Whether a process loads a file now, or died while it did."""
+    return any(is_sentinel_of(path, name) for name in operations.list_directory(path.parent))
 
 
 def _unlink(item: PruneItem, operations: FileOperations) -> str | None:

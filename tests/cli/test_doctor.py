@@ -22,6 +22,7 @@ from orchestrator.sets.spirv import validation as spirv_validation
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call, Done
+from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OURS, data_of, file_of
 
 
@@ -53,6 +54,10 @@ def test_a_saved_cache_and_what_is_wrong_with_it(call: Call, tmp_path: Path) -> 
         return findings(done)["device simulated, saved cache"]
 
     assert "would be accepted" in saved(ExitCode.OK)["detail"]
+    suspicions = [sentinel_of(path, path.read_bytes(), number) for number in range(2)]
+    assert "CRASHED_LAST_TIME" in saved(ExitCode.BAD_INPUT)["detail"]
+    for each in suspicions:
+        each.unlink()
     path.write_bytes(file_of(OURS)[:-1])
     assert "TRUNCATED" in saved(ExitCode.BAD_INPUT)["detail"]
     previous_path(path).write_bytes(file_of(OURS))
@@ -61,6 +66,13 @@ def test_a_saved_cache_and_what_is_wrong_with_it(call: Call, tmp_path: Path) -> 
     previous_path(path).unlink()
     save_cache_file(path, evolve(IDENTITY, driver_version=99), data_of(OURS))
     assert "driverVersion" in saved(ExitCode.OK)["detail"]
+
+
+@pytest.mark.parametrize("option", ["--only", "--time-limit"])
+def test_what_is_for_the_keys_alone_needs_them(call: Call, option: str) -> None:
+    done = call("doctor", option, "1")
+    assert done.code == ExitCode.BAD_INPUT
+    assert f"{option} needs --keys" in done.err
 
 
 def test_permissions_and_quarantine(call: Call, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pruning import plan_prune, prune
 from tests.cli.conftest import Call
+from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
 
 DAY_NS = 86_400 * 10**9
@@ -83,6 +84,35 @@ def test_a_previous_generation_stays_where_the_current_one_is_damaged(call: Call
     assert removed(call, folder) == {}
     previous_path(path).write_bytes(b"\x89OPCF\r\n\x1a")
     assert removed(call, folder) == {previous_path(path).name: "damaged previous generation"}
+
+
+def test_a_previous_generation_stays_beside_what_may_crash_the_driver(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    shutil.copy(path, previous_path(path))
+    plan = plan_prune(folder)
+    suspicions = [sentinel_of(path, path.read_bytes(), number) for number in range(2)]
+    assert removed(call, folder, "--dry-run") == {}
+    # It was not suspected yet when the plan was made.
+    assert [why for _, why in prune(plan).failed] == ["a process loads the current generation, or died of it"]
+    for each in suspicions:
+        each.unlink()
+    assert removed(call, folder) == {previous_path(path).name: "previous generation"}
+
+
+def test_what_stays_is_counted(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+        assert held
+        done = call("prune", "--cache-dir", folder, "--max-size", "0", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["removed"] == []
+    assert [each["path"] for each in done.document["kept"]] == [str(path)]
+    assert done.document["kept_bytes"] == path.stat().st_size
+
+
+@pytest.mark.parametrize("option", ["--max-size", "--older-than"])
+def test_a_bound_may_be_any_number(call: Call, folder: Path, option: str) -> None:
+    assert removed(call, folder, option, "9" * 400) == {}
 
 
 def test_bounds(call: Call, folder: Path) -> None:
