@@ -49,30 +49,31 @@ def quarantine_verb(
     cleared = _clear(directory, wanted) if what == "clear" else None
     found = quarantines(directory)
     output = Output(json=json)
+    unusable = any(held is None for _, held, _ in found)
     output.document(lambda: _document(directory, cleared, found))
+    for path, held, problem in found:
+        if cleared is None or held is None:
+            _show(output, path, held, problem)
     if cleared is not None:
         output.line(f"{plural(cleared, 'pipeline')} will be tried again")
-        return ExitCode.OK
-    for path, held, problem in found:
-        _show(output, path, held, problem)
-    if not any(held is not None and held.culprits for _, held, _ in found):
+    elif not (unusable or any(held is not None and held.culprits for _, held, _ in found)):
         output.line(f"{path_text(directory)}: no pipeline is in quarantine")
-    return ExitCode.OK
+    return ExitCode.BAD_INPUT if unusable else ExitCode.OK
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
     """Remove keys, or all, from the quarantines of a directory; the number of removed pipelines."""
     from orchestrator.stores.culprits import clear_quarantine, quarantines
 
-    usable = [path for path, held, _ in quarantines(directory) if held is not None and held.culprits]
-    total = sum(clear_quarantine(path, keys or None) for path in usable)
-    if keys and not total:
+    usable = {path: held for path, held, _ in quarantines(directory) if held is not None and held.culprits}
+    there = {each.key for held in usable.values() for each in held.culprits}
+    if missing := [each for each in keys if each not in there]:
         raise UsageError(
-            f"{path_text(directory)}: {', '.join(keys)} {'is' if len(keys) == 1 else 'are'} not in "
-            "quarantine",
+            f"{path_text(directory)}: {', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not in "
+            "quarantine, so nothing was cleared",
             "`orchestrator quarantine list` shows what is",
         )
-    return total
+    return sum(clear_quarantine(path, keys or None) for path in usable)
 
 
 def _document(

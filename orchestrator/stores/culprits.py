@@ -10,7 +10,7 @@ import enum
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
@@ -19,7 +19,7 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.kinds import CULPRITS, cache_file_of
-from orchestrator.stores.profile_file import Profile, ProfileFile, ProfileIdentity
+from orchestrator.stores.profile_file import Moment, Profile, ProfileFile, ProfileIdentity
 from orchestrator.version import VERSION
 
 MOST_CULPRITS: Final = 8_000
@@ -54,12 +54,12 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         confirmed: Whether it failed again alone in a fresh process. Others are not kept.
     """
 
-    key: str
+    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
     kind: str
     cause: Cause
     signal: str = ""
     reason: str
-    seen_at: float
+    seen_at: Moment
     confirmed: bool = True
 
 

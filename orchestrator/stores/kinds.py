@@ -26,6 +26,7 @@ from orchestrator.stores.files.atomic_file import (
     MissingFileError,
     ReadError,
     SaveError,
+    TooLargeError,
     distrust_directory,
     ensure_directory,
     likely_cause,
@@ -73,6 +74,8 @@ class Kind:
         lock_wait_s: How long a writer waits for another one.
         names_driver: Whether a file is a JSON object whose `identity` names its driver.
         labelled: Whether a cache file may have several such files, with different labels of 16 hex digits.
+        gathers: Whether a writer adds to what the file holds. One that cannot be read now is not replaced
+            then: what it holds would be lost. A damaged one is.
     """
 
     suffix: str
@@ -80,6 +83,7 @@ class Kind:
     lock_wait_s: float = LOCK_WAIT_S
     names_driver: bool = False
     labelled: bool = False
+    gathers: bool = False
 
     def path(self, cache_file: Path, label: str = "") -> Path:
         """The file beside a cache file, which need not exist."""
@@ -122,9 +126,9 @@ class Kind:
         removed stay; `sweep_directory` reports them.
 
         Raises:
-            SaveError: It could not be written, others may write its directory, or another process did not
-                finish writing beside the same cache file in time. The old file is unchanged, unless
-                `SaveError.replaced`.
+            SaveError: It could not be written, others may write its directory, another process did not finish
+                writing beside the same cache file in time, or it `gathers` and cannot be read. The old file
+                is unchanged, unless `SaveError.replaced`.
         """
         path = self.path(cache_file, label)
         if (reason := check_directory(path, operations)) is not None:
@@ -133,24 +137,36 @@ class Kind:
             if not held:
                 raise SaveError(path, "locking", "another process did not finish writing beside it in time")
             sweep_file(path, operations)
+            if self.gathers:
+                self._check_readable(path, operations)
             write_atomically(path, make(), operations)
         return path
+
+    def _check_readable(self, path: Path, operations: FileOperations) -> None:
+        try:
+            read_capped(path, self.cap, operations, trusted=True)
+        except (MissingFileError, TooLargeError):
+            pass  # there is nothing that could be kept
+        except ReadError as error:
+            raise SaveError(path, "reading what it holds", error.reason) from error
 
 
 CALIBRATION: Final = Kind(".calibration.json", cap=4 << 20, names_driver=True)
 KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, names_driver=True)
 # Waits longer, because the writer before it may write hundreds of megabytes. 4,000,000 entries of 16 bytes.
-DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0)
-FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20)
+DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0, gathers=True)
+FEATURE_GROUPS: Final = Kind(".groups", cap=4 << 20, gathers=True)
 # 4,000,000 entries of 8 bytes.
-CONTENTS: Final = Kind(".contents", cap=48 + 8 * 4_000_000, lock_wait_s=5.0)
+CONTENTS: Final = Kind(".contents", cap=48 + 8 * 4_000_000, lock_wait_s=5.0, gathers=True)
 # 300 bytes a pipeline, of which a set may have millions.
 PLAN: Final = Kind(".plan", cap=1 << 30, lock_wait_s=5.0, labelled=True)
-CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True)
+CULPRITS: Final = Kind(".quarantine.json", cap=8 << 20, lock_wait_s=5.0, names_driver=True, gathers=True)
 
-DISTRUSTED_KEYS: Final = Kind(".distrusted-keys.json", cap=64 << 10, names_driver=True)
+DISTRUSTED_KEYS: Final = Kind(".distrusted-keys.json", cap=64 << 10, names_driver=True, gathers=True)
 # 45 bytes a shader: 1,000,000 of them.
-MODULE_IDENTIFIERS: Final = Kind(".identifiers", cap=48 + 45 * 1_000_000, lock_wait_s=5.0, labelled=True)
+MODULE_IDENTIFIERS: Final = Kind(
+    ".identifiers", cap=48 + 45 * 1_000_000, lock_wait_s=5.0, labelled=True, gathers=True
+)
 
 BESIDE: Final = (
     CALIBRATION,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Generic, Self, TypeVar
+from typing import Annotated, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -24,6 +24,9 @@ from orchestrator.stores.kinds import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE,
 from orchestrator.version import VERSION
 
 PROFILE_FORMAT = 1
+
+Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
+"""Seconds since 1970, before the year 10000: what can be shown as a date."""
 
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,7 +85,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     identity: ProfileIdentity
     device_name: str
     driver: str
-    made_at: float
+    made_at: Moment
     orchestrator: str
     notes: tuple[str, ...] = ()
     format: int = PROFILE_FORMAT

@@ -55,6 +55,30 @@ def test_what_is_cleared_is_tried_again(call: Call, small_set: Path, folder: Pat
     assert "no pipeline is in quarantine" in call("quarantine", "list", "--cache-dir", folder).out
 
 
+def test_nothing_is_cleared_where_a_key_is_not_there(call: Call, folder: Path) -> None:
+    done = call("quarantine", "clear", KEYS[0], "00000000000000aa", "--cache-dir", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "00000000000000aa is not in quarantine, so nothing was cleared" in done.err
+    (held,) = call("quarantine", "--cache-dir", folder, "--json").document["quarantines"]
+    assert len(held["culprits"]) == 2
+
+
+@pytest.mark.parametrize(
+    "change", [("it crashed", "it"), (KEYS[0], "no key"), ('"seen_at": 1.0', '"seen_at": 1e30')]
+)
+def test_one_that_cannot_be_used_is_not_empty(call: Call, folder: Path, change: tuple[str, str]) -> None:
+    (path,) = folder.glob("*.quarantine.json")
+    text = path.read_text()
+    assert change[0] in text
+    is_good = change[1] == "it"
+    path.write_text(text.replace(*change))
+    for what in ("list", "clear"):
+        done = call("quarantine", what, "--cache-dir", folder)
+        assert done.code == (ExitCode.OK if is_good else ExitCode.BAD_INPUT)
+        assert ("not used: it is damaged" in done.out) == (not is_good)
+        assert "no pipeline is in quarantine" not in done.out
+
+
 def test_what_it_is_not_told_right(call: Call, folder: Path) -> None:
     for wrong in (("burn",), ("list", KEYS[0]), ("clear", "xyz")):
         assert call("quarantine", *wrong, "--cache-dir", folder).code == ExitCode.BAD_INPUT

@@ -309,6 +309,18 @@ def test_what_others_may_write_is_not_read(kind: Kind, what: str, cache_file: Pa
     assert "mend: chmod go-w" in problem
 
 
+def test_what_cannot_be_read_now_is_kept_where_a_writer_adds_to_it(kind: Kind, cache_file: Path) -> None:
+    write(kind, cache_file, 1)
+    path_of(kind, cache_file).chmod(0o620)
+    if kind.gathers:
+        with pytest.raises(SaveError, match=r"reading what it holds failed: .* may be written by its group"):
+            write(kind, cache_file, 2)
+        path_of(kind, cache_file).chmod(0o600)
+        assert read(kind, cache_file) == (1, "")
+    write(kind, cache_file, 2)
+    assert read(kind, cache_file) == (2, "")
+
+
 def test_nothing_is_written_where_others_may_write(kind: Kind, cache_file: Path) -> None:
     cache_file.parent.mkdir()
     cache_file.parent.chmod(0o777)
