@@ -699,6 +699,7 @@ class MergeDocument(Document, frozen=True, kw_only=True):
         data_bytes: Size of the merged cache.
         saved_bytes: Bytes that were written.
         not_saved: Why nothing was written, or null.
+        note: What a user should know of what was written, or null.
     """
 
     device: IdentityRecord
@@ -709,6 +710,7 @@ class MergeDocument(Document, frozen=True, kw_only=True):
     data_bytes: int
     saved_bytes: int
     not_saved: str | None
+    note: str | None
 
 
 class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):

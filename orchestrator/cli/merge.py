@@ -6,6 +6,7 @@ merge. Figures are bytes as the driver counts them; no driver reports numbers of
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,6 +70,7 @@ def merge_verb(
 def _merge_files(files: list[Path], output: Path, selector: str, out: Output) -> int:
     from orchestrator.run.cache_joining import join_files
     from orchestrator.stores.cache_file import save_cache_file
+    from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
     def on_file(path: Path) -> None:
@@ -83,9 +85,16 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
         identity = opened.identity
         taken = [each for each in merged if each.status == "LOADED"]
         saved = save_cache_file(output.absolute(), identity, data) if taken else None
+    note = None
     if saved is not None and saved.saved_bytes:
-        groups = [group for each in taken for group in read_feature_groups(each.path)[0]]
-        add_feature_groups(output.absolute(), groups, anew=True)
+        inputs = [
+            Path(os.path.realpath(each.path)) for each in taken
+        ]  # the record lies beside the file itself
+        groups = [group for each in inputs for group in read_feature_groups(each)[0]]
+        try:
+            add_feature_groups(output.absolute(), groups, anew=True)
+        except SaveError as error:
+            note = f"what the cache file was made for was not noted: {error}"
     skipped = "no file was merged" if saved is None else saved.skipped
     saved_bytes = 0 if saved is None else saved.saved_bytes
 
@@ -102,10 +111,13 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
             data_bytes=len(data),
             saved_bytes=saved_bytes,
             not_saved=skipped,
+            note=note,
         )
 
     out.document(document)
     _show(out, merged, output, saved_bytes, skipped)
+    if note is not None:
+        out.message(styled(note, "warn"))
     return ExitCode.OK if len(taken) == len(merged) and skipped is None else ExitCode.BAD_INPUT
 
 

@@ -136,6 +136,8 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
         if problem:
             raise PackError(pack.directory / target.cache.name, problem)
         saved = save_merged(device, path, cache)
+    if saved.locked_out or saved.lost:
+        raise PackError(path, f"it was not written: {saved.skipped}", "try again")
     if saved.saved_bytes:
         before = b"" if saved.found is None else saved.found.data_hash
         # With a note one of the two may have been dropped.

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
+from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pack import MANIFEST
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import OLD, OURS, UNION, loaded_keys, path_in
@@ -33,6 +35,17 @@ def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_p
     assert "nothing is new" in shown.out
     both = call("install", pack, "--unsigned", "--key", tmp_path / "team.key")
     assert both.code == ExitCode.BAD_INPUT
+
+
+def test_what_another_process_is_saving_is_not_said_to_be_installed(call: Call, tmp_path: Path) -> None:
+    pack, path = make_pack(tmp_path / "pack").directory, path_in(tmp_path / "cache")
+    path.parent.mkdir(mode=0o700)
+    with writer_lock(path, REAL_FILE_OPERATIONS) as held:
+        assert held
+        done = call("install", pack, "--unsigned", "-d", "simulated", "--cache-dir", path.parent)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "another process is saving this file" in done.err
+    assert not path.exists()
 
 
 def test_with_the_key_its_maker_is_proven(call: Call, tmp_path: Path) -> None:

@@ -8,8 +8,11 @@ import pytest
 
 from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.kinds import FEATURE_GROUPS
+from orchestrator.stores.run_notes import MadeFor, add_feature_groups, read_feature_groups
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 
@@ -36,6 +39,29 @@ def test_each_file_adds_what_was_not_there(call: Call, two: tuple[Path, Path], t
     shown = call("merge", *two, "-o", out, "-d", "simulated")
     assert shown.code == ExitCode.OK
     assert shown.out.count("merged") >= 2
+
+
+def test_what_it_was_made_for_is_found_behind_a_link(
+    call: Call, two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    made_for = MadeFor(DeviceRequest(), 3)
+    add_feature_groups(two[0], [made_for])
+    link, out = tmp_path / "link.pipeline-cache", path_in(tmp_path / "out")
+    link.symlink_to(two[0])
+    assert call("merge", link, "-o", out, "-d", "simulated").code == ExitCode.OK
+    assert read_feature_groups(out) == ((made_for,), "")
+
+
+def test_a_record_that_cannot_be_written_is_a_note(
+    call: Call, two: tuple[Path, Path], tmp_path: Path
+) -> None:
+    out = path_in(tmp_path / "out")
+    FEATURE_GROUPS.path(out).mkdir(parents=True)
+    out.parent.chmod(0o700)
+    done = call("merge", *two, "-o", out, "-d", "simulated", "--json")
+    assert done.code == ExitCode.OK
+    assert "what the cache file was made for was not noted" in done.document["note"]
+    assert loaded_keys(out)[0] == UNION
 
 
 def test_a_file_that_would_not_load_is_left_out(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
