@@ -43,6 +43,14 @@ def names(expression: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(_names(_parse(expression))))
 
 
+def lacking(expression: str, provides: Callable[[str], bool]) -> tuple[str, ...]:
+    """The names without which an expression does not hold, each once; none where it holds.
+
+    All alternatives of what does not hold are named, and none of what does.
+    """
+    return tuple(dict.fromkeys(_lacking(_parse(expression), provides))) if expression else ()
+
+
 def normal_form(expression: str) -> str:
     """The same expression with parentheses exactly where the operators mix; "" stays ""."""
     return _text(_parse(expression)) if expression else ""
@@ -85,6 +93,14 @@ def _names(node: _Operation | str) -> list[str]:
     if isinstance(node, str):
         return [node]
     return [name for each in node.operands for name in _names(each)]
+
+
+def _lacking(node: _Operation | str, provides: Callable[[str], bool]) -> list[str]:
+    if _holds(node, provides):
+        return []
+    if isinstance(node, str):
+        return [node]
+    return [name for each in node.operands for name in _lacking(each, provides)]
 
 
 def _text(node: _Operation | str, *, outermost: bool = True) -> str:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.registry.expressions import all_of, any_of, evaluate, names, normal_form
+from orchestrator.registry.expressions import all_of, any_of, evaluate, lacking, names, normal_form
 
 NAMES = ("VK_VERSION_1_2", "VK_KHR_a", "VK_EXT_b", "VkPhysicalDeviceVulkan12Features::descriptorIndexing")
 
@@ -79,3 +79,19 @@ def test_normal_form_keeps_the_meaning(expression: str, there: set[str]) -> None
     assert evaluate(normal, there.__contains__) == evaluate(expression, there.__contains__)
     assert normal_form(normal) == normal
     assert set(names(normal)) == set(names(expression))
+
+
+@given(expressions, st.sets(st.sampled_from(NAMES)))
+def test_what_is_lacking_would_fulfil_it(expression: str, there: set[str]) -> None:
+    missing = lacking(expression, there.__contains__)
+    assert bool(missing) != evaluate(expression, there.__contains__)
+    assert there.isdisjoint(missing)
+    assert evaluate(expression, (there | set(missing)).__contains__)
+
+
+def test_nothing_is_lacking_of_what_holds() -> None:
+    # VK_KHR_acceleration_structure from 1.2 on: the version stands for descriptor indexing.
+    expression = "(VERSION,INDEXING)+DEFERRED"
+    assert lacking(expression, {"VERSION"}.__contains__) == ("DEFERRED",)
+    assert lacking(expression, set[str]().__contains__) == ("VERSION", "INDEXING", "DEFERRED")
+    assert lacking("", set[str]().__contains__) == ()

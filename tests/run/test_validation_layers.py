@@ -603,6 +603,15 @@ for minor, others, own in itertools.product(range(5), OtherFeatures, (True, Fals
     application = ApplicationInfo(api_version=1 << 22 | minor << 12)
     request = DeviceRequest(application, others=others, orchestrator_features=own)
     open_device("radv:navi21", request=request).close()
+# Ray tracing depends on descriptor indexing, which a version stands for.
+traced = {("VkPhysicalDeviceRayTracingPipelineFeaturesKHR", "rayTracingPipeline")}
+for minor, more in itertools.product((1, 2, 3), (
+    ("VkPhysicalDeviceScalarBlockLayoutFeatures", "scalarBlockLayout"),
+    ("VkPhysicalDeviceShaderDrawParametersFeatures", "shaderDrawParameters"),
+)):
+    application = ApplicationInfo(api_version=1 << 22 | minor << 12)
+    request = DeviceRequest(application, frozenset({*traced, more}), others=OtherFeatures.NONE)
+    open_device("radv:navi21", request=request).close()
 """
     run = run_layered(runs.layer, SELECTOR, tmp_path, ["-c", source])
     assert run.returncode == 0, run.stderr

@@ -36,7 +36,7 @@ from orchestrator.devices.request import (
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.instance import PhysicalDevice, VulkanInstance
 from orchestrator.registry import registry
-from orchestrator.registry.expressions import evaluate, names
+from orchestrator.registry.expressions import evaluate, lacking
 from orchestrator.registry.tables import (
     FEATURES_ROOT,
     PROPERTIES_ROOT,
@@ -185,6 +185,23 @@ _BUILT_ON: Final[tuple[tuple[Feature, Feature], ...]] = (
 _EXCLUDES_EXTENSION: Final[tuple[tuple[Feature, str], ...]] = (
     (("VkPhysicalDeviceDescriptorBufferFeaturesEXT", "descriptorBuffer"), "VK_AMD_shader_fragment_mask"),
 )
+
+# Features that an extension turns on in the structure of its version, if that is in the chain:
+# VUID-VkDeviceCreateInfo-ppEnabledExtensionNames-02831 to -02835, -04476 and -10858.
+_FEATURES_OF_EXTENSION: Final[dict[str, tuple[Feature, ...]]] = {
+    "VK_KHR_draw_indirect_count": (("VkPhysicalDeviceVulkan12Features", "drawIndirectCount"),),
+    "VK_KHR_sampler_mirror_clamp_to_edge": (
+        ("VkPhysicalDeviceVulkan12Features", "samplerMirrorClampToEdge"),
+    ),
+    "VK_EXT_descriptor_indexing": (("VkPhysicalDeviceVulkan12Features", "descriptorIndexing"),),
+    "VK_EXT_sampler_filter_minmax": (("VkPhysicalDeviceVulkan12Features", "samplerFilterMinmax"),),
+    "VK_EXT_shader_viewport_index_layer": (
+        ("VkPhysicalDeviceVulkan12Features", "shaderOutputViewportIndex"),
+        ("VkPhysicalDeviceVulkan12Features", "shaderOutputLayer"),
+    ),
+    "VK_KHR_shader_draw_parameters": (("VkPhysicalDeviceVulkan11Features", "shaderDrawParameters"),),
+    "VK_KHR_push_descriptor": (("VkPhysicalDeviceVulkan14Features", "pushDescriptor"),),
+}
 
 # Features that robustBufferAccess excludes where robustBufferAccessUpdateAfterBind is false:
 # VUID-VkDeviceCreateInfo-robustBufferAccess-10247.
@@ -452,8 +469,7 @@ class ChosenCapabilities(Capabilities):
             added = {
                 name
                 for each in chosen
-                if not self._holds(known[each].depends, present)
-                for name in names(known[each].depends)
+                for name in self._lacking(known[each].depends, present)
                 if name in available
             }
             if added <= chosen:
@@ -464,8 +480,8 @@ class ChosenCapabilities(Capabilities):
         """The extensions whose dependencies the others fulfil."""
         return _with_dependencies(frozenset(chosen), self.api_version, self._instance.extensions)
 
-    def _holds(self, expression: str, present: frozenset[str]) -> bool:
-        return _holds(expression, self.api_version, present)
+    def _lacking(self, expression: str, present: frozenset[str]) -> tuple[str, ...]:
+        return lacking(expression, lambda name: provides(name, self.api_version, present))
 
     def _provides(self, name: str) -> bool:
         """Whether the version alone provides a name of the registry."""
@@ -480,10 +496,10 @@ class ChosenCapabilities(Capabilities):
             or any((_core_name(struct.name), member.name) in enabled for member in _members(struct))
         ]
         chain = StructChain(structs)
-        required = {  # VUID-VkDeviceCreateInfo-ppEnabledExtensionNames-02831 to -02835, -04476, -10858
+        required = {
             name
             for each in self.extensions
-            for feature in registry().extensions[each].features
+            for feature in (*registry().extensions[each].features, *_FEATURES_OF_EXTENSION.get(each, ()))
             for name in same_members(*feature)
         }
         written = set()
@@ -538,10 +554,10 @@ def _with_dependencies(
     known = registry().extensions
     while True:
         present = chosen | of_instance
-        lacking = {each for each in chosen if not _holds(known[each].depends, api_version, present)}
-        if not lacking:
+        unfulfilled = {each for each in chosen if not _holds(known[each].depends, api_version, present)}
+        if not unfulfilled:
             return chosen
-        chosen = chosen - lacking
+        chosen = chosen - unfulfilled
 
 
 def _holds(expression: str, api_version: int, present: frozenset[str]) -> bool:
