@@ -605,8 +605,7 @@ class DeviceAnswers:
     def _text(self, expression: str) -> str:
         """A false expression in words; if it is a conjunction, only its false terms."""
         if "," not in expression:
-            lacking = [name for name in expressions.names(expression) if not self._provides(name)]
-            return " and ".join(name_text(name) for name in lacking)
+            return " and ".join(map(name_text, expressions.lacking(expression, self._provides)))
         text = _NAME.sub(lambda match: name_text(match[0]), expression)
         return text.replace("+", " and ").replace(",", " or ")
 
