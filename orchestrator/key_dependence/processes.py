@@ -110,7 +110,10 @@ def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
     with temporary_folder("keys") as folder:
         # Without pyvenv.cfg beside the link, the interpreter needs PYTHONHOME to find its modules.
         link = folder / name
-        link.symlink_to(Path(sys.executable).resolve())
+        try:
+            link.symlink_to(Path(sys.executable).resolve())
+        except OSError as error:
+            raise KeyDependenceError(f"no executable can have this name: {error.strerror}") from error
         home = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
         yield str(link), {**os.environ, "PYTHONHOME": home}
 

@@ -250,7 +250,7 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
     return KnownNames(
         tuple(found["application_name_match"]),
         tuple(found["engine_name_match"]),
-        tuple(name for name in found["executable"] if "/" not in name),
+        tuple(name for name in found["executable"] if "/" not in name and name not in (".", "..")),
         tuple(dict.fromkeys(unreadable)),
     )
 
@@ -260,7 +260,7 @@ def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
     try:
         # A file of the system, which the driver reads as well.
         root = ElementTree.fromstring(path.read_bytes())  # noqa: S314
-    except (OSError, ElementTree.ParseError):
+    except (OSError, ElementTree.ParseError, LookupError, ValueError):  # the last two: its encoding
         return  # missing, or unreadable for the driver too
     for section in root.iter("device"):
         if section.get("driver") != device:

@@ -1,0 +1,40 @@
+"""The names that drivers' profiles bring, whatever these files contain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from orchestrator.key_dependence.messages import SurveyJob
+from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
+from orchestrator.key_dependence.variations import known_names
+from tests.key_dependence.planted import MESA_RADV, OPENER
+
+PROFILE = (
+    "<driconf><device driver='radv'><application executable='{}'></application></device></driconf>".format
+)
+
+
+@pytest.mark.parametrize("encoding", ["no-such-encoding", "utf-32"])
+def test_a_profile_in_an_encoding_that_cannot_be_read_gives_no_names(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "00.conf").write_text(
+        f"<?xml version='1.0' encoding='{encoding}'?>{PROFILE('lost')}", "utf-8"
+    )
+    (tmp_path / "01.conf").write_text(PROFILE("found"), "utf-8")
+    executables = known_names(MESA_RADV, [str(tmp_path)]).executables
+    assert "found" in executables
+    assert "lost" not in executables
+
+
+def test_names_of_directories_are_no_executables(tmp_path: Path) -> None:
+    for number, name in enumerate([".", "..", "a/b", ".hidden"]):
+        (tmp_path / f"{number}.conf").write_text(PROFILE(name), "utf-8")
+    executables = known_names(MESA_RADV, [str(tmp_path)]).executables
+    assert ".hidden" in executables
+    assert not {".", "..", "a/b"} & set(executables)
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(KeyDependenceError, match="name"):
+        JobRunner().run(SurveyJob(device="simulated", opener=OPENER), executable="x" * 300)
