@@ -385,7 +385,7 @@ class _Bisection:
     ) -> None:
         """Do one job: several variations of devices, or one variation of a process."""
         some = tuple(variations[number] for number in part)
-        left_s = 0.0 if self.deadline is None else self.deadline - time.monotonic()
+        left_s = None if self.deadline is None else self.deadline - time.monotonic()
         job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
 
         def heard(answer: Answer) -> None:
@@ -399,7 +399,7 @@ class _Bisection:
                 else:
                     self._check_control(answer)
 
-        refused = TIME_IS_UP if left_s < 0.0 else ""
+        refused = TIME_IS_UP if left_s is not None and left_s < 0.0 else ""
         if not refused:
             try:
                 self.runner.run(job, executable=some[0].executable, on_answer=heard)

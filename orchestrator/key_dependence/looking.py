@@ -125,7 +125,7 @@ class _Looker:
         limit_s = self.job.stop_after_s
         began = time.monotonic()
         for number, variation in enumerate(self.job.variations):
-            if limit_s and time.monotonic() - began > limit_s:
+            if limit_s is not None and time.monotonic() - began >= limit_s:
                 self._untried(number, TIME_IS_UP)
                 continue
             self.say(Began(number=number))

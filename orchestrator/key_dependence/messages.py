@@ -117,7 +117,7 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
         variations: The variations to try.
         expected: For each group, the pipelines that hit in the baseline; a miss of these is repeated.
         controls: After the variations, look up the baseline, and in an empty cache.
-        stop_after_s: Begin no variation after this time, s; 0 for no limit.
+        stop_after_s: Begin no variation after this time, s; None for no limit.
     """
 
     device: str
@@ -131,7 +131,7 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
     variations: tuple[Variation, ...] = ()
     expected: dict[str, tuple[int, ...]] = {}
     controls: bool = False
-    stop_after_s: float = 0.0
+    stop_after_s: float | None = None
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="surveyed"):

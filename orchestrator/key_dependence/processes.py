@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -41,7 +42,8 @@ class JobRunner:
     ) -> list[Answer]:
         """Do a job and return its answers. Blocking.
 
-        If a child dies, its current variation is answered with `Untried`, and another child continues.
+        If a child dies, its current variation is answered with `Untried`, and another child continues in what
+        is left of the job's time.
         `executable` is the name of the child's executable, or "" for Python's own. `on_answer` is called in
         this thread.
 
@@ -59,9 +61,17 @@ class JobRunner:
             answers.append(answer)
             on_answer(answer)
 
-        first = 0
+        began, first = time.monotonic(), 0
+        rest = job
         while True:
-            at, how = self._once(job, first, executable, take)
+            if isinstance(job, LookJob):
+                limit_s = job.stop_after_s
+                rest = msgspec.structs.replace(
+                    job,
+                    variations=job.variations[first:],
+                    stop_after_s=None if limit_s is None else limit_s - (time.monotonic() - began),
+                )
+            at, how = self._once(rest, first, executable, take)
             if how is None:
                 return answers
             if at is None or not isinstance(job, LookJob):
@@ -75,10 +85,8 @@ class JobRunner:
     def _once(
         self, job: Job, first: int, executable: str, take: Callable[[Answer], None]
     ) -> tuple[int | None, str | None]:
-        """Run one child from a variation on; if it fails, returns its last variation and the reason."""
+        """Run one child, whose job begins at a variation; if it fails, returns its last one and the reason."""
         at: int | None = None
-        if isinstance(job, LookJob):
-            job = msgspec.structs.replace(job, variations=job.variations[first:])
         with (
             _interpreter(executable) as (program, environment),
             Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program) as child,

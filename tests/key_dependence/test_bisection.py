@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
+from types import SimpleNamespace
+
 import pytest
 
 from orchestrator.errors import NoDeviceError
+from orchestrator.key_dependence import processes
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
 from orchestrator.key_dependence.processes import KeyDependenceError
 from orchestrator.stores.profile_file import KeyProfile
@@ -187,6 +191,21 @@ def test_a_time_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert {each.reason for each in profile.not_tried if each.name == SHADER_OBJECT} == {"the time limit"}
     assert not profile.whole
     assert all(each.usable for each in profile.kinds)
+
+
+def test_the_time_before_a_crash_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CRASH, "nullDescriptor")
+    # For whoever starts processes a day passes between two looks at the clock: a second process has none left.
+    clock = SimpleNamespace(monotonic=count(step=86_400).__next__)
+    monkeypatch.setattr(processes, "time", clock, raising=False)
+    only = "nullDescriptor", "shaderObject"
+    profile = find_key_dependence(
+        "simulated", only=only, processes=1, time_limit_s=130_000.0, opener=OPENER
+    ).profile
+    reasons = {each.name: each.reason for each in profile.not_tried}
+    assert "signal 6" in reasons[NULL_DESCRIPTOR]
+    assert reasons[SHADER_OBJECT] == "the time limit"
+    assert not profile.whole
 
 
 def test_no_such_device() -> None:
