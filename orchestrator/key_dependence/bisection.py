@@ -390,9 +390,10 @@ class _Bisection:
 
         def heard(answer: Answer) -> None:
             if isinstance(answer, Began):
-                with self.telling:
-                    self.done += 1
-                self._tell(some[answer.number].text)
+                if answer.number >= 0:
+                    with self.telling:
+                        self.done += 1
+                    self._tell(some[answer.number].text)
             elif isinstance(answer, Looked | Untried):
                 if answer.number >= 0:
                     answers[part[answer.number]].append(answer)
@@ -406,8 +407,11 @@ class _Bisection:
             except KeyDependenceError as error:
                 refused = str(error)  # the process could not begin
         for number in part if refused else ():
-            answers[number] = [
-                Untried(number=number, group=each.name, reason=refused) for each in self.baseline.groups
+            known = {each.group for each in answers[number]}
+            answers[number] += [
+                Untried(number=number, group=each.name, reason=refused)
+                for each in self.baseline.groups
+                if each.name not in known
             ]
 
     def _check_control(self, answer: Looked | Untried) -> None:

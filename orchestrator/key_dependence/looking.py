@@ -135,8 +135,12 @@ class _Looker:
                 self._try_groups(number, variation)
         if self.job.controls:
             for group in self.job.groups:
-                self.say(self._control(group, Control.BASELINE, self._path(group).read_bytes()))
-                self.say(self._control(group, Control.EMPTY_CACHE, b""))
+                for control, data in (
+                    (Control.BASELINE, self._path(group).read_bytes()),
+                    (Control.EMPTY_CACHE, b""),
+                ):
+                    self.say(Began(number=control))
+                    self.say(self._control(group, control, data))
 
     def _untried(self, number: int, reason: str) -> None:
         for group in self.job.groups:

@@ -170,7 +170,7 @@ class Look(enum.IntEnum):
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="began"):
-    """A variation begins, by its place in the job. It is to blame if the child dies now."""
+    """A variation (by its place in the job) or a `Control` begins. It is to blame if the child dies now."""
 
     number: int
 

@@ -16,7 +16,16 @@ from attrs import field, frozen
 from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.key_dependence.messages import Answer, Began, Job, LookJob, Refused, Untried
+from orchestrator.key_dependence.messages import (
+    Answer,
+    Began,
+    Control,
+    Job,
+    Looked,
+    LookJob,
+    Refused,
+    Untried,
+)
 from orchestrator.temporary import temporary_folder
 
 SILENCE_S: Final = 120.0
@@ -42,14 +51,14 @@ class JobRunner:
     ) -> list[Answer]:
         """Do a job and return its answers. Blocking.
 
-        If a child dies, its current variation is answered with `Untried`, and another child continues in what
-        is left of the job's time.
+        If a child dies, `Untried` is the answer to what it did, for the groups that it had no answer for, and
+        another child continues in what is left of the job's time. None continues controls.
         `executable` is the name of the child's executable, or "" for Python's own. `on_answer` is called in
         this thread.
 
         Raises:
             NoDeviceError: There is no such device.
-            KeyDependenceError: The job cannot be done, or a child died before its first variation.
+            KeyDependenceError: The job cannot be done, or a child died before it began a variation.
             ChildrenEndedError: The group of children was ended.
         """
         answers: list[Answer] = []
@@ -74,18 +83,27 @@ class JobRunner:
             at, how = self._once(rest, first, executable, take)
             if how is None:
                 return answers
-            if at is None or not isinstance(job, LookJob):
+            if (
+                not isinstance(job, LookJob)
+                or not job.variations
+                or (at is None and first < len(job.variations))
+            ):
                 raise KeyDependenceError(how)
+            at = Control.BASELINE if at is None else at
+            known = {
+                each.group for each in answers if isinstance(each, Looked | Untried) and each.number == at
+            }
             for group in job.groups:
-                take(Untried(number=at, group=group.name, reason=how))
+                if group.name not in known:
+                    take(Untried(number=at, group=group.name, reason=how))
             first = at + 1
-            if first == len(job.variations) and not job.controls:
+            if at < 0 or (first == len(job.variations) and not job.controls):
                 return answers
 
     def _once(
         self, job: Job, first: int, executable: str, take: Callable[[Answer], None]
     ) -> tuple[int | None, str | None]:
-        """Run one child, whose job begins at a variation; if it fails, returns its last one and the reason."""
+        """Run one child; if it fails, returns what began last, and the reason."""
         at: int | None = None
         with (
             _interpreter(executable) as (program, environment),

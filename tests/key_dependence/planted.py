@@ -28,6 +28,9 @@ BESIDE = "PLANTED_BESIDE"
 CRASH = "PLANTED_CRASH"
 """A feature's member at which the process dies."""
 
+AFTERWARDS = "PLANTED_AFTERWARDS"
+"""A feature's member: when a device with it was closed, the process dies at the next one without it."""
+
 HANG = "PLANTED_HANG"
 """A feature's member at which the process hangs."""
 
@@ -39,11 +42,26 @@ STUB = "PLANTED_STUB"
 
 MESA_RADV = 3
 
+_closed: list[Device] = []
+
+
+class _Remembered(SimulatedDevice):
+    """A device whose end is remembered."""
+
+    def close(self) -> None:
+        """See `Device.close`."""
+        super().close()
+        _closed.append(self)
+
 
 def open_planted(request: DeviceRequest) -> Device:
     """Open a device as the environment says; to RADV's variables it behaves as a driver may."""
     asked = {member for _, member in request.features}
     if os.environ.get(CRASH) in asked:
+        os.abort()
+    if os.environ.get(AFTERWARDS) in asked:
+        _closed.clear()
+    elif _closed:
         os.abort()
     if os.environ.get(HANG) in asked:
         time.sleep(3600)
@@ -58,7 +76,8 @@ def open_planted(request: DeviceRequest) -> Device:
     if "splitfma" in words:
         identity = evolve(identity, pipeline_cache_uuid=bytes(16))
     lacks = {name: False for name in os.environ.get(LACKS, "").split(",") if name}
-    return SimulatedDevice(
+    made = _Remembered if os.environ.get(AFTERWARDS) in asked else SimulatedDevice
+    return made(
         SimulatedOptions(
             identity=evolve(identity, driver_id=MESA_RADV),
             request=request,

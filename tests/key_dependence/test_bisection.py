@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from itertools import count
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from orchestrator.errors import NoDeviceError
 from orchestrator.key_dependence import processes
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
-from orchestrator.key_dependence.processes import KeyDependenceError
+from orchestrator.key_dependence.messages import Answer, Job, LookJob
+from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
 from orchestrator.stores.profile_file import KeyProfile
-from tests.key_dependence.planted import BESIDE, CRASH, HANG, LACKS, OPENER, PLANTED, STUB
+from tests.key_dependence.planted import AFTERWARDS, BESIDE, CRASH, HANG, LACKS, OPENER, PLANTED, STUB
 
 ALL_KINDS = ("compute", "graphics", "pipeline library", "ray tracing")
 BASE = "VkPhysicalDeviceFeatures"
@@ -173,6 +175,33 @@ def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_a_crash_at_the_end_of_a_process_costs_no_variation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    monkeypatch.setenv(AFTERWARDS, "shaderObject")
+    profile = find("shaderObject")
+    assert named(profile) == {("feature", SHADER_OBJECT): ALL_KINDS}
+    assert profile.not_tried == ()
+    ended = [note for note in profile.notes if "signal 6" in note]
+    assert len(ended) == 3  # one of each baseline
+    assert all("at the end of a process" in note for note in ended)
+
+
+def test_answers_stay_where_the_next_process_cannot_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    run = JobRunner.run
+
+    def run_and_refuse(runner: JobRunner, job: Job, **options: Any) -> list[Answer]:
+        answers = run(runner, job, **options)
+        if isinstance(job, LookJob) and job.variations:
+            raise KeyDependenceError("no more processes")
+        return answers
+
+    monkeypatch.setattr(JobRunner, "run", run_and_refuse)
+    profile = find("shaderObject")
+    assert named(profile) == {("feature", SHADER_OBJECT): ALL_KINDS}
+    assert profile.not_tried == ()
+
+
 def test_a_hang_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HANG, "shaderObject")
     profile = find_key_dependence(
@@ -195,9 +224,9 @@ def test_a_time_limit_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_time_before_a_crash_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(CRASH, "nullDescriptor")
-    # For whoever starts processes a day passes between two looks at the clock: a second process has none left.
+    # A day passes between two looks at the clock, so a second process has no time left.
     clock = SimpleNamespace(monotonic=count(step=86_400).__next__)
-    monkeypatch.setattr(processes, "time", clock, raising=False)
+    monkeypatch.setattr(processes, "time", clock)
     only = "nullDescriptor", "shaderObject"
     profile = find_key_dependence(
         "simulated", only=only, processes=1, time_limit_s=130_000.0, opener=OPENER
