@@ -180,17 +180,15 @@ class _Bisection:
             self.only and (*self.only, CACHE_CONTROL[1]),
         )
         judged: set[Feature] = set()
-        harmless = not self.found.feedback
+        harmless = True
         if self.found.feedback:
             self._use_baseline(cache_control=False)
             if self._any_usable:
-                for verdict in self._try(structures(wanted)):
-                    if verdict.tried:
-                        judged |= verdict.variation.features
-                    if verdict.tried and not verdict.missed and verdict.variation.features == {CACHE_CONTROL}:
-                        harmless = True
-            else:
-                harmless = True
+                judged = set(wanted)
+                harmless = any(
+                    each.tried and not each.missed and each.variation.features == {CACHE_CONTROL}
+                    for each in self._try(structures(wanted))
+                )
         if self.found.cache_control and harmless:
             before, self.problems = self.can_tell, {}
             self._use_baseline(cache_control=True)

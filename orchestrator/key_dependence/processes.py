@@ -52,7 +52,7 @@ class JobRunner:
         """Do a job and return its answers. Blocking.
 
         If a child dies, `Untried` is the answer to what it did, for the groups that it had no answer for, and
-        another child continues in what is left of the job's time. None continues controls.
+        another child continues in what is left of the job's time. Controls are not continued.
         `executable` is the name of the child's executable, or "" for Python's own. `on_answer` is called in
         this thread.
 
