@@ -143,6 +143,7 @@ class _Bisection:
     not_tried: list[NotTried] = field(factory=list)
     notes: list[str] = field(factory=list)
     problems: dict[ProbeKind, str] = field(factory=dict)
+    refused: dict[str, str] = field(factory=dict)
     telling: threading.Lock = field(factory=threading.Lock)
     done: int = 0
     total: int = 0
@@ -220,10 +221,11 @@ class _Bisection:
             pipeline_cache_uuid=self.found.identity.pipeline_cache_uuid.hex(),
             cache_control=cache_control,
         )
-        made = self.runner.run(_with(job, make=True))
+        self.refused = {}
+        made = self._each_group(_with(job, make=True))
         cold = {each.group: each for each in made if isinstance(each, Looked)}
         job = _with(job, groups=tuple(each for each in job.groups if each.name in cold))
-        again = self.runner.run(_with(job, controls=True)) if job.groups else []
+        again = self._each_group(_with(job, controls=True))
         looked = [each for each in again if isinstance(each, Looked)]
         empty = [each for each in looked if each.number == Control.EMPTY_CACHE]
         warm = {each.group: each for each in looked if each.number == Control.BASELINE and each.identity}
@@ -237,12 +239,24 @@ class _Bisection:
         }
         for each in (*made, *again):
             if isinstance(each, Untried):
+                self.refused[each.group] = each.reason
                 self.notes.append(f"baseline {each.group}: {each.reason}")
         self.baseline = _with(
             job,
             groups=tuple(each for each in job.groups if self.can_tell[each.name].places),
             expected={name: each.places for name, each in self.can_tell.items() if each.places},
         )
+
+    def _each_group(self, job: LookJob) -> list[Answer]:
+        """Do a baseline's job; if its process dies, once for each group, so that only the culprit is lost."""
+        try:
+            return self.runner.run(job) if job.groups else []
+        except KeyDependenceError as error:
+            if len(job.groups) > 1:
+                return [
+                    answer for each in job.groups for answer in self._each_group(_with(job, groups=(each,)))
+                ]
+            return [Untried(number=Control.BASELINE, group=job.groups[0].name, reason=str(error))]
 
     # --- rounds
 
@@ -491,16 +505,20 @@ class _Bisection:
         found = []
         for kind in ProbeKind:
             pipelines = useful = 0
+            refused = ""
             for group in self.found.groups:
                 ways = self.can_tell.get(group.name)
                 places = [place for place, each in enumerate(group.pipelines) if each.probe is kind]
                 pipelines += len(places)
                 useful += len(set(places) & set(ways.places)) if ways else 0
+                refused = refused or (self.refused.get(group.name, "") if places else "")
             problem = self.problems.get(kind, "")
             if not pipelines:
                 problem = "the device supports none of the sample set's"
             elif not useful:
-                problem = "the same device in a new process does not hit, or hits in an empty cache"
+                problem = (
+                    refused or "the same device in a new process does not hit, or hits in an empty cache"
+                )
             found.append(ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem))
         return tuple(found)
 

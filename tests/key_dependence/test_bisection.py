@@ -175,6 +175,18 @@ def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+def test_a_baseline_that_crashes_costs_its_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PLANTED, SHADER_OBJECT)
+    monkeypatch.setenv(CRASH, "rayTracingPipeline")
+    profile = find("shaderObject")
+    assert named(profile) == {("feature", SHADER_OBJECT): ALL_KINDS[:3]}
+    problems = {each.kind: each.problem for each in profile.kinds}
+    assert "signal 6" in problems.pop("ray tracing")
+    assert set(problems.values()) == {""}
+    assert any("baseline ray tracing: the process ended with signal 6" in note for note in profile.notes)
+    assert profile.is_doubtful
+
+
 def test_a_crash_at_the_end_of_a_process_costs_no_variation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLANTED, SHADER_OBJECT)
     monkeypatch.setenv(AFTERWARDS, "shaderObject")
