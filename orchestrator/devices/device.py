@@ -148,6 +148,11 @@ class DeviceFeatures:
     layers: tuple[str, ...] = ()
     keys_withheld: str = ""
 
+    @property
+    def layer_names(self) -> frozenset[str]:
+        """The names of the layers."""
+        return frozenset(name for each in self.layers for name in each.split()[:1])
+
     def check_cache_flags(self, externally_synchronized: bool, internally_merged: bool, name: str) -> None:
         """Check that a cache may have these flags.
 

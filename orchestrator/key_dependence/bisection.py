@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Final
@@ -159,7 +159,14 @@ class _Bisection:
             raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
         if self.only and not (
             chosen_features(self.found.features, self.only)
-            or chosen([*in_one_process(self.found), *in_own_processes(self.found)], self.only)
+            or chosen(
+                [
+                    *in_one_process(self.found),
+                    *in_own_processes(self.found),
+                    *chain.from_iterable(self._out_of_reach().values()),
+                ],
+                self.only,
+            )
         ):
             named = " or ".join(self.only)
             raise KeyDependenceError(f"no variation has {named} in its name")
@@ -459,22 +466,11 @@ class _Bisection:
                 self.not_tried.append(
                     NotTried(aspect=each.variation.aspect.value, name=_name(each.variation), reason=reason)
                 )
-        for aspect, names, reason in (
-            (
-                Aspect.EXTENSION,
-                self.found.extensions_not_alone,
-                "the version includes it, it excludes another one, or it needs its features",
-            ),
-            (
-                Aspect.APPLICATION_NAME,
-                known_names(identity.driver_id).unreadable,
-                "the driver has a profile for this pattern, but no matching name could be derived",
-            ),
-        ):
-            wanted = chosen([Variation(aspect=aspect, name=name) for name in names], self.only)
-            self.not_tried += [
-                NotTried(aspect=aspect.value, name=each.name, reason=reason) for each in wanted
-            ]
+        self.not_tried += [
+            NotTried(aspect=each.aspect.value, name=each.name, reason=reason)
+            for reason, some in self._out_of_reach().items()
+            for each in chosen(some, self.only)
+        ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
         return KeyProfile(
@@ -494,6 +490,26 @@ class _Bisection:
             notes=tuple(dict.fromkeys(self.notes)),
             whole=not self.only and all(each.reason != TIME_IS_UP for each in self.not_tried),
         )
+
+    def _out_of_reach(self) -> dict[str, list[Variation]]:
+        """Variations that cannot be tried on this device, by reason."""
+        unreadable = known_names(self.found.identity.driver_id).unreadable
+        return {
+            reason: [Variation(aspect=aspect, name=name) for name in names]
+            for aspect, names, reason in (
+                (
+                    Aspect.EXTENSION,
+                    self.found.extensions_not_alone,
+                    "the version includes it, it excludes another one, or it needs its features",
+                ),
+                (Aspect.LAYER, self.found.layers_active, "it is active already, so the baseline has it"),
+                (
+                    Aspect.APPLICATION_NAME,
+                    unreadable,
+                    "the driver has a profile for this pattern, but no matching name could be derived",
+                ),
+            )
+        }
 
     def _method(self) -> str:
         ways = self.can_tell.values()

@@ -223,8 +223,7 @@ class _Looker:
                 return untried(f"{in_words(lacking)} cannot be enabled beside the rest")
             if lacking_names := [each for each in variation.extensions if not has.has_extension(each)]:
                 return untried(f"{', '.join(lacking_names)} cannot be enabled beside the rest")
-            active = {name for layer in device.features.layers for name in layer.split()[:1]}
-            if variation.aspect is Aspect.LAYER and variation.name not in active:
+            if variation.aspect is Aspect.LAYER and variation.name not in device.features.layer_names:
                 return untried("the loader does not activate it")
             # The baseline also has the prerequisites of a feature, so that both differ in the feature alone.
             prerequisites: frozenset[Feature] = frozenset()

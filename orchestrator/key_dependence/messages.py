@@ -143,7 +143,8 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
         features: All features of the device.
         extensions: Device extensions that can be enabled alone.
         extensions_not_alone: Other device extensions: part of the version, or exclusive with another one.
-        layers: Layers that the loader finds.
+        layers: Layers that the loader finds and does not activate for every program.
+        layers_active: Those that it does, so that the baseline has them.
         feedback: Whether the driver has creation feedback.
         cache_control: Whether the device has pipelineCreationCacheControl.
         left_out: Numbers of pipelines that the device does not support, by reason.
@@ -156,6 +157,7 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="
     extensions: tuple[str, ...]
     extensions_not_alone: tuple[str, ...]
     layers: tuple[str, ...]
+    layers_active: tuple[str, ...]
     feedback: bool
     cache_control: bool
     left_out: dict[str, int] = {}

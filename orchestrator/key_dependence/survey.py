@@ -80,6 +80,8 @@ def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
             if known.device and supported.has_extension(name)
         ]
         alone = _enabled_alone(job, names)
+        layers = () if job.opener else list_layers(job.device)
+        active = device.features.layer_names
         return Surveyed(
             identity=device.identity,
             application=ApplicationInfo(api_version=min(device.capabilities.api_version & ~_PATCH, _NEWEST)),
@@ -87,7 +89,8 @@ def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
             features=tuple(each for each in all_features() if supported.has_feature(*each)),
             extensions=tuple(name for name in names if name in alone),
             extensions_not_alone=tuple(name for name in names if name not in alone),
-            layers=() if job.opener else list_layers(job.device),
+            layers=tuple(each for each in layers if each not in active),
+            layers_active=tuple(each for each in layers if each in active),
             feedback=device.features.creation_feedback,
             cache_control=supported.has_feature(*CACHE_CONTROL),
             left_out=left_out,

@@ -198,7 +198,6 @@ def _set_here(
     profile: KeyProfile, depends: list[Tried], given: Mapping[str, str], device: Device
 ) -> Iterator[str]:
     """Variables that matter, unless all that they are set to is known not to; and layers that are active."""
-    layers = {name for layer in device.features.layers for name in layer.split()[:1]}
     harmless = {each.name for each in profile.independent if each.aspect == "environment"}
     for each in depends:
         variable, _, _ = each.name.partition("=")
@@ -206,7 +205,7 @@ def _set_here(
         words = {f"{variable}={word}" for word in re.split(r"[,;: ]+", value) if word}
         if words - harmless:
             yield f"{variable}={value}"
-        if each.aspect == "layer" and each.name in layers:
+        if each.aspect == "layer" and each.name in device.features.layer_names:
             yield f"layer {each.name}"
 
 

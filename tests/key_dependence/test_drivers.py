@@ -91,6 +91,16 @@ def test_it_finds_what_others_found_and_nothing_else() -> None:
 
 
 @pytest.mark.driver
+def test_a_layer_that_is_active_already_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    overlay = "VK_LAYER_MESA_overlay"
+    monkeypatch.setenv("VK_INSTANCE_LAYERS", overlay)
+    profile = find("VK_LAYER_MESA")
+    (untried,) = [each for each in profile.not_tried if each.name == overlay]
+    assert "the baseline has it" in untried.reason
+    assert overlay not in {each.name for each in (*profile.depends, *profile.independent)}
+
+
+@pytest.mark.driver
 def test_names_that_the_driver_has_profiles_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "00-planted.conf").write_text(DRIRC, "utf-8")
     monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
