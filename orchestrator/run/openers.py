@@ -51,7 +51,8 @@ _LIBRARY = "pipeline library"
 class ProfiledOpener:
     """Opens devices, each with those of the orchestrator's features that leave the driver's keys alone.
 
-    Of all the devices, which are of one driver, the first alone is opened twice. In any one thread at a time.
+    All the devices are of one driver. Of those that are asked for alike, the first alone is opened twice. In
+    any one thread at a time.
 
     Attributes:
         directory: The directory of cache files; None where there is none.
@@ -62,7 +63,7 @@ class ProfiledOpener:
     directory: Path | None
     notes: list[str] = field(factory=list)
     _loaded: dict[ProfileIdentity, KeyProfileLoad] = field(factory=dict)
-    _own: frozenset[Feature] | None = None
+    _own: dict[tuple[object, ...], frozenset[Feature]] = field(factory=dict)
 
     def __call__(self, request: DeviceRequest) -> Device:
         """Open a device; the caller closes it.
@@ -71,18 +72,20 @@ class ProfiledOpener:
             OrchestratorError: What the opener raises.
         """
         open_ended = request.orchestrator_features is None
-        if open_ended and self._own is not None:
-            return self.opener(_with_own(request, self._own))
+        asked = {name for each in request.features for name in same_members(*each)}
+        # What of a request decides which of our features the device has unasked, and which it could have.
+        likeness = ORCHESTRATOR_FEATURES & asked, request.others, request.application.api_version
+        if open_ended and likeness in self._own:
+            return self.opener(_with_own(request, self._own[likeness]))
         device = self.opener(request)
         profile = self.profile(device)
         if profile is None or not open_ended:
             return device
         has, could = device.capabilities, device.supported
-        asked = {name for each in request.features for name in same_members(*each)}
-        own = {each for each in ORCHESTRATOR_FEATURES if each not in asked and could.has_feature(*each)}
+        own = {each for each in ORCHESTRATOR_FEATURES - asked if could.has_feature(*each)}
         on = {each for each in own if has.has_feature(*each)}
-        harmful = {each for each in own if _matters(profile, each)}
-        wanted = (on | {each for each in own if _is_harmless(profile, each)}) - harmful
+        harmful = own & _harmful(profile)
+        wanted = (on | own & _harmless(profile)) - harmful
         for _, member in sorted(harmful):
             self._say(
                 f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); "
@@ -91,8 +94,8 @@ class ProfiledOpener:
         if wanted == on:
             return device
         device.close()
-        self._own = frozenset(wanted)
-        return self.opener(_with_own(request, self._own))
+        self._own[likeness] = frozenset(wanted)
+        return self.opener(_with_own(request, self._own[likeness]))
 
     def profile(self, device: Device) -> KeyProfile | None:
         """What is known of the keys of a device's driver."""
@@ -217,17 +220,24 @@ def _setting(dependence: Tried) -> str:
     return dependence.aspect
 
 
-def _matters(profile: KeyProfile, feature: Feature) -> bool:
-    return any(feature in each.features for each in profile.depends)
+def _harmful(profile: KeyProfile) -> set[Feature]:
+    return {feature for each in profile.depends for feature in each.features}
 
 
-def _is_harmless(profile: KeyProfile, feature: Feature) -> bool:
-    """Whether it is proven for all kinds of pipelines, as is what the feature cannot be without."""
-    kinds = {each.kind for each in profile.kinds if not each.problem}
-    proven = [each for each in profile.independent if each.features == (feature,) and kinds <= {*each.kinds}]
-    return not _matters(profile, feature) and any(
-        all(_is_harmless(profile, base) for base in each.given if base != feature) for each in proven
-    )
+def _harmless(profile: KeyProfile) -> set[Feature]:
+    """What is proven for all kinds of pipelines that the device has, as is what it cannot be without."""
+    kinds = {each.kind for each in profile.kinds if each.pipelines}
+    harmful = _harmful(profile)
+    proven = [
+        (feature, {*each.given} - {feature})
+        for each in profile.independent
+        for feature in each.features
+        if len(each.features) == 1 and feature not in harmful and kinds <= {*each.kinds}
+    ]
+    found: set[Feature] = set()
+    while more := {feature for feature, given in proven if given <= found} - found:
+        found |= more
+    return found
 
 
 def _day(profile: KeyProfile) -> str:

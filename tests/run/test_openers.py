@@ -11,7 +11,7 @@ from attrs import evolve
 
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.openers import ProfiledOpener, key_notes
 from orchestrator.sets.archive.reader import Archive
@@ -22,7 +22,13 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import KIND_OF_TAG, FeatureGroup, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
-from orchestrator.stores.profile_file import KeyProfile, key_profile_path, load_key_profile, save_key_profile
+from orchestrator.stores.profile_file import (
+    KeyProfile,
+    ProbedKind,
+    key_profile_path,
+    load_key_profile,
+    save_key_profile,
+)
 from tests.run.small_sets import Opener, compiled, compute_keys
 from tests.sets.archive.small_archives import application
 from tests.stores.profiles import IDENTITY, key_profile, tried
@@ -158,6 +164,38 @@ async def test_what_is_proven_harmless_is_added(folder: Path, nobodys: Path) -> 
     [
         # Not proven for all kinds.
         ({"independent": (tried("::".join(BINARIES), kinds=("compute",)),)}, set[str]()),
+        # No answer for a kind, though the device has pipelines of it.
+        (
+            {
+                "independent": (tried("::".join(BINARIES), kinds=("compute",)),),
+                "kinds": (
+                    ProbedKind(kind="compute", pipelines=2, usable=2),
+                    ProbedKind(kind="graphics", pipelines=2, usable=0, problem="no hit"),
+                ),
+            },
+            set[str](),
+        ),
+        # No pipelines of a kind.
+        (
+            {
+                "independent": (tried("::".join(BINARIES), kinds=("compute",)),),
+                "kinds": (
+                    ProbedKind(kind="compute", pipelines=2, usable=2),
+                    ProbedKind(kind="ray tracing", pipelines=0, usable=0, problem="none"),
+                ),
+            },
+            {"pipelineBinaries"},
+        ),
+        # Each needs the other, as in no profile that was measured.
+        (
+            {
+                "independent": (
+                    tried("::".join(BINARIES), given=(CONTROL,)),
+                    tried("::".join(CONTROL), given=(BINARIES,)),
+                )
+            },
+            set[str](),
+        ),
         # Cannot be without another feature, of which nothing is known, that matters, or that does not.
         ({"independent": (tried("::".join(BINARIES), given=(MAINTENANCE_5,)),)}, set[str]()),
         (
@@ -194,6 +232,23 @@ async def test_what_the_request_says_of_our_features_stays(folder: Path) -> None
     profiled(DeviceRequest(orchestrator_features=False))
     assert len(opener.opened) == 1
     assert on(opener.device) == set()
+
+
+@pytest.mark.parametrize("first", [0, 1])
+async def test_what_one_group_asks_for_decides_for_no_other(folder: Path, first: int) -> None:
+    know(folder, independent=tuple(map(tried, own())))
+    opener = Opener()
+    profiled = ProfiledOpener(opener, folder)
+    requests = (
+        DeviceRequest(features=frozenset({CONTROL}), others=OtherFeatures.NONE),
+        DeviceRequest(others=OtherFeatures.NONE),
+    )
+    for request in (requests[first], requests[1 - first]):
+        profiled(request)
+        assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES}
+        before = len(opener.opened)
+        profiled(request)
+        assert len(opener.opened) == before + 1  # what is asked for again is opened once
 
 
 async def test_what_is_enabled_beyond_the_record_is_told(folder: Path, recorded: Path) -> None:
