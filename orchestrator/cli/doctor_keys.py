@@ -126,23 +126,23 @@ def _show(output: Output, profile: KeyProfile) -> None:
 def _show_dependences(output: Output, profile: KeyProfile) -> None:
     kinds = [each.kind for each in profile.kinds if not each.problem]
     made = table("the keys depend on", *kinds, "identity")
-    rows: dict[tuple[str, tuple[str, ...], bool], list[str]] = {}
+    rows: dict[tuple[str, tuple[str, ...], tuple[str, ...], bool], list[str]] = {}
     for each in sorted(profile.depends, key=lambda one: one.aspect != "feature"):
         # Features have a row each; names and variables with the same effect share one.
         group = each.text if each.aspect == "feature" else each.aspect
-        rows.setdefault((group, each.kinds, each.identity), []).append(each.name)
-    for (group, of_kinds, identity), names in rows.items():
+        rows.setdefault((group, each.kinds, each.untried, each.identity), []).append(each.name)
+    for (group, of_kinds, untried, identity), names in rows.items():
         is_feature = group.startswith("feature ")
         text = group.removeprefix("feature ") if is_feature else f"{group}: {', '.join(names)}"
         made.add_row(
             printable(text.replace("VkPhysicalDevice", "")),
-            *("yes" if kind in of_kinds else "-" for kind in kinds),
+            *("yes" if kind in of_kinds else "?" if kind in untried else "-" for kind in kinds),
             "changes too" if identity else "",
         )
     output.show(made)
     output.line(
         styled(
-            "identity: the device gets another pipelineCacheUUID, and so another cache file",
+            "?: not tried; identity: the device gets another pipelineCacheUUID, and so another cache file",
             "dim",
         )
     )
@@ -151,14 +151,17 @@ def _show_dependences(output: Output, profile: KeyProfile) -> None:
 
 def _show_counts(output: Output, what: str, found: Iterable[Tried]) -> None:
     counts = Counter(
-        f"{each.aspect} beside one that matters" if each.given else each.aspect for each in found
+        each.aspect
+        + (" beside one that matters" if each.given else "")
+        + (" (not tried with every kind)" if each.untried else "")
+        for each in found
     )
     if counts:
         output.line(f"{what}: ", ", ".join(f"{count} × {aspect}" for aspect, count in counts.items()))
 
 
 def _show_not_tried(output: Output, not_tried: tuple[NotTried, ...]) -> None:
-    output.line(f"could not be tried: {len(not_tried)}")
+    output.line(f"could not be tried, or not with all pipelines: {len(not_tried)}")
     reasons: dict[tuple[str, str], list[str]] = {}
     for each in not_tried:
         reasons.setdefault((each.aspect, each.reason), []).append(each.name)

@@ -194,7 +194,9 @@ class _Bisection:
             if self._any_usable:
                 judged = set(wanted)
                 harmless = any(
-                    each.tried and not each.missed and each.variation.features == {CACHE_CONTROL}
+                    each.variation.features == {CACHE_CONTROL}
+                    and each.tried
+                    and not each.missed | each.untried
                     for each in self._try(structures(wanted))
                 )
         if self.found.cache_control and harmless:
@@ -344,13 +346,13 @@ class _Bisection:
         return found + self._try(single)
 
     def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
-        """Try the members of structures that matter or could not be tried as a whole."""
+        """Try the members of structures that matter, or could not be tried as a whole with all pipelines."""
         opened = [
             each
             for each in verdicts
             if each.variation.aspect is Aspect.FEATURE
             and len(each.variation.features) > 1
-            and (each.missed or not each.tried)
+            and (each.missed or each.obstacles or not each.tried)
         ]
         by_member = self._try([one for each in opened for one in members(each.variation)])
         for whole in opened:
@@ -463,9 +465,12 @@ class _Bisection:
                 independent.append(_tried(each, kinds))
             else:
                 reason = next(iter(each.reasons.values()), "no pipeline was usable")
-                self.not_tried.append(
-                    NotTried(aspect=each.variation.aspect.value, name=_name(each.variation), reason=reason)
+                self.not_tried.append(_not_tried(each, reason))
+            if kinds and each.obstacles:
+                reasons = "; ".join(
+                    f"with the baseline {', '.join(names)}: {why}" for why, names in each.obstacles.items()
                 )
+                self.not_tried.append(_not_tried(each, reasons))
         self.not_tried += [
             NotTried(aspect=each.aspect.value, name=each.name, reason=reason)
             for reason, some in self._out_of_reach().items()
@@ -547,12 +552,18 @@ def _with(job: LookJob, **changes: object) -> LookJob:
     return msgspec.structs.replace(job, **changes)
 
 
+def _not_tried(verdict: Verdict, reason: str) -> NotTried:
+    variation = verdict.variation
+    return NotTried(aspect=variation.aspect.value, name=_name(variation), reason=reason)
+
+
 def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
     variation = verdict.variation
     return Tried(
         aspect=variation.aspect.value,
         name=variation.name,
         kinds=tuple(kind.value for kind in ProbeKind if kind in kinds),
+        untried=tuple(kind.value for kind in ProbeKind if kind in verdict.untried),
         features=tuple(sorted(variation.features)),
         given=tuple(sorted(variation.given | set(verdict.prerequisites))),
         environment=variation.environment,

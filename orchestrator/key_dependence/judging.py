@@ -7,12 +7,20 @@ disagree, the look-up counts as a miss, and the disagreement is reported.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from attrs import field, frozen
 
 from orchestrator.devices.request import Feature
-from orchestrator.key_dependence.messages import Look, Looked, ProbeGroup, ProbeKind, Untried, Variation
+from orchestrator.key_dependence.messages import (
+    NEEDED,
+    Look,
+    Looked,
+    ProbeGroup,
+    ProbeKind,
+    Untried,
+    Variation,
+)
 
 
 @frozen
@@ -42,8 +50,9 @@ class Verdict:
     Attributes:
         tried: The kinds of pipelines that were looked up.
         missed: The kinds with a miss.
+        untried: The kinds that it should have been tried with, but gave no result.
         identity: Whether the device has another identity.
-        reasons: Why the variation could not be tried, by group.
+        reasons: Why it could not be tried, by group: for all groups that gave no result.
         disagreements: Pipelines for which the two ways disagree, in words.
         prerequisites: Features that the variation needs, and that were also in the baseline.
     """
@@ -51,10 +60,20 @@ class Verdict:
     variation: Variation
     tried: frozenset[ProbeKind] = frozenset()
     missed: frozenset[ProbeKind] = frozenset()
+    untried: frozenset[ProbeKind] = frozenset()
     identity: bool = False
     reasons: Mapping[str, str] = field(factory=dict)
     disagreements: tuple[str, ...] = ()
     prerequisites: tuple[Feature, ...] = ()
+
+    @property
+    def obstacles(self) -> dict[str, list[str]]:
+        """The groups that it could not be tried with, by reason; without those that always have it."""
+        found: dict[str, list[str]] = {}
+        for group, reason in self.reasons.items():
+            if reason != NEEDED:
+                found.setdefault(reason, []).append(group)
+        return found
 
 
 def usable(group: ProbeGroup, empty: Iterable[Looked], baseline: Looked | None) -> Usable:
@@ -82,11 +101,14 @@ def usable(group: ProbeGroup, empty: Iterable[Looked], baseline: Looked | None) 
 
 def judge(
     variation: Variation,
-    answers: Iterable[Looked | Untried],
+    answers: Collection[Looked | Untried],
     groups: Mapping[str, ProbeGroup],
     can_tell: Mapping[str, Usable],
 ) -> Verdict:
     """Judge a variation by its answers; `groups` and `can_tell` (the usable pipelines) are by group name."""
+    asked = variation.groups or tuple(groups)
+    could = {name: {groups[name].pipelines[each].probe for each in can_tell[name].places} for name in asked}
+    looked = {each.group for each in answers if isinstance(each, Looked)}
     tried: set[ProbeKind] = set()
     missed: set[ProbeKind] = set()
     reasons: dict[str, str] = {}
@@ -95,7 +117,9 @@ def judge(
     same_identity = True
     for answer in answers:
         if isinstance(answer, Untried):
-            reasons[answer.group] = answer.reason
+            # A process that dies at one group answers so for groups of which it has told, or was not asked.
+            if answer.group in could.keys() - looked:
+                reasons[answer.group] = answer.reason
             continue
         same_identity &= answer.identity
         prerequisites = prerequisites or answer.prerequisites
@@ -113,10 +137,17 @@ def judge(
                     f"{variation.text}: {pipeline.kind} pipeline {pipeline.key:016x} is {forbidden} with "
                     "compiling forbidden, but feedback disagrees"
                 )
+    untried = frozenset(kind for kinds in could.values() for kind in kinds) - tried
+    for group in sorted(looked):
+        if silent := could[group] & untried:
+            reasons[group] = (
+                f"the device gives no result for its pipelines of kind {', '.join(sorted(silent))}"
+            )
     return Verdict(
         variation,
         frozenset(tried),
         frozenset(missed),
+        untried,
         not same_identity,
         reasons,
         tuple(disagreements),

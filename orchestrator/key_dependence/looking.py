@@ -35,6 +35,7 @@ from orchestrator.devices.request import ApplicationInfo, DeviceRequest, Feature
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
     CACHE_CONTROL,
+    NEEDED,
     TIME_IS_UP,
     Answer,
     Aspect,
@@ -191,7 +192,7 @@ class _Looker:
             return Untried(
                 number=number,
                 group=group.name,
-                reason="the pipelines need it, so the baseline has it",
+                reason=NEEDED,
             )
         request = self._request(
             group, variation.given | variation.features, variation.extensions, application

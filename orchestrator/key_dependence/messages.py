@@ -225,6 +225,9 @@ CACHE_CONTROL: Final = (
 )
 """The feature that allows to forbid compiling."""
 
+NEEDED: Final = "the pipelines need it, so the baseline has it"
+"""The reason for features that a group of pipelines always has."""
+
 TIME_IS_UP = "the time limit"
 """The reason for variations that were left out for lack of time."""
 

@@ -313,6 +313,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         aspect: "feature", "extension", "apiVersion", "environment", ...
         name: What differed, such as the feature.
         kinds: The kinds of pipelines that it was tried with; for a dependence, the kinds that missed.
+        untried: The kinds that it could not be tried with, or that cannot be without it.
         features: The features that were enabled.
         given: Features that the baseline enabled too, because it can only be tried with them.
         environment: The variables that were set.
@@ -322,6 +323,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     aspect: str
     name: str
     kinds: tuple[str, ...]
+    untried: tuple[str, ...] = ()
     features: tuple[Feature, ...] = ()
     given: tuple[Feature, ...] = ()
     environment: dict[str, str] = {}
@@ -335,7 +337,7 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that could not be tried.
+    """One thing that could not be tried, or not with all pipelines.
 
     Attributes:
         aspect: As in `Tried`.
@@ -358,7 +360,7 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
         kinds: The kinds of pipelines, and whether the baseline works for them.
         depends: What changes keys.
         independent: What does not change keys.
-        not_tried: What could not be tried.
+        not_tried: What could not be tried, or not with all pipelines.
         disagreements: Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback
             gave different answers.
         whole: Whether all variations that this version knows were tried.

@@ -69,9 +69,13 @@ def test_what_matters_is_a_table_by_kind(call: Call, folder: Path, monkeypatch: 
             tried("WarThunder", "application name", identity=True),
             tried("Rage 2", "application name", identity=True),
             tried(SHADER_OBJECT),
-            tried("1.3", "apiVersion", kinds=("compute",)),
+            tried("1.3", "apiVersion", kinds=("compute",), untried=("graphics",)),
         ),
-        independent=(tried("VK_KHR_swapchain", "extension"), tried("DXVK", "engine name")),
+        independent=(
+            tried("VK_KHR_swapchain", "extension"),
+            tried("DXVK", "engine name"),
+            tried("Unity", "engine name", kinds=("compute",), untried=("graphics",)),
+        ),
         not_tried=(
             NotTried(aspect="layer", name="VK_LAYER_A", reason="the process ended with signal 11"),
             NotTried(aspect="extension", name="VK_B", reason="excluded"),
@@ -85,9 +89,10 @@ def test_what_matters_is_a_table_by_kind(call: Call, folder: Path, monkeypatch: 
     lines = [" ".join(line.split()) for line in done.out.splitlines()]
     assert "ShaderObjectFeaturesEXT::shaderObject yes yes yes yes" in lines
     assert "application name: WarThunder, Rage 2 yes yes yes yes changes too" in lines
-    assert "apiVersion: 1.3 yes - - -" in lines
-    assert "does not matter: 1 × extension, 1 × engine name" in lines
-    assert "could not be tried: 2" in lines
+    assert "apiVersion: 1.3 yes ? - -" in lines
+    counts = "1 × extension, 1 × engine name, 1 × engine name (not tried with every kind)"
+    assert f"does not matter: {counts}" in lines
+    assert "could not be tried, or not with all pipelines: 2" in lines
     assert "1 layer: the process ended with signal 11: VK_LAYER_A" in lines
     assert "note a note" in lines
     assert lines[-1].startswith("saved ")

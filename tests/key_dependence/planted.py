@@ -26,7 +26,7 @@ BESIDE = "PLANTED_BESIDE"
 """Two features, "a+b" by their members: keys depend on b where a is enabled."""
 
 CRASH = "PLANTED_CRASH"
-"""A feature's member at which the process dies."""
+"""A feature's member at which the process dies; several, joined by "+", where it has them all."""
 
 AFTERWARDS = "PLANTED_AFTERWARDS"
 """A feature's member: when a device with it was closed, the process dies at the next one without it."""
@@ -57,7 +57,7 @@ class _Remembered(SimulatedDevice):
 def open_planted(request: DeviceRequest) -> Device:
     """Open a device as the environment says; to RADV's variables it behaves as a driver may."""
     asked = {member for _, member in request.features}
-    if os.environ.get(CRASH) in asked:
+    if CRASH in os.environ and asked.issuperset(os.environ[CRASH].split("+")):
         os.abort()
     if os.environ.get(AFTERWARDS) in asked:
         _closed.clear()

@@ -175,6 +175,20 @@ def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
     }
 
 
+@pytest.mark.parametrize("planted", ["", SHADER_OBJECT], ids=["harmless", "harmful"])
+def test_a_crash_with_one_kind_is_told(monkeypatch: pytest.MonkeyPatch, planted: str) -> None:
+    monkeypatch.setenv(PLANTED, planted)
+    monkeypatch.setenv(CRASH, "shaderObject+rayTracingPipeline")
+    profile = find("shaderObject")
+    (tried,) = [each for each in (*profile.depends, *profile.independent) if each.name == SHADER_OBJECT]
+    assert (tried in profile.depends) == bool(planted)
+    assert tried.kinds == ALL_KINDS[:3]
+    assert tried.untried == ALL_KINDS[3:]
+    (told,) = profile.not_tried
+    assert told.name == SHADER_OBJECT
+    assert told.reason.startswith("with the baseline ray tracing: the process ended with signal 6")
+
+
 def test_a_baseline_that_crashes_costs_its_kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLANTED, SHADER_OBJECT)
     monkeypatch.setenv(CRASH, "rayTracingPipeline")
