@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.errors import ExitCode, explain, report
 from orchestrator.cli.output import (
     Output,
     path_text,
@@ -27,6 +27,7 @@ from orchestrator.cli.output import (
 from orchestrator.cli.progress_bar import MeasurementBar
 from orchestrator.devices.families import require_family
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import KeyProfile, NotTried, Tried, save_key_profile
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class KeysView(MeasurementBar):
 def show_keys(
     output: Output, device: str, directory: Path, only: tuple[str, ...], time_limit_s: float
 ) -> ExitCode:
-    """Find what a device's keys depend on, show it, and save it if everything was tried.
+    """Find what a device's keys depend on, show it, and save it if it is all of the driver's own.
 
     Args:
         output: Receives the results.
@@ -62,25 +63,38 @@ def show_keys(
     with KeysView(output) as view:
         found = find_key_dependence(device, only=only, time_limit_s=time_limit_s, on_progress=view.progress)
     profile = found.profile
-    kept = None
-    if profile.whole and profile.says_anything:
-        kept = save_key_profile(directory, found.identity, profile)
-    output.document(lambda: _document(profile, kept))
+    kept, why, failed = None, _unfit(profile), None
+    if not why:
+        try:
+            kept = save_key_profile(directory, found.identity, profile)
+        except SaveError as error:  # what took minutes to measure is shown all the same
+            failed, why = error, str(error)
+    output.document(lambda: _document(profile, kept, why))
     _show(output, profile)
     if kept is not None:
         output.line(styled("saved ", "good"), path_text(kept))
-    elif profile.whole:
-        output.line(styled("not saved: ", "bad"), "there is no result")
     else:
-        output.line(styled("not saved: ", "warn"), "only a part was tried (--only, --time-limit)")
+        output.line(styled("not saved: ", "warn"), why)
+    if failed is not None:
+        return report(explain(failed), json=False)
     return ExitCode.PIPELINES_FAILED if profile.is_doubtful else ExitCode.OK
 
 
-def _document(profile: KeyProfile, kept: Path | None) -> KeysDocument:
+def _unfit(profile: KeyProfile) -> str:
+    """Why a profile is not kept as the driver's, or ""."""
+    if not profile.whole:
+        return "only a part was tried (--only, --time-limit)"
+    if profile.environment:
+        names = " and ".join(profile.environment)
+        return f"it is the driver's with {names} set, not the driver's own: unset {names}, and run again"
+    return "" if profile.says_anything else "there is no result"
+
+
+def _document(profile: KeyProfile, kept: Path | None, not_saved: str) -> KeysDocument:
     from orchestrator.cli.documents import KeysDocument
 
     place = None if kept is None else path_text(kept)
-    return KeysDocument(**msgspec.structs.asdict(profile), profile=place)
+    return KeysDocument(**msgspec.structs.asdict(profile), profile=place, not_saved=not_saved)
 
 
 def key_words(profile: KeyProfile) -> str:
@@ -117,6 +131,8 @@ def _show(output: Output, profile: KeyProfile) -> None:
     _show_counts(output, "does not matter", profile.independent)
     if profile.not_tried:
         _show_not_tried(output, profile.not_tried)
+    for name, value in profile.environment.items():
+        output.line(styled("set here ", "warn"), f"{name}={value}: the baseline has it, too")
     for line in profile.disagreements:
         output.line(styled("disagreement ", "bad"), line)
     for note in profile.notes:

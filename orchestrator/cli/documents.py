@@ -878,10 +878,12 @@ class KeysDocument(KeyProfile, frozen=True, kw_only=True):
     Attributes:
         version: Version of the document.
         profile: Where it was saved, or null.
+        not_saved: Why it was not saved, or "".
     """
 
     version: int = 1
     profile: str | None
+    not_saved: str
 
 
 # --- calibrate

@@ -50,6 +50,7 @@ from orchestrator.key_dependence.variations import (
     in_own_processes,
     known_names,
     members,
+    set_here,
     structures,
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
@@ -487,6 +488,7 @@ class _Bisection:
             orchestrator=VERSION,
             api_version=self.found.application.api_version,
             method=self._method(),
+            environment=set_here(identity.driver_id),
             kinds=self._kinds(),
             depends=tuple(depends),
             independent=tuple(independent),

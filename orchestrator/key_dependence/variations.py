@@ -211,6 +211,14 @@ def environments(
             yield each, {name: value}
 
 
+def set_here(driver_id: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of the variables to try that the user has set, so that the baseline has them."""
+    given = os.environ if base is None else base
+    known = (*_FLAGS, *(each.partition("=")[0] for each in _VALUES.split()))
+    prefixes = _PREFIXES.get(driver_id, ())
+    return {name: given[name] for name in known if name.startswith(prefixes) and given.get(name)}
+
+
 def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
     """The variables that enable a layer in addition to the user's (Vulkan loader documentation, "Layers")."""
     given = os.environ if base is None else base

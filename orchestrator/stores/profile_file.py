@@ -357,6 +357,8 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
         took_s: Time of the measurement, s.
         api_version: VkApplicationInfo::apiVersion of the baseline.
         method: How hits were detected.
+        environment: The driver's variables that were set, so that the baseline had them. With any, the
+            profile is not the driver's own, and is not saved.
         kinds: The kinds of pipelines, and whether the baseline works for them.
         depends: What changes keys.
         independent: What does not change keys.
@@ -373,6 +375,7 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
     depends: tuple[Tried, ...]
     independent: tuple[Tried, ...]
     not_tried: tuple[NotTried, ...]
+    environment: dict[str, str] = {}
     disagreements: tuple[str, ...] = ()
     whole: bool = True
 

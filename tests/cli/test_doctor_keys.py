@@ -56,6 +56,7 @@ def test_the_simulated_device_whole(call: Call, folder: Path) -> None:
     )
     assert len(document["independent"]) > 500
     assert document["profile"] == str(key_profile_path(folder, IDENTITY))
+    assert document["not_saved"] == ""
     assert load_key_profile(folder, IDENTITY).profile is not None
     found = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
     (known,) = [each for each in found if each["subject"].endswith("what its keys depend on")]
@@ -103,6 +104,23 @@ def test_what_matters_is_a_table_by_kind(call: Call, folder: Path, monkeypatch: 
         "of 2001-09-09: on ShaderObjectFeaturesEXT::shaderObject, apiVersion 1.3, 2 application name settings"
         in found.out
     )
+
+
+def test_what_is_measured_beside_variables_of_the_driver_is_not_kept(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    profile = key_profile(depends=(tried(SHADER_OBJECT),), environment={"RADV_DEBUG": "nongg"})
+    pretend(monkeypatch, profile)
+    done = call("doctor", "--keys", "--cache-dir", folder)
+    assert done.code == ExitCode.OK
+    assert "ShaderObjectFeaturesEXT::shaderObject" in done.out
+    assert "set here RADV_DEBUG=nongg" in " ".join(done.out.split())
+    assert "unset RADV_DEBUG, and run again" in done.out
+    document = call("doctor", "--keys", "--cache-dir", folder, "--json").document
+    assert document["environment"] == {"RADV_DEBUG": "nongg"}
+    assert document["profile"] is None
+    assert "unset RADV_DEBUG" in document["not_saved"]
+    assert load_key_profile(folder, IDENTITY).profile is None
 
 
 def test_a_part_is_not_kept(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,11 +180,19 @@ def test_usage(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     def refuse(*_: object) -> Path:
         raise SaveError(folder, "writing", "no space left")
 
-    pretend(monkeypatch, key_profile())
+    pretend(monkeypatch, key_profile(depends=(tried(SHADER_OBJECT),)))
     monkeypatch.setattr(doctor_keys, "save_key_profile", refuse)
     done = call("doctor", "--keys", "--cache-dir", folder)
     assert done.code == ExitCode.BAD_INPUT
     assert "no space left" in done.err
+    # What was measured is shown all the same.
+    assert "ShaderObjectFeaturesEXT::shaderObject" in done.out
+    assert "no space left" in done.out
+    done = call("doctor", "--keys", "--cache-dir", folder, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert [each["name"] for each in done.document["depends"]] == [SHADER_OBJECT]
+    assert done.document["profile"] is None
+    assert "no space left" in done.document["not_saved"]
 
 
 def test_a_profile_of_another_driver_is_a_hint(call: Call, folder: Path) -> None:

@@ -122,6 +122,7 @@ def test_what_the_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     # With nongg in the baseline, too, it makes no difference any more, and is not tried again.
     assert [each.name for each in profile.depends] == ["RADV_DEBUG=splitfma"]
     assert profile.depends[0].environment == {"RADV_DEBUG": "nongg,splitfma"}
+    assert profile.environment == {"RADV_DEBUG": "nongg"}
 
 
 def test_our_own_features_are_judged_by_feedback_alone(monkeypatch: pytest.MonkeyPatch) -> None:

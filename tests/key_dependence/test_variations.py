@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.key_dependence.messages import SurveyJob
 from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
-from orchestrator.key_dependence.variations import known_names
+from orchestrator.key_dependence.variations import known_names, set_here
 from tests.key_dependence.planted import MESA_RADV, OPENER
 
 PROFILE = (
@@ -33,6 +33,11 @@ def test_names_of_directories_are_no_executables(tmp_path: Path) -> None:
     executables = known_names(MESA_RADV, [str(tmp_path)]).executables
     assert ".hidden" in executables
     assert not {".", "..", "a/b"} & set(executables)
+
+
+def test_variables_of_the_driver_that_are_set_are_known() -> None:
+    base = {"RADV_DEBUG": "nongg", "radv_clear_lds": "true", "ACO_DEBUG": "", "INTEL_DEBUG": "no8", "A": "b"}
+    assert set_here(MESA_RADV, base) == {"RADV_DEBUG": "nongg", "radv_clear_lds": "true"}
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
