@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFlag, in_range
-from orchestrator.cli.errors import ExitCode
+from orchestrator.cli.errors import ExitCode, explain, report
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_WORKERS,
@@ -77,6 +77,7 @@ def calibrate_verb(
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.devices import own_process
     from orchestrator.malloc import keep_freed_memory
+    from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.profile_file import save_profile
 
     limit = time_limit_seconds(time_limit)
@@ -98,13 +99,18 @@ def calibrate_verb(
             profiles=directory,
             on_progress=Expectation(output, bar, limit),
         )
-    kept = None
+    kept, failed = None, None
     if found.profile.cold is not None or found.profile.warm is not None:
-        kept = save_profile(directory, found.identity, found.profile)
+        try:
+            kept = save_profile(directory, found.identity, found.profile)
+        except SaveError as error:  # what took minutes to measure is shown all the same
+            failed = error
     output.document(lambda: _document(found, kept))
-    show_calibration(output, found, kept)
+    show_calibration(output, found, kept, "" if failed is None else str(failed))
     if damage:
         output.message(styled(damage, "bad"))
+    if failed is not None:
+        return report(explain(failed), json=False)
     return ExitCode.PIPELINES_FAILED if damage else ExitCode.OK
 
 
@@ -156,7 +162,7 @@ def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
     )
 
 
-def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> None:
+def show_calibration(output: Output, found: Calibrated, kept: Path | None, not_saved: str = "") -> None:
     """Print findings, choices, figures and notes."""
     from orchestrator.run.options import BATCH_LIMIT
 
@@ -190,9 +196,8 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None) -> No
     for note in profile.notes:
         output.line(styled("note ", "warn"), note)
     if kept is None:
-        output.line(
-            styled("not saved: ", "bad"), "nothing could be decided; allow more time with --time-limit"
-        )
+        undecided = "nothing could be decided; allow more time with --time-limit"
+        output.line(styled("not saved: ", "bad"), not_saved or undecided)
     else:
         output.line(styled("saved ", "good"), path_text(kept))
         output.line("next: orchestrator compile SET --mode auto --workers auto (the default) uses it")

@@ -151,7 +151,7 @@ class Kind:
             raise SaveError(path, "reading what it holds", error.reason) from error
 
 
-CALIBRATION: Final = Kind(".calibration.json", cap=4 << 20, names_driver=True)
+CALIBRATION: Final = Kind(".calibration.json", cap=4 << 20, lock_wait_s=5.0, names_driver=True)
 KEY_PROFILE: Final = Kind(".keys.json", cap=4 << 20, lock_wait_s=5.0, names_driver=True)
 # Waits longer, because the writer before it may write hundreds of megabytes. 4,000,000 entries of 16 bytes.
 DURATIONS: Final = Kind(".durations", cap=32 + 16 * 4_000_000, lock_wait_s=5.0, gathers=True)

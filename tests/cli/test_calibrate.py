@@ -10,6 +10,8 @@ from orchestrator.bench import calibration as calibrating
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores import profile_file
+from orchestrator.stores.files.atomic_file import SaveError
 from tests.bench.support import sample
 from tests.cli.conftest import Call
 
@@ -105,6 +107,26 @@ def test_the_document_is_the_profile(call: Call, tmp_path: Path) -> None:
     assert Path(document["profile"]).is_file()
     assert {each["question"] for each in document["findings"]} >= {"keeping", "merging", "read-back growth"}
     assert all(each["low"] <= each["seconds"] <= each["high"] for each in document["figures"])
+
+
+@pytest.mark.usefixtures("instant")
+@pytest.mark.parametrize("json", [(), ("--json",)])
+def test_what_cannot_be_saved_is_shown(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json: tuple[str, ...]
+) -> None:
+    def refuse(*_: object) -> Path:
+        raise SaveError(tmp_path / "profile", "fsync", "the file system is full")
+
+    monkeypatch.setattr(profile_file, "save_profile", refuse)
+    done = call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path, *json)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "the file system is full" in done.err
+    if json:
+        assert done.document["cold"]["mode"] == "per-worker"
+        assert done.document["profile"] is None
+    else:
+        assert "cold" in done.out
+        assert f"not saved: {tmp_path / 'profile'}" in done.out.replace("\n", "")
 
 
 @pytest.mark.usefixtures("instant")
