@@ -295,5 +295,5 @@ def test_a_file_of_another_format_is_none(
 ) -> None:
     imported(tmp_path, sources)
     assert _read(str(tmp_path / "kept"))
-    monkeypatch.setattr("orchestrator.bytecode._HEAD", b"2" + bytecode._HEAD[1:])
+    monkeypatch.setattr("orchestrator.bytecode._HEAD", b"0" + bytecode._HEAD[1:])
     assert _read(str(tmp_path / "kept")) == {}

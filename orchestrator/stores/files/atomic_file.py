@@ -87,13 +87,13 @@ class FileOperations:
     subclass may let calls fail.
     """
 
-    new_mode: ClassVar[int] = 0o600
+    _new_mode: ClassVar[int] = 0o600
     """Permissions of new files, of which the umask takes only the rights of others."""
 
     def open_new(self, path: Path) -> int:
         """Create a file that must not exist, for writing; symbolic links are not followed."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
-        return _owned(os.open(path, flags, self.new_mode))
+        return _owned(os.open(path, flags, self._new_mode))
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
@@ -254,7 +254,7 @@ REAL_FILE_OPERATIONS: Final = FileOperations()
 
 
 class _DocumentOperations(FileOperations):
-    new_mode = 0o666
+    _new_mode = 0o666
 
 
 _DOCUMENT_OPERATIONS: Final = _DocumentOperations()
@@ -418,7 +418,7 @@ def write_atomically(
 ) -> int:
     """Replace a file's content as a whole, or leave it unchanged. Thread-safe.
 
-    The directory must exist (`ensure_directory`). The file has `FileOperations.new_mode`. No chunk is copied.
+    The directory must exist (`ensure_directory`). The file gets mode 0600. No chunk is copied.
 
     Returns:
         Bytes written.
