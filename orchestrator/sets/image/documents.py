@@ -392,6 +392,8 @@ _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 _DIGITS: Final = b"0123456789abcdef"
 _MOST_ALIKE: Final = 1 << 12
+_LONGEST_ALIKE: Final = 64 << 10  # bytes of a document that others may be like; captures have some thousands
+_MOST_ALIKE_BYTES: Final = 8 << 20  # of all that are remembered of a tag
 _MOST_PLACES: Final = 4  # ways in which hashes and data lie in documents of one length
 
 _bytes_decoder: Final = msgspec.json.Decoder(bytes)
@@ -433,9 +435,8 @@ class _Places:
 
     def __init__(self, text: bytes) -> None:
         self.data: Final = [each.span(1) for each in _DATA.finditer(text)]
-        self.hashes: Final = [
-            span for each in _HASH.finditer(text) if (span := each.span(1)) not in self.data
-        ]
+        of_data = {*self.data}
+        self.hashes: Final = [span for each in _HASH.finditer(text) if (span := each.span(1)) not in of_data]
         holes = sorted([(0, 0), *self.hashes, *self.data, (len(text), len(text))])
         self.fixed: Final = _taking([(end, begin) for (_, end), (begin, _) in itertools.pairwise(holes)])
         self._digits: Final = _taking(self.hashes)
@@ -477,12 +478,15 @@ class PipelineDocuments(Generic[Made]):
         self._known: dict[RecordTag, dict[tuple[bytes, ...], PipelineDocument[Made]]] = {
             tag: {} for tag in TABLES
         }
+        self._known_bytes = dict.fromkeys(TABLES, 0)
         self._places: dict[int, list[_Places]] = {}  # by length
         self._met: list[int] = []
 
     def decode(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made]:
         """What a record holds; raises as `decode_document`."""
         text = document_text(payload)
+        if len(text) > _LONGEST_ALIKE:
+            return self._decode(tag, key, text, None)
         for places in self._places.get(len(text), ()):
             if (found := self._like(tag, key, text, places)) is not None:
                 return found
@@ -510,7 +514,9 @@ class PipelineDocuments(Generic[Made]):
         hashes[0] = 0
         return PipelineDocument(known.made, known.infos, hashes, values)
 
-    def _decode(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made]:
+    def _decode(
+        self, tag: RecordTag, key: int, text: bytes, places: _Places | None
+    ) -> PipelineDocument[Made]:
         """What a document holds; known from now on, where its like can be told by its places."""
         self._met = []
         with _making:
@@ -525,10 +531,14 @@ class PipelineDocuments(Generic[Made]):
         found = PipelineDocument(
             self._make(value), infos, [0, *self._met], tuple(each.pData for each in infos)
         )
+        if places is None:
+            return found
         hashes, data = places.holes(text) or ([], ())
         if hashes == [key, *self._met] and len(data) == len(infos) and b"\\" not in text:
-            if len(self._known[tag]) >= _MOST_ALIKE:
+            self._known_bytes[tag] += len(text)
+            if len(self._known[tag]) >= _MOST_ALIKE or self._known_bytes[tag] > _MOST_ALIKE_BYTES:
                 self._known[tag].clear()
+                self._known_bytes[tag] = len(text)
             self._known[tag][places.fixed(text)] = found
         return found
 

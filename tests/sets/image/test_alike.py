@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -230,3 +231,52 @@ def test_what_is_read_ahead_changes_nothing(modules: int, monkeypatch: pytest.Mo
         assert list(said(source, AnyDevice())) == alone
     assert (max(batches) == 1) is (modules == 1)
     assert len(batches) > 5
+
+
+def test_a_long_document_is_not_remembered() -> None:
+    """Nor are its hashes looked for, of which there may be a hundred thousand."""
+    decoding = Decoding()
+    blanks = b" " * module._LONGEST_ALIKE
+    for key in (1, 2):
+        decoding.check(key, document(key) + blanks)
+    assert decoding.made == 2
+    assert not decoding.documents._places
+    assert not decoding.documents._known[TAG]
+
+
+def test_what_is_known_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(document(1, stage={"name": "a"}))
+    monkeypatch.setattr(module, "_MOST_ALIKE_BYTES", 2 * size)
+    decoding = Decoding()
+    for name in "abc":
+        decoding.check(1, document(1, stage={"name": name}))
+    assert len(decoding.documents._known[TAG]) == 1
+    decoding.check(1, document(1, stage={"name": "d"}))
+    assert len(decoding.documents._known[TAG]) == 2
+
+
+class CountingSpan(tuple[int, int]):
+    """A span that counts what it is compared with."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountingSpan.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = tuple.__hash__
+
+
+def test_hashes_are_not_compared_with_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CountingData:
+        @staticmethod
+        def finditer(text: bytes) -> list[Any]:
+            spans = [CountingSpan(each.span(1)) for each in data.finditer(text)]
+            return [SimpleNamespace(span=lambda _group, span=span: span) for span in spans]
+
+    data = module._DATA
+    monkeypatch.setattr(module, "_DATA", CountingData)
+    text = b'"00000000000000a1" "data":"abcd" ' * 100
+    places = module._Places(text)
+    assert (len(places.hashes), len(places.data)) == (100, 100)
+    assert CountingSpan.compared < 5_000
