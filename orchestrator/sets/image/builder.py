@@ -310,9 +310,9 @@ class _ImageBuilder:
         self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
-        # Binding numbers of each set layout, and (set, binding) of each pipeline layout.
-        self._set_bindings: dict[int, tuple[int, ...]] = {}
-        self._bindings: dict[int, frozenset[tuple[int, int]]] = {}
+        # Binding numbers of each set layout, and the same of the sets of each pipeline layout.
+        self._bindings: dict[int, frozenset[int]] = {0: frozenset()}
+        self._sets: dict[int, tuple[frozenset[int], ...]] = {}
         self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
         self._memory: dict[int, WorkgroupMemory | None] = {}
         self._constant_sizes: dict[int, dict[int, int]] = {}
@@ -538,21 +538,24 @@ class _ImageBuilder:
         """
         if stage.pNext and any(type(each).__name__ == _MAPPINGS for each in stage.pNext):
             return
-        there = self._bindings[layout]
-        if there.issuperset(spirv.descriptors().values()):
+        sets, bindings = self._sets[layout], spirv.bindings
+        lacking = {
+            each: (number, bindings[each])
+            for each, number in spirv.descriptor_sets.items()
+            if each in bindings and (number >= len(sets) or bindings[each] not in sets[number])
+        }
+        if not lacking:
             self._served.add((module, layout))
             return
         where = (module, stage.stage, stage.pName, layout)
         if where not in self._lacking:
-            self._lacking[where] = self._lacking_descriptor(stage, module, there)
+            self._lacking[where] = self._lacking_descriptor(stage, module, lacking)
         self._require(self._lacking[where])
 
     def _lacking_descriptor(
-        self, stage: Any, module: int, there: frozenset[tuple[int, int]]
+        self, stage: Any, module: int, lacking: dict[int, tuple[int, int]]
     ) -> Malformed | None:
-        spirv = self._spirv(module)
-        lacking = {each: place for each, place in spirv.descriptors().items() if place not in there}
-        entry = stage_entry_point(stage, spirv)
+        entry = stage_entry_point(stage, self._spirv(module))
         if entry is None:
             return None
         try:
@@ -624,15 +627,10 @@ class _ImageBuilder:
             self._render_passes[key] = value
         elif handle_type == "VkDescriptorSetLayout":
             self._descriptors[key] = count_descriptors(value)
-            self._set_bindings[key] = tuple(each.binding for each in value.pBindings or ())
+            self._bindings[key] = frozenset(each.binding for each in value.pBindings or ())
         elif handle_type == "VkPipelineLayout":
             self._count_sets(value)
-            self._bindings[key] = frozenset(
-                (number, binding)
-                for number, each in enumerate(value.pSetLayouts or ())
-                if each
-                for binding in self._set_bindings[each]
-            )
+            self._sets[key] = tuple(self._bindings[each] for each in value.pSetLayouts or ())
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
         return self._place_object(OBJECT_KINDS[structure], key, self._pack(value, self._heap), conversion)
 

@@ -224,15 +224,6 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
     atomics: tuple[Atomic, ...] = ()
     workgroup_memory: bool = False
 
-    def descriptors(self) -> dict[int, tuple[int, int]]:
-        """(DescriptorSet, Binding) of each variable that is decorated with both, by id."""
-        bindings = self.bindings
-        return {
-            each: (number, bindings[each])
-            for each, number in self.descriptor_sets.items()
-            if each in bindings
-        }
-
     def entry_point(self, execution_model: int, name: str) -> EntryPoint | None:
         """The entry point of that execution model and name, or None."""
         for each in self.entry_points:

@@ -528,6 +528,29 @@ def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> 
         assert reasons(built) == {1: (False, reason), 2: (False, reason)}
 
 
+def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
+    code = reading_module(2, 3, used=True)
+    records, module = Records(), module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    bindings = [
+        {"binding": each, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32} for each in range(10)
+    ]
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": bindings})
+    for key, sets in ((0x32, [0x31, 0, 0x31]), (0x33, [0x31] * 8), (0x34, [0x31, 0x31, 0])):
+        records.put(RecordTag.PIPELINE_LAYOUT, key, {"setLayouts": [hexed(each) for each in sets]})
+        records.compute(key, module=module, layout=key)
+    source = PipelineSet.from_records(records)
+    building = builder._ImageBuilder(source, AnyDevice(), 1 << 20)
+    building.add_all(list(source.pipelines))
+    assert sum(map(len, building._bindings.values())) == len(bindings)
+    assert {id(each) for sets in building._sets.values() for each in sets} == {
+        id(building._bindings[key]) for key in (0, 0x31)
+    }
+    assert [(each.job.key, each.reason) for each in building._problems] == [
+        (0x34, f"layout has no set 2 binding 3, which shader {module:016x} uses")
+    ]
+
+
 def test_a_workgroup_of_nothing_fails() -> None:
     code = compute_module(local_size=0)
     records, module = Records(), module_hash(code, 0)
