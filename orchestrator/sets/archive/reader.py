@@ -103,6 +103,8 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
 
     Attributes:
         entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
+        document_bytes: The same for all records but shader modules. They are JSON, which takes up to fifty
+            times its size when it is decoded; captures have up to 3 KiB.
         entries: Most records.
         total_bytes: Largest sum of the uncompressed sizes.
         free_bytes: A sum that is allowed for a file of any size.
@@ -111,6 +113,7 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
     """
 
     entry_bytes: int = 64 << 20
+    document_bytes: int = 4 << 20
     entries: int = 4 << 20
     total_bytes: int = 64 << 30
     free_bytes: int = 1 << 30
@@ -163,7 +166,7 @@ def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> Ar
     offsets, headers, nibbles = offsets[known], headers[known], nibbles[known]
     tags = nibbles[:, 15].copy()
     keys = _keys_of(nibbles)
-    refusals = _refusals(headers, limits)
+    refusals = _refusals(headers, tags, limits)
     for row, reason in refusals.items():
         damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
     most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
@@ -344,7 +347,9 @@ class _Resume:
         return None
 
 
-def _refusals(headers: npt.NDArray[np.void], limits: ArchiveLimits) -> dict[int, str]:
+def _refusals(
+    headers: npt.NDArray[np.void], tags: npt.NDArray[np.uint8], limits: ArchiveLimits
+) -> dict[int, str]:
     """Records with an invalid header, with the reason."""
     stored, size, flags = (headers[name].astype(np.int64) for name in ("stored", "size", "flags"))
     raw, deflate = flags == FLAG_RAW, flags == FLAG_DEFLATE
@@ -353,6 +358,10 @@ def _refusals(headers: npt.NDArray[np.void], limits: ArchiveLimits) -> dict[int,
         (
             np.maximum(stored, size) > limits.entry_bytes,
             f"stored size {{stored}}, declared size {{size}}: over the cap of {limits.entry_bytes} bytes",
+        ),
+        (
+            (np.maximum(stored, size) > limits.document_bytes) & (tags != RecordTag.SHADER_MODULE),
+            f"declared size {{size}}: over the cap of {limits.document_bytes} bytes of a JSON document",
         ),
         (raw & (stored != size), "raw, but stored size {stored} is not the declared size {size}"),
         (

@@ -274,6 +274,12 @@ def test_caps(path: Path) -> None:
         assert source.payload(SAMPLER, 5) == b"abcd"
         with pytest.raises(RecordError, match="over the cap of 4 bytes"):
             source.payload(SAMPLER, 6)
+    both = archive(record(1, 5, b"abcd"), record(1, 6, b"abcde"), record(4, 7, b"abcde"))
+    with opened(path, both, ArchiveLimits(document_bytes=4)) as source:
+        assert source.payload(SAMPLER, 5) == b"abcd"
+        assert source.payload(RecordTag.SHADER_MODULE, 7) == b"abcde"
+        with pytest.raises(RecordError, match="size 5: over the cap of 4 bytes of a JSON document"):
+            source.payload(SAMPLER, 6)
     with pytest.raises(ArchiveError, match="more than 2 records"):
         opened(path, data, ArchiveLimits(entries=2))
     with pytest.raises(ArchiveError, match="more than 10 bytes in total") as error:
@@ -432,12 +438,12 @@ def test_corpora_are_read_whole_and_copied_identically(corpora: Path, tmp_path: 
 
 
 def test_a_small_file_that_decodes_to_very_much_is_refused_at_once(tmp_path: Path) -> None:
-    """Two hundred records of zeros, 64 MiB each: nothing of them is decoded."""
+    """Two hundred modules of zeros, 64 MiB each: nothing of them is decoded."""
     size = 64 << 20
     stored = zlib.compress(bytes(size), 9)
     parts = [archive()]
     for key in range(200):
-        header = f"{int(RecordTag.SAMPLER):024x}{key:016x}".encode()
+        header = f"{int(RecordTag.SHADER_MODULE):024x}{key:016x}".encode()
         parts.append(header + struct.pack("<4I", len(stored), 2, zlib.crc32(stored), size) + stored)
     path = tmp_path / "bomb.foz"
     path.write_bytes(b"".join(parts))
