@@ -1032,17 +1032,30 @@ def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: Dyn
 # The greatest accepted binding number. Drivers allocate a table up to the greatest number of a layout, so the
 # specification advises to keep it low (VkDescriptorSetLayoutBinding); captures stay below some thousands.
 _LAST_BINDING = (1 << 20) - 1
+_PER_STAGE = 0x40  # VK_DESCRIPTOR_SET_LAYOUT_CREATE_PER_STAGE_BIT_NV
+_MUTABLE_TYPES = "VkMutableDescriptorTypeCreateInfoEXT"
 
 
 def complete_set_layout(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Binding numbers, and flags for all bindings or none.
+    """Binding numbers, types of mutable bindings, and flags for all bindings or none.
 
+    VUID-VkDescriptorSetLayoutCreateInfo-binding-00279 and -pBindings-07303,
+    VUID-VkMutableDescriptorTypeListEXT-descriptorTypeCount-04597,
     VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-bindingCount-03002.
     """
     bindings = value.pBindings or ()
-    greatest = max((each.binding for each in bindings), default=0)
+    numbers = {each.binding for each in bindings}
+    greatest = max(numbers, default=0)
     if greatest > _LAST_BINDING:
         return Malformed(f"binding {greatest}, where tables up to {_LAST_BINDING} are taken")
+    if len(numbers) < len(bindings) and not value.flags & _PER_STAGE:
+        twice, _ = Counter(each.binding for each in bindings).most_common(1)[0]
+        return Malformed(f"binding {twice} is there twice")
+    mutable = enum_numbers()["VK_DESCRIPTOR_TYPE_MUTABLE_EXT"]
+    lists = getattr(chained(value, _MUTABLE_TYPES), "pMutableDescriptorTypeLists", None) or ()
+    for index, each in enumerate(bindings):
+        if each.descriptorType == mutable and not (index < len(lists) and lists[index]):
+            return Malformed(f"binding {each.binding} is mutable, and {_MUTABLE_TYPES} has no types for it")
     return _as_long(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo", "pBindingFlags", "pBindings")
 
 

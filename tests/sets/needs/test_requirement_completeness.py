@@ -139,3 +139,43 @@ def test_one_location_a_sample(count: int, complete: bool) -> None:
     found = missing(info)
     assert (found is None) == complete
     assert complete or isinstance(found, Malformed)
+
+
+SAMPLED_IMAGE, MUTABLE = 2, 1000351000
+MUTABLE_TYPES = "VkMutableDescriptorTypeCreateInfoEXT"
+
+
+def set_layout(*bindings: tuple[int, int], types: list[list[int]] | None = None, flags: int = 0) -> Any:
+    members = [
+        make("VkDescriptorSetLayoutBinding", binding=number, descriptorType=kind, descriptorCount=1)
+        for number, kind in bindings
+    ]
+    lists = [] if types is None else [chain(MUTABLE_TYPES, pMutableDescriptorTypeLists=types)]
+    return make("VkDescriptorSetLayoutCreateInfo", pBindings=members, pNext=lists, flags=flags)
+
+
+def test_each_binding_number_is_there_once() -> None:
+    assert missing(set_layout((3, SAMPLED_IMAGE), (2, SAMPLED_IMAGE))) is None
+    twice = [(3, SAMPLED_IMAGE), (2, SAMPLED_IMAGE), (3, SAMPLED_IMAGE)]
+    found = missing(set_layout(*twice))
+    assert isinstance(found, Malformed)
+    assert found == "binding 3 is there twice"
+    assert missing(set_layout(*twice, flags=0x40)) is None  # layouts of each stage
+
+
+@pytest.mark.parametrize(
+    ("types", "complete"),
+    [
+        ([[], [2, 3]], True),
+        ([[2], [2]], True),
+        (None, False),
+        ([], False),
+        ([[2]], False),
+        ([[2], []], False),
+    ],
+)
+def test_a_mutable_binding_has_types(types: list[list[int]] | None, complete: bool) -> None:
+    found = missing(set_layout((0, SAMPLED_IMAGE), (7, MUTABLE), types=types))
+    assert (found is None) == complete
+    assert complete or found == f"binding 7 is mutable, and {MUTABLE_TYPES} has no types for it"
+    assert complete or isinstance(found, Malformed)
