@@ -646,6 +646,7 @@ class _ImageBuilder:
         recorded = [each for each in sampler.pNext or () if type(each).__name__ == YCBCR_CREATE_INFO]
         if not recorded:
             return None
+        self._pack(sampler, Heap())  # of two conversions, one would be left in the chain
         sampler.pNext = [each for each in sampler.pNext if each is not recorded[0]]
         return self._place_object(
             OBJECT_KINDS[YCBCR_CREATE_INFO], key, self._pack(recorded[0], self._heap), conversion=None

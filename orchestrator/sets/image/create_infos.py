@@ -15,6 +15,7 @@ import functools
 import operator
 import struct as binary
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
@@ -209,8 +210,8 @@ class StructPacker:
         """Pack a decoded value; what it points to goes to the heap.
 
         Raises:
-            CreateInfoError: An array and its count disagree, a handle is null that must not be, or a number
-                has no representation in its C type.
+            CreateInfoError: An array and its count disagree, a handle is null that must not be, a number has
+                no representation in its C type, or a pNext chain holds a structure twice.
         """
         piece = Piece(bytearray(self.struct.size))
         self.pack_into(value, piece, 0, heap)
@@ -291,7 +292,13 @@ def packer(name: str) -> StructPacker:
 
 
 def _chain(entries: Sequence[Any], heap: Heap) -> int:
-    """Place a pNext chain, of one structure at least; returns the offset of its first."""
+    """Place a pNext chain, of one structure at least; returns the offset of its first.
+
+    None is there twice (VUID-VkPipelineShaderStageCreateInfo-sType-unique and its like). Drivers trust that.
+    """
+    if len(entries) > 1 and len(kinds := Counter(map(type, entries))) < len(entries):
+        twice, _ = kinds.most_common(1)[0]
+        raise CreateInfoError(f"a pNext chain holds {twice.__name__} twice")
     pointers: list[tuple[int, int]] = []
     for entry in reversed(entries):
         each = packer(type(entry).__name__)

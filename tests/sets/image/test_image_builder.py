@@ -128,6 +128,29 @@ def test_samplers_with_a_conversion_or_a_border_of_their_own() -> None:
     ]
 
 
+def test_a_chain_holds_each_structure_once() -> None:
+    """Of a pipeline, of a state that pipelines share, and of what is taken out of its chain."""
+    records = Records()
+    flags = {"sType": 1000470005, "flags": 0}
+    records.compute(1, pNext=[flags, flags])
+    records.compute(2, pNext=[flags, {"sType": 1000068000}])
+    stream = {"sType": 1000028002}
+    records.library(3, rasterizationState={"pNext": [stream, stream]})
+    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
+    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [conversion, conversion]})
+    binding = {"binding": 0, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(0x30)]}
+    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x32, {"bindings": [binding]})
+    records.put(RecordTag.PIPELINE_LAYOUT, 0x33, {"setLayouts": [hexed(0x32)]})
+    records.compute(4, layout=0x33)
+    built = records.built()
+    assert built.image.keys.tolist() == [2]
+    assert reasons(built) == {
+        1: (False, "a pNext chain holds VkPipelineCreateFlags2CreateInfo twice"),
+        3: (False, "a pNext chain holds VkPipelineRasterizationStateStreamCreateInfoEXT twice"),
+        4: (False, "a pNext chain holds VkSamplerYcbcrConversionCreateInfo twice"),
+    }
+
+
 def test_slots_are_zero_in_the_buffer_and_aligned() -> None:
     records = Records()
     for key in range(1, 6):
