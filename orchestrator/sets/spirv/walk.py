@@ -8,8 +8,9 @@ captured sets. `walk_modules` does the same for many modules at once, in a third
 from one instruction to the next in all of them. `instructions` gives all instructions.
 
 Guarantees: no byte outside the given ones is read, every step moves on by a word at least, and no allocation
-depends on a declared size: any input gives a result or a SpirvError. Only framing is checked, as far as the
-walk goes, and not the meaning of instructions. Pure and thread-safe; results are frozen.
+depends on a declared size: any input gives a result or a SpirvError. A result is bounded. Only framing is
+checked, as far as the walk goes, and not the meaning of instructions. Pure and thread-safe; results are
+frozen.
 Assumptions: little-endian words, as on every host this package supports.
 Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4
 "Logical Layout of a Module".
@@ -32,6 +33,9 @@ MAGIC_SWAPPED = 0x03022307
 HEADER_WORDS = 5
 # "Universal Limits", section 2.17: ids stay below this in every valid module. Drivers allocate by the bound.
 ID_BOUND_LIMIT = 0x3F_FFFF
+# Most of each sort that is read of a module, since it is kept of every one: capabilities; entry points,
+# execution modes, extensions and the like together, or decorations; constants, which fill tables.
+MOST_CAPABILITIES, MOST_DECLARED, MOST_CONSTANTS = 1 << 12, 1 << 16, 1 << 20
 
 OP_EXTENSION, OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY = 10, 15, 16, 17
 OP_TYPE_INT, OP_TYPE_FLOAT, OP_TYPE_VECTOR, OP_TYPE_POINTER = 21, 22, 23, 32
@@ -380,7 +384,7 @@ def walk_modules(codes: Sequence[bytes]) -> list[SpirvModule | SpirvError]:
         try:
             found.append(_checked_words(code))
         except SpirvError as error:
-            found.append(error)
+            found.append(error.with_traceback(None))  # which holds this list, and so itself
     preambles = _Preambles([each for each in found if isinstance(each, memoryview)])
     numbers = count()
     return [
@@ -399,12 +403,14 @@ def _checked_words(code: bytes) -> memoryview[int]:
 def _read_module(
     code: bytes, words: memoryview[int], preambles: _Preambles, number: int
 ) -> SpirvModule | SpirvError:
-    capabilities = tuple(preambles.capabilities.of(number))
     walk = _Walk()
     end = preambles.ends[number]
     atomics: tuple[Atomic, ...] = ()
     try:
-        walk.read(code, words, preambles.places.of(number))
+        capabilities = tuple(preambles.capabilities.of(number))
+        constants, spec_ids = preambles.constants.of(number), preambles.spec_ids.of(number)
+        descriptor_sets, bindings = preambles.descriptor_sets.of(number), preambles.bindings.of(number)
+        walk.read(code, words, preambles.places.of(number) + preambles.composites.of(number))
         if end < len(words) and words[end] & 0xFFFF != OP_FUNCTION:
             _raise_length(words, end, len(words))
         if not _ATOMIC_CAPABILITIES.isdisjoint(capabilities) or (
@@ -412,7 +418,7 @@ def _read_module(
         ):
             atomics = _AtomicWalk(words).found(end)
     except SpirvError as error:
-        return error
+        return error.with_traceback(None)  # whose frames hold all that was read
     version = words[1]
     return SpirvModule(
         (version >> 16 & 0xFF, version >> 8 & 0xFF),
@@ -421,13 +427,13 @@ def _read_module(
         tuple(walk.extensions),
         tuple(walk.entry_points),
         tuple(walk.execution_modes),
-        constants=preambles.constants.of(number),
-        spec_ids=preambles.spec_ids.of(number),
+        constants=constants,
+        spec_ids=spec_ids,
         workgroup_memory=walk.workgroup_memory,
         composites=walk.composites,
         workgroup_size=walk.workgroup_size,
-        descriptor_sets=preambles.descriptor_sets.of(number),
-        bindings=preambles.bindings.of(number),
+        descriptor_sets=descriptor_sets,
+        bindings=bindings,
         atomics=atomics,
     )
 
@@ -491,20 +497,29 @@ def _places_of(
 class _Column:
     """Numbers from one sort of instructions, by module."""
 
-    def __init__(self, numbers: npt.NDArray[Any], split: Sequence[int]) -> None:
+    def __init__(self, numbers: npt.NDArray[Any], split: Sequence[int], sort: str, most: int) -> None:
         self.numbers: Final[list[int]] = numbers.tolist()
         self.split: Final = split
+        self.sort, self.most = sort, most
 
     def of(self, number: int) -> list[int]:
-        """Those of a module."""
-        return self.numbers[self.split[number] : self.split[number + 1]]
+        """Those of a module.
+
+        Raises:
+            SpirvError: They are more than `most`.
+        """
+        begin, end = self.split[number], self.split[number + 1]
+        if end - begin > self.most:
+            text = f"{end - begin} {self.sort} from here on, where a module may have {self.most}"
+            raise SpirvError(HEADER_WORDS, text)
+        return self.numbers[begin:end]
 
 
 class _Pairs:
     """Ids and values from one sort of instructions, by module."""
 
-    def __init__(self, ids: _Words, values: _Words, split: Sequence[int]) -> None:
-        self._ids, self._values = _Column(ids, split), _Column(values, split)
+    def __init__(self, ids: _Words, values: _Words, split: Sequence[int], sort: str, most: int) -> None:
+        self._ids, self._values = _Column(ids, split, sort, most), _Column(values, split, sort, most)
         self._split = split
 
     def of(self, number: int) -> dict[int, int]:
@@ -526,6 +541,7 @@ class _Preambles:
         bindings: All.
         places: Places of the other instructions that are read, with the constants and constant_ids whose id
             is invalid, which `_Walk.read` reports.
+        composites: Places of composites that may be a workgroup size.
     """
 
     def __init__(self, several: Sequence[memoryview[int]]) -> None:
@@ -542,8 +558,10 @@ class _Preambles:
         def split(chosen: npt.NDArray[np.bool_]) -> list[int]:
             return [0, *np.searchsorted(there[chosen], ends).tolist()]
 
-        def pairs(chosen: npt.NDArray[np.bool_], ids: _Words) -> _Pairs:
-            return _Pairs(ids[chosen], fourth[chosen], split(chosen))
+        def pairs(
+            chosen: npt.NDArray[np.bool_], ids: _Words, sort: str = "decorations", most: int = MOST_DECLARED
+        ) -> _Pairs:
+            return _Pairs(ids[chosen], fourth[chosen], split(chosen), sort, most)
 
         is_id_2, is_id_3 = ((each > 0) & (each < bounds) for each in (second, third))
         of_four, decorates = lengths == 4, opcodes == OP_DECORATE
@@ -559,8 +577,10 @@ class _Preambles:
         composites &= lengths == _COMPOSITE_OF_THREE
         spec_ids = decorates & (lengths > 3) & (third == DECORATION_SPEC_ID)
         self.ends: Final[list[int]] = (stops - begins).tolist()
-        self.capabilities: Final = _Column(second[capabilities], split(capabilities))
-        self.constants: Final = pairs(constants & may_be_size & is_id_3, third)
+        self.capabilities: Final = _Column(
+            second[capabilities], split(capabilities), "capabilities", MOST_CAPABILITIES
+        )
+        self.constants: Final = pairs(constants & may_be_size & is_id_3, third, "constants", MOST_CONSTANTS)
         self.spec_ids: Final = pairs(spec_ids & is_id_2, second)
         self.descriptor_sets: Final = pairs(
             decorates & of_four & (third == DECORATION_DESCRIPTOR_SET), second
@@ -569,9 +589,11 @@ class _Preambles:
         others = (opcodes == OP_ENTRY_POINT) | (opcodes == OP_EXTENSION) | modes | sizes_workgroups
         others |= decorates & (third == DECORATION_BUFFER_BLOCK)
         others |= (opcodes == OP_TYPE_POINTER) & np.isin(third, _SHARED_MEMORY)
-        others |= composites & (may_be_size | ~is_id_3)
         others |= (constants & ~is_id_3) | (spec_ids & ~is_id_2)
-        self.places: Final = _Column((there - begins[of_module])[others], split(others))
+        at = there - begins[of_module]
+        self.places: Final = _Column(at[others], split(others), "declarations", MOST_DECLARED)
+        composites &= may_be_size | ~is_id_3
+        self.composites: Final = _Column(at[composites], split(composites), "constants", MOST_CONSTANTS)
 
 
 # --- what they say

@@ -20,6 +20,7 @@ from orchestrator.sets.spirv.walk import (
     check_functions,
     instructions,
     spirv_words,
+    walk_modules,
     walk_spirv,
 )
 from tests.drivers import Corpus, each_corpus
@@ -279,3 +280,39 @@ def test_code_that_is_cut_short_anywhere_is_not_whole() -> None:
         assert not is_whole(TWO_FUNCTIONS[:size]), size
     for rest in (bytes(4), bytes(400), TWO_FUNCTIONS[-4:]):
         assert not is_whole(TWO_FUNCTIONS + rest)
+
+
+@pytest.mark.parametrize(
+    ("repeated", "sort", "most"),
+    [
+        ((17, 1), "capabilities", "MOST_CAPABILITIES"),
+        ((10, 0x61), "declarations", "MOST_DECLARED"),
+        ((15, 5, 3, 0x61), "declarations", "MOST_DECLARED"),
+        ((16, 3, 1), "declarations", "MOST_DECLARED"),
+        ((71, 3, 33, 0), "decorations", "MOST_DECLARED"),
+        ((71, 3, 34, 0), "decorations", "MOST_DECLARED"),
+        ((71, 3, 1, 0), "decorations", "MOST_DECLARED"),
+        ((43, 1, 3, 0), "constants", "MOST_CONSTANTS"),
+        ((44, 1, 3, 4, 5, 6), "constants", "MOST_CONSTANTS"),
+    ],
+)
+def test_what_is_kept_of_a_module_is_bounded(
+    repeated: tuple[int, ...], sort: str, most: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for each in ("MOST_CAPABILITIES", "MOST_DECLARED", "MOST_CONSTANTS"):
+        assert getattr(walk, each) >= 4096
+        monkeypatch.setattr(walk, each, 20 if each == most else 10)
+    sized = (331, 3, 38, 4, 5, 6)  # LocalSizeId, by which constants are read; a declaration itself
+    found = 21 + (sort == "declarations")
+    walk_spirv(assemble(sized, *[repeated] * 19))
+    with pytest.raises(SpirvError) as error:
+        walk_spirv(assemble(sized, *[repeated] * 21))
+    assert str(error.value) == f"SPIR-V word 5: {found} {sort} from here on, where a module may have 20"
+
+
+def test_an_error_keeps_nothing_of_its_module() -> None:
+    whole = compute_module()
+    for broken in (whole[:-2], assemble((15, 5, 0, 0x61))):
+        (error,) = walk_modules([broken])
+        assert isinstance(error, SpirvError)
+        assert error.__traceback__ is None
