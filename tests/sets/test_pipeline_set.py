@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 
 import pytest
@@ -185,6 +187,21 @@ def test_combined_records_of_memory() -> None:
     assert list(both.keys(COMPUTE)) == [1, 2]
     assert [both.payload(COMPUTE, key) for key in (1, 2)] == [b"a", b"c"]
     assert record_offset(both, COMPUTE, 1) is None
+
+
+def test_the_error_of_a_combined_record_goes_with_its_handler(tmp_path: Path) -> None:
+    path = tmp_path / "set.foz"
+    path.write_bytes(archive(record(7, 1, b"x", crc=5)))
+    gc.disable()
+    try:
+        with open_archives([path, path]) as both:
+            try:
+                both.payload(COMPUTE, 1)
+            except RecordError as error:
+                kept = weakref.ref(error)
+            assert kept() is None
+    finally:
+        gc.enable()
 
 
 def test_verify_names_what_is_wrong(tmp_path: Path) -> None:

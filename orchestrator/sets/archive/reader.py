@@ -750,7 +750,10 @@ class CombinedRecords(Closing):
             except RecordError as error:
                 first = first or error
         if first is not None:
-            raise first
+            try:
+                raise first
+            finally:
+                del first  # or it and this frame would keep each other
         raise KeyError(key)
 
     def close(self) -> None:

@@ -339,8 +339,9 @@ class _ImageBuilder:
         try:
             self._pipelines[job] = self._decode(job, document)
         except (_UnusableError, *_DEFECTS) as found:
-            error = found if isinstance(found, _UnusableError) else _defect(found)
-            self._pipelines[job] = error.alone()
+            # A local that keeps `found` keeps its frames, this one among them, until garbage is collected.
+            error = (found if isinstance(found, _UnusableError) else _defect(found)).alone()
+            self._pipelines[job] = error
             self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
 
     def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:

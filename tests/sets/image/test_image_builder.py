@@ -7,8 +7,10 @@ slots agree with the buffer. Devices' capabilities are made up, so no driver is 
 from __future__ import annotations
 
 import base64
+import gc
 import json
 import traceback
+import weakref
 from collections import Counter
 from typing import Any
 
@@ -339,6 +341,32 @@ def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: py
         return sum(1 for _ in traceback.walk_tb(error.__traceback__))
 
     assert 0 < max(map(depth, raised)) < 20
+
+
+def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+    raised: list[weakref.ref[BaseException]] = []
+
+    class Watched(builder._UnusableError):
+        def __init__(self, reason: str, *, unsupported: bool = False) -> None:
+            super().__init__(reason, unsupported=unsupported)
+            raised.append(weakref.ref(self))
+
+    monkeypatch.setattr(builder, "_UnusableError", Watched)
+    records = Records()
+    records.compute(1, layout=0x77)
+    records.compute(2, module=0x77)
+    records.compute(3, entry="other")
+    source = PipelineSet.from_records(records)
+    building = builder._ImageBuilder(source, AnyDevice(), 1 << 20)
+    gc.disable()
+    try:
+        building.add_all(list(source.pipelines))
+        kept = [error for each in raised if (error := each()) is not None and error.__traceback__ is not None]
+    finally:
+        gc.enable()
+    assert len(building._problems) == 3
+    assert len(raised) > 3
+    assert kept == []
 
 
 @pytest.mark.parametrize("limit", [1, 1 << 30])
