@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import TypeVar
 
+import numpy as np
 import trio
 from attrs import define, evolve, field
 
@@ -117,49 +118,66 @@ class Vetter:
                 )
 
     async def _isolate(self, refused: dict[int, Judgement]) -> None:
+        """Try all, libraries first: what links one that the driver died of would be blamed for its crash."""
         image = self.image
         jobs = [_job(image, index) for index in range(len(image))]
         started = time.perf_counter()
+        reasons: dict[int, str] = {}
+        survived: set[PipelineJob] = set()
+        died: dict[PipelineJob, str] = {}
+        processes = 0
         # An unnamed file, so that a killed process leaves nothing behind.
         descriptor = os.memfd_create("orchestrator-trial", os.MFD_CLOEXEC)
         try:
             await trio.to_thread.run_sync(self._write, descriptor)
-            trials = await trial.try_pipelines(
-                [f"/proc/{os.getpid()}/fd/{descriptor}"],
-                jobs,
-                evolve(self.options, workers=self.processes),
-                self.request,
-                stop=self.stop,
-            )
+            for level in image.levels(np.arange(len(image), dtype=np.int32)):
+                self._blame_links(reasons, level.tolist())
+                some = [index for index in level.tolist() if index not in reasons]
+                if not some or (self.stop is not None and self.stop.is_set()):
+                    continue
+                trials = await trial.try_pipelines(
+                    [f"/proc/{os.getpid()}/fd/{descriptor}"],
+                    [jobs[index] for index in some],
+                    evolve(self.options, workers=self.processes),
+                    self.request,
+                    stop=self.stop,
+                )
+                survived |= trials.survived
+                died |= trials.died
+                processes += trials.processes
+                for index in some:
+                    if jobs[index] in died:
+                        said = [refused[each].reason for each in image.modules_of(index) if each in refused]
+                        reasons[index] = "; ".join([died[jobs[index]], *said[:1]])
         finally:
             os.close(descriptor)
         self.notes.append(
-            f"{len(trials.survived) + len(trials.died)} pipelines were compiled in child processes first: "
-            f"the driver survived {len(trials.survived)}, and not {len(trials.died)} "
-            f"({trials.processes} processes, {time.perf_counter() - started:.1f} s)"
+            f"{len(survived) + len(died)} pipelines were compiled in child processes first: "
+            f"the driver survived {len(survived)}, and not {len(died)} "
+            f"({processes} processes, {time.perf_counter() - started:.1f} s)"
         )
-        reasons = {}
-        for index, job in enumerate(jobs):
-            if job in trials.died:
-                said = [refused[module].reason for module in image.modules_of(index) if module in refused]
-                reasons[index] = "; ".join([trials.died[job], *said[:1]])
         self._leave_out(OutcomeStatus.FAILED, reasons)
-        self.untried = frozenset(jobs) - trials.survived - set(trials.died)
+        self.untried = frozenset(jobs) - survived - {jobs[index] for index in reasons}
 
     def _write(self, descriptor: int) -> None:
         with ArchiveWriter(descriptor) as writer:
             self.source.copy_to(writer)
 
     def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:
-        """Leave out pipelines with a reason, and those that link them; libraries come first in an image."""
+        """Leave out pipelines with a reason, and those that link them."""
         image = self.image
-        for index in range(len(image)):
-            blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
-            if blamed is not None and index not in reasons:
-                reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
+        self._blame_links(reasons, range(len(image)))
         indices = sorted(reasons)
         jobs = [_job(image, index) for index in indices]
         self.left_out = OutcomeTable.of(jobs, [status] * len(jobs), [reasons[index] for index in indices])
+
+    def _blame_links(self, reasons: dict[int, str], indices: Iterable[int]) -> None:
+        """Give the pipelines that link one with a reason that reason; libraries come first in an image."""
+        image = self.image
+        for index in indices:
+            blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
+            if blamed is not None and index not in reasons:
+                reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
 
 
 def _job(image: CreateInfoImage, index: int) -> PipelineJob:

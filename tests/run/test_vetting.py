@@ -179,10 +179,12 @@ async def test_what_links_a_library_of_a_refused_module_is_skipped(
 async def test_what_links_a_library_that_killed_the_driver_is_failed(
     linked: LinkedSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tried_together: list[set[int]] = []
+
     async def tried(
         archives: list[str], jobs: list[PipelineJob], *given: object, **options: object
     ) -> Trials:
-        # The library alone, as where a crash is not one of every time.
+        tried_together.append({job.key for job in jobs})
         died = {job: "the driver crashed on it: SIGSEGV" for job in jobs if job.key == linked.library}
         return Trials(frozenset(jobs) - died.keys(), died, 1)
 
@@ -195,6 +197,11 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
         linked.library: "the driver crashed on it: SIGSEGV",
         linked.linker: f"library {linked.library:016x}: the driver crashed on it: SIGSEGV",
     }
+    first, then = tried_together
+    assert linked.library in first
+    assert then == {linked.other}  # what links the library would die of it, and be blamed itself
+    assert any(f"the driver survived {len(linked.keys) - 2}, and not 1 (2" in each for each in report.notes)
+    assert not report.stopped
     assert opener.device.compile_counts.keys() == linked.keys - failed.keys()
     assert linked.other in opener.device.compile_counts
 
