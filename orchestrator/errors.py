@@ -1,7 +1,7 @@
 """Exceptions that the package raises on purpose, in one tree; any other exception is a bug.
 
-Each message says what failed, where (path, offset, hash or field) and the likely cause. Another process may
-unpickle them, as pools of processes do.
+Each message says what failed, where (path, offset, hash or field) and the likely cause, and shows names that
+files hold as far as they fit there. Another process may unpickle them, as pools of processes do.
 """
 
 from __future__ import annotations
@@ -9,6 +9,14 @@ from __future__ import annotations
 TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
     from typing import Any
+
+
+_MOST_SHOWN = 80
+
+
+def shown(text: str) -> str:
+    """A text for a message or a line, as far as it fits there: a file may hold names of megabytes."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
 class OrchestratorError(Exception):

@@ -25,6 +25,7 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
+from orchestrator.errors import shown
 
 if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind
@@ -119,7 +120,7 @@ def _show_head(output: Output, report: CompileReport) -> None:
         output.line(f"{part}: {report.set.unique:,} of {plural(subset.of, 'pipeline')}")
     for each in report.set.groups[: output.most(_GROUPS_SHOWN)]:
         of = each.opened_as.application
-        whose = f" of {of}" if of else ""
+        whose = f" of {shown(of)}" if of else ""
         output.line(f"device{whose} opened as {each.opened_as.request.text}")
     _show_rest(output, len(report.set.groups) - _GROUPS_SHOWN, "group")
     output.line("")

@@ -15,6 +15,7 @@ from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, tag_name
+from orchestrator.errors import shown
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InspectDocument, InspectedFile, Offer
@@ -371,7 +372,7 @@ def _inspect_cache(
     output.facts(rows)
     for each in groups:
         told = each.request.application
-        name = told.application_name or "an application without a name"
+        name = shown(told.application_name or "an application without a name")
         output.line(f"made for {name}: {plural(each.pipelines, 'pipeline')}, {each.request.text}")
     if not groups and prefix is not None:
         output.line(styled(problem or "for which application it was made is not noted beside it", "warn"))

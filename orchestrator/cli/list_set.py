@@ -26,6 +26,7 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import open_set
+from orchestrator.errors import shown
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ListDocument
@@ -216,10 +217,10 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
         )
         return
     for each in opened.applications:
-        engine = f", engine {each.engine}" if each.engine else ""
+        engine = f", engine {shown(each.engine)}" if each.engine else ""
         output.line(
             "recorded from ",
-            styled(each.name or "an application without a name", "head"),
+            styled(shown(each.name or "an application without a name"), "head"),
             f"{engine}, Vulkan {version_text(each.api_version)}",
         )
         enabled = ["robustBufferAccess"] if each.robust_buffer_access else []

@@ -10,6 +10,9 @@ import pytest
 from orchestrator.cli import progress
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.archive.reader import Archive
+from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.groups import Application, encode_application
+from orchestrator.sets.image.documents import TABLES
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from tests.cli.conftest import Call
@@ -57,6 +60,23 @@ def test_for_people(call: Call) -> None:
     assert "graphics pipeline" in done.out
     assert "no damage" in done.out
     assert "\x1b" not in done.out + done.err
+
+
+def test_a_name_of_any_length_is_cut_for_people(call: Call, small_set: Path, tmp_path: Path) -> None:
+    name = "x" * 100_000
+    said = Application(0, name, name, 1, 1, 1 << 22 | 3 << 12, robust_buffer_access=False, features=())
+    named = tmp_path / "named.foz"
+    with Archive.open(small_set) as archive, ArchiveWriter(named) as writer:
+        writer.add(RecordTag.APPLICATION_INFO, *encode_application(said))
+        for tag in (*TABLES, RecordTag.SHADER_MODULE):
+            for key in archive.keys(tag):
+                writer.add(tag, key, archive.payload(tag, key))
+    assert call("list", named, "--json").document["applications"][-1]["name"] == name
+    caches = tmp_path / "caches"
+    compiled = call("compile", named, "--device", "simulated", "--cache-dir", caches)
+    for each in (call("list", named), compiled, call("inspect", *caches.glob("*.pipeline-cache"))):
+        assert "x" * 50 in each.out
+        assert "x" * 100 not in each.out
 
 
 def test_a_manifest_is_a_set(call: Call) -> None:

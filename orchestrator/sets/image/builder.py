@@ -384,8 +384,8 @@ class _ImageBuilder:
             # What other code needs is looked at when it comes: needs/supplied.py.
             if spirv is not None and place not in passed:
                 stages.append((place, stage, spirv))
-        for _, stage, spirv in stages:
-            if (missing := self._checker.stage(stage, spirv)) is not None:
+        for place, stage, spirv in stages:
+            if (missing := self._checker.stage(stage, spirv, place[1])) is not None:
                 self._require(missing)
         if itself:
             self._require(self._checker.structure(value), value)
@@ -513,7 +513,7 @@ class _ImageBuilder:
 
     def _load_module(self, key: int) -> tuple[int, SpirvModule | None]:
         if not key:
-            raise _UnusableError("a stage has no shader module: only its identifier was recorded")
+            raise _UnusableError("a stage has no shader module (null handle)")
         try:
             module, spirv = self._ahead.walked(key)
         except RecordError as error:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.image.documents import (
@@ -45,7 +45,6 @@ _SCALARS: Final = {
     "q": "signed 64-bit number",
     "f": "32-bit float",
 }
-_SHOWN: Final = 40
 
 
 class CreateInfoError(OrchestratorError):
@@ -236,7 +235,7 @@ class StructPacker:
                 try:
                     binary.pack("<" + code, each or 0)
                 except (binary.error, OverflowError):
-                    return f"::{name}: {_shown(each)} is no {_SCALARS.get(code, 'value of its type')}"
+                    return f"::{name}: {shown(repr(each))} is no {_SCALARS.get(code, 'value of its type')}"
         return ""
 
     def _pack_scalars(self, value: Any, data: bytearray, at: int) -> None:
@@ -306,12 +305,6 @@ def _chain(entries: Sequence[Any], heap: Heap) -> int:
         piece.pointers += pointers
         pointers = [(POINTER_SIZE, heap.place(piece, unique=each.struct.name in UNIQUE_STRUCTS))]
     return pointers[0][1]
-
-
-def _shown(value: object) -> str:
-    """A value in a message, as far as it fits there."""
-    text = repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def _unsigned(member: Member) -> str:
@@ -401,7 +394,7 @@ def _pointer_step(struct: Struct, member: Member) -> _Step:
 
 def _text(text: str, heap: Heap) -> int:
     if "\0" in text:
-        raise CreateInfoError(f"{text!r}: a string holds a NUL character")
+        raise CreateInfoError(f"{shown(repr(text))}: a string holds a NUL character")
     return heap.intern(text.encode() + b"\0")
 
 

@@ -348,10 +348,10 @@ class RequirementChecker:
         """What is missing for a module's version, capabilities, extensions and atomic operations."""
         return self._shaders.module(spirv)
 
-    def stage(self, value: Any, spirv: SpirvModule) -> str | None:
-        """What is missing for a stage with its module: the entry point, the stage's feature, its limits."""
+    def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
+        """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
         missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
-        return missing[0][1] if missing else self._shaders.stage(value, spirv)
+        return missing[0][1] if missing else self._shaders.stage(value, spirv, module)
 
     def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
         """The limit on shared memory that a stage exceeds with variables of so many bytes."""

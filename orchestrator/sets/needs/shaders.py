@@ -23,6 +23,7 @@ from typing import Any
 
 import msgspec
 
+from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
 from orchestrator.sets.needs.context import Malformed, chained, feature, limit
@@ -164,6 +165,8 @@ _NEWEST_MINOR = 6
 # judged by its rules.
 _ASK_NOTHING = frozenset({"SPV_KHR_no_integer_wrap_decoration"})
 
+_NAMED = 3  # entry points of a module, in a message
+
 _FULL_SUBGROUPS, _VARYING_SUBGROUPS = 0x2, 0x1
 _SUBGROUP_PROPERTIES = "VkPhysicalDeviceSubgroupSizeControlProperties"
 
@@ -198,23 +201,28 @@ class ShaderRequirements:
         texts = (feature(self._answers, *each) for each in atomic_features(atomic))
         return next((text for text in texts if text is not None), None)
 
-    def stage(self, value: Any, spirv: SpirvModule) -> str | None:
-        """What is missing for a stage: its entry point, or the limits of the entry point."""
+    def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
+        """What is missing for a stage: its entry point in its module, or the limits of the entry point."""
         key = (id(spirv), value.stage, value.pName, value.flags)
         known = self._stages.get(key)
         if known is not None and not value.pNext:
             return known[1]
-        missing = self._stage(value, spirv)
+        missing = self._stage(value, spirv, module)
         if not value.pNext and not spirv.has_specialized_sizes:
             # Keep a reference to the module, so that its id is not used again.
             self._stages[key] = (spirv, missing)
         return missing
 
-    def _stage(self, value: Any, spirv: SpirvModule) -> str | None:
+    def _stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         entry = stage_entry_point(value, spirv)
         if entry is not None:
             return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
-        return Malformed(f"entry point {value.pName or ''!r} for stage {value.stage:#x} in its module")
+        there = [f"{shown(repr(each.name))} for {each.stage:#x}" for each in spirv.entry_points[:_NAMED]]
+        there += [f"and {len(spirv.entry_points) - _NAMED} more"] if len(spirv.entry_points) > _NAMED else []
+        return Malformed(
+            f"module {module:016x} has no entry point {shown(repr(value.pName or ''))} for stage "
+            f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
+        )
 
     def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
         """The limit on shared memory that a stage exceeds with variables of so many bytes."""

@@ -14,6 +14,7 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.shaders import stage_entry_point
@@ -69,7 +70,7 @@ class SuppliedJudge:
         for stage in sorted(self._stages.get(module, ()), key=lambda each: (each.stage, each.pName)):
             if stage_entry_point(stage, spirv) is None:
                 return Refusal(
-                    f"the provider gave code without the entry point {stage.pName!r} of stage "
+                    f"the provider gave code without the entry point {shown(repr(stage.pName))} of stage "
                     f"{stage.stage:#x}"
                 )
         return None

@@ -294,6 +294,12 @@ def test_a_damaged_module_fails_only_its_own_pipelines() -> None:
     assert {key: unsupported for key, (unsupported, _) in reasons(built).items()} == {1: False, 2: False}
 
 
+def test_a_stage_without_a_module_is_told() -> None:
+    records = Records()
+    records.compute(1, module=0)
+    assert reasons(records.built()) == {1: (False, "a stage has no shader module (null handle)")}
+
+
 def test_a_missing_entry_point_is_named() -> None:
     records = Records()
     records.compute(1, entry="elsewhere")

@@ -111,15 +111,24 @@ def test_versions_of_spirv_beyond_core() -> None:
 
 def stage(device: Bare, code: bytes, bit: int = 0x20, name: str = "main", **members: Any) -> str | None:
     value = make("VkPipelineShaderStageCreateInfo", stage=bit, pName=name, **members)
-    return RequirementChecker(device).stage(value, walk_spirv(code))
+    return RequirementChecker(device).stage(value, walk_spirv(code), 0x77)
 
 
 def test_stage_has_its_entry_point() -> None:
     device = Bare(properties=ROOMY)
     assert stage(device, compute_module()) is None
-    assert stage(device, compute_module(), name="other") == "entry point 'other' for stage 0x20 in its module"
+    assert stage(device, compute_module(), name="other") == (
+        "module 0000000000000077 has no entry point 'other' for stage 0x20 (it has 'main' for 0x20)"
+    )
     assert isinstance(stage(device, compute_module(), name="other"), Malformed)
-    assert stage(device, compute_module(), bit=0x10) == "entry point 'main' for stage 0x10 in its module"
+    assert stage(device, compute_module(), bit=0x10) == (
+        "module 0000000000000077 has no entry point 'main' for stage 0x10 (it has 'main' for 0x20)"
+    )
+    several = [(15, 5, 5, *words_of(each * 1000)) for each in "abcd"]
+    text = stage(device, compute_module(*several), name="n" * 1_000_000)
+    assert text is not None
+    assert text.endswith(f"aaa... for 0x20, '{'b' * 79}... for 0x20, and 2 more)")
+    assert len(text) < 500
 
 
 def test_stage_needs_its_feature() -> None:
@@ -232,7 +241,10 @@ def lacking(captured: PipelineSet, checker: RequirementChecker) -> dict[str, int
         stages = [value.stage] if hasattr(value, "stage") else value.pStages or []
         texts = [checker.structure(value)]
         for each in stages:
-            texts += [checker.module(modules[each.module]), checker.stage(each, modules[each.module])]
+            texts += [
+                checker.module(modules[each.module]),
+                checker.stage(each, modules[each.module], each.module),
+            ]
         layout = objects[RecordTag.PIPELINE_LAYOUT, value.layout]
         sets = [objects[RecordTag.DESCRIPTOR_SET_LAYOUT, each] for each in layout.pSetLayouts or () if each]
         texts.append(checker.structure(layout))
