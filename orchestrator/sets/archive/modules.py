@@ -320,7 +320,11 @@ def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, f
             return end
     if stop == size and stop - start < MAX_BYTES:
         raise ValueError(f"varint truncated: word {first_word} at byte {start} of {size} does not end")
-    raise ValueError(f"varint word of more than {MAX_BYTES} bytes at byte {max(start, stop - MAX_BYTES)}")
+    ends = np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) < 0x80)
+    begin = start + (int(ends[-1]) + 1 if len(ends) else 0)
+    if len(ends):
+        _decode_chunk(data, start, begin, first_word)  # raises where a word before it is wrong
+    raise ValueError(f"varint word {first_word + len(ends)} at byte {begin} has more than {MAX_BYTES} bytes")
 
 
 def _end_of_words(data: bytes | memoryview, start: int, stop: int, count: int) -> int:

@@ -100,7 +100,9 @@ def test_a_long_code_takes_several_chunks() -> None:
         (b"\x01", 0, "too long: 0 words end at byte 0 of 1"),
         (b"\x01\xff\xff\xff\xff\x10", 2, "word 1 at byte 1 has more than 32 bits"),
         (b"\x01\x80\x80\x80\x80\x80\x01", 2, "word 1 at byte 1 has more than 32 bits"),
-        (b"\x80\x80\x80\x80\x80\x80\x80", 1, "more than 5 bytes"),
+        (b"\x80" * 7, 1, "word 0 at byte 0 has more than 5 bytes"),
+        (b"\x01\x82\x01" + b"\x80" * 9, 3, "word 2 at byte 3 has more than 5 bytes"),
+        (b"\x01\xff\xff\xff\xff\x10" + b"\x80" * 9, 3, "word 1 at byte 1 has more than 32 bits"),
         (b"\x80\x80\x80", 1, "word 0 at byte 0 of 3 does not end"),
     ],
 )
