@@ -148,7 +148,7 @@ class Application:
             for s_type, members in self.features
             if s_type in known
             for member, value in members.items()
-            if value
+            if value and any(each.name == member for each in known[s_type].members)
         }
         if self.robust_buffer_access:
             enabled.add((BASE_FEATURES, "robustBufferAccess"))

@@ -173,6 +173,14 @@ def test_what_is_recorded_as_zero_enables_nothing() -> None:
     assert group.applications == (1, 2)
 
 
+def test_what_no_structure_has_is_not_asked_for() -> None:
+    payload = application("a", 0, ROBUSTNESS_2 % (1, 0)).replace(b'nullDescriptor":0', b'nope":1')
+    assert b"nope" in payload
+    assert {member for _, member in decode_application(1, payload).request.features} == {
+        "robustBufferAccess2"
+    }
+
+
 def test_links_divide_the_pipelines() -> None:
     source = records(
         {1: application("a", 0), 2: application("b", 1), 3: application("a", 0)},
