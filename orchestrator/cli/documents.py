@@ -552,7 +552,7 @@ class CheckedFile(Record, frozen=True, kw_only=True):
         proven: Of a pack: whether the MAC was checked, with --key.
         strays: Of a pack: names of other files in its directory.
         problems: What is wrong.
-        next_step: What to do about it.
+        next_step: What to do about it; "" if nothing is wrong.
     """
 
     path: str

@@ -109,7 +109,7 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
             path=path_text(each.path),
             kind=each.kind,
             problems=each.problems,
-            next_step=each.next_step,
+            next_step=each.next_step if each.problems else "",
             **each.facts,
         )
         for each in checked

@@ -23,6 +23,8 @@ def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Pat
     assert done.code == ExitCode.OK
     assert "4 checks: 4 good, 0 bad" in done.out
     assert done.out.count(".plan  plan, ") == 1
+    checked = call("verify", folder, small_set, "--json").document["checked"]
+    assert [each["next_step"] for each in checked] == [""] * 4
 
 
 def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:

@@ -68,7 +68,10 @@ def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
     if len(data) > size:
         raise ValueError(f"the zlib stream holds more than the declared {size} bytes")
     if not decoder.eof:
-        raise ValueError(f"the zlib stream is truncated: {len(data)} of {size} bytes")
+        there = (
+            f"{len(data)} of {size} bytes" if len(data) < size else f"its end behind {size} bytes is missing"
+        )
+        raise ValueError(f"the zlib stream is truncated: {there}")
     if len(data) < size:
         raise ValueError(f"the zlib stream holds {len(data)} bytes, {size} are declared")
     if whole and decoder.unused_data:

@@ -144,7 +144,7 @@ GOOD = record(3, 0x33, b"good")
             + record(1, 5, zlib.compress(b"abc" * 99)[:-3])[48:52]
             + (297).to_bytes(4, "little")
             + zlib.compress(b"abc" * 99)[:-3],
-            "truncated",
+            "truncated: its end behind 297 bytes is missing",
         ),
         (
             record(1, 5, b"no zlib stream at all", crc=0)[:44]
