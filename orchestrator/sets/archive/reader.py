@@ -113,6 +113,8 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
         free_bytes: A sum that is allowed for a file of any size.
         expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
             2; a larger expansion is an attack.
+        free_document_bytes: The same as `free_bytes` for all records but shader modules.
+        document_expansion: The same as `expansion` for them.
     """
 
     entry_bytes: int = 64 << 20
@@ -121,6 +123,8 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
     total_bytes: int = 64 << 30
     free_bytes: int = 1 << 30
     expansion: int = 64
+    free_document_bytes: int = 16 << 20
+    document_expansion: int = 16
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
@@ -172,8 +176,13 @@ def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> Ar
     refusals = _refusals(headers, tags, limits)
     for row, reason in refusals.items():
         damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
+    sizes = headers["size"].astype(np.int64)
+    sizes[list(refusals)] = 0
     most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
-    _check_total(offsets, headers, refusals, path, most)
+    _check_total(offsets, sizes, path, most)
+    sizes[tags == RecordTag.SHADER_MODULE] = 0
+    most = max(limits.free_document_bytes, limits.document_expansion * len(data))
+    _check_total(offsets, sizes, path, most, " of JSON")
     positions = {tag: _positions(tags, keys, tag, refusals) for tag in RecordTag}
     return ArchiveIndex(
         offsets=offsets,
@@ -381,17 +390,13 @@ def _refusals(
 
 
 def _check_total(
-    offsets: npt.NDArray[np.int64],
-    headers: npt.NDArray[np.void],
-    refusals: dict[int, str],
-    path: str,
-    most: int,
+    offsets: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], path: str, most: int, what: str = ""
 ) -> None:
-    sizes = headers["size"].astype(np.int64)
-    sizes[list(refusals)] = 0
     over = np.flatnonzero(np.cumsum(sizes) > most)
     if len(over):
-        reason = f"the records declare more than {most} bytes in total, which a file of this size may hold"
+        reason = (
+            f"the records declare more than {most} bytes{what} in total, which a file of this size may hold"
+        )
         raise ArchiveError(path, int(offsets[over[0]]), reason)
 
 

@@ -234,7 +234,7 @@ class ReadAhead:
     def documents_of(
         self, jobs: Sequence[PipelineJob], known: Container[int]
     ) -> list[PipelineDocument[_Alike] | None]:
-        """The documents of some pipelines, None for what raises again when it is asked for by itself.
+        """The documents of some pipelines, None for what is long, or raises, when it is asked for by itself.
 
         Args:
             jobs: The pipelines.
@@ -246,7 +246,7 @@ class ReadAhead:
         documents = []
         for job in jobs:
             try:
-                documents.append(self.document(job))
+                documents.append(_read(self._source, job.tag, job.key, self._documents.decode_ahead))
             except (_UnusableError, *_DEFECTS):
                 documents.append(None)
         self._modules.clear()

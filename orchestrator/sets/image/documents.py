@@ -501,6 +501,10 @@ class PipelineDocuments(Generic[Made]):
             several.insert(0, places)
         return found
 
+    def decode_ahead(self, tag: RecordTag, key: int, payload: bytes) -> PipelineDocument[Made] | None:
+        """As `decode`, None for a long one: many of them take too much memory together."""
+        return None if len(payload) > _LONGEST_ALIKE else self.decode(tag, key, payload)
+
     def _like(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made] | None:
         """A document like one that is known; None where it is like none, or has what its like cannot have."""
         known = self._known[tag].get(places.fixed(text))

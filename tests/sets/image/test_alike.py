@@ -233,6 +233,17 @@ def test_what_is_read_ahead_changes_nothing(modules: int, monkeypatch: pytest.Mo
     assert len(batches) > 5
 
 
+def test_a_long_document_is_not_read_ahead() -> None:
+    records = Records()
+    for key, blanks in ((1, b""), (2, b" " * module._LONGEST_ALIKE)):
+        stage = {"module": hexed(IN_RECORDS)}
+        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage) + blanks)
+    source = PipelineSet.from_records(records)
+    ahead = builder.ReadAhead(source).documents_of(list(source.pipelines), ())
+    assert [each is not None for each in ahead] == [True, False]
+    assert records.built().image.keys.tolist() == [1, 2]
+
+
 def test_a_long_document_is_not_remembered() -> None:
     """Nor are its hashes looked for, of which there may be a hundred thousand."""
     decoding = Decoding()
