@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_TABLE, _TEXT, _PAGE = "report.csv", "report.md", "report.html"
 _COLUMNS = (
     *("mode", "n", "pipelines/s", "ratio", "effic."),
     *("blocked", "no CPU", "CPU", "merge", "dupl.", "memory"),
@@ -156,11 +157,14 @@ def bench_verb(
         orchestrator bench game.foz -d radv -j 1,4,16 --time-limit 2h -o results
         orchestrator bench game.foz -d nvidia --duplicates 0,0.5 -o results
     """
-    from orchestrator.bench.runner import run_bench
+    from orchestrator.bench.runner import RESULTS, run_bench
     from orchestrator.cli.progress_bar import MeasurementBar
     from orchestrator.stores.files.atomic_file import SaveError
+    from orchestrator.stores.files.writer_lock import lock_path
 
-    require_writable(arguments.trace, inputs=archive_paths(sets))
+    results = arguments.out / RESULTS
+    own = [results, lock_path(results), *(arguments.out / each for each in (_TABLE, _TEXT, _PAGE))]
+    require_writable(arguments.trace, inputs=archive_paths(sets), outputs=own)
     limit = time_limit_seconds(arguments.time_limit) if arguments.time_limit else None
     output = Output(json=json)
     damage = damage_to_measure(sets)  # a set that cannot be opened is an error before anything is measured
@@ -211,8 +215,8 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     from orchestrator.bench.trace import join_traces
     from orchestrator.stores.files.atomic_file import write_document
 
-    write_document(out / "report.csv", csv_text(report).encode())
-    write_document(out / "report.md", markdown_text(report).encode())
+    write_document(out / _TABLE, csv_text(report).encode())
+    write_document(out / _TEXT, markdown_text(report).encode())
     timelines = timelines_of(out, [each.cell for each in report.cells])
     if trace is not None:
         write_document(trace, join_traces(list(timelines.values())))
@@ -220,7 +224,7 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
         text = html_report(report, timelines)
     except ReportError:
         return None
-    page = out / "report.html"
+    page = out / _PAGE
     write_document(page, text.encode())
     return page
 

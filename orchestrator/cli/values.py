@@ -139,19 +139,23 @@ def unfit_directory(directory: Path) -> str | None:
     return reason or unwritable(directory / f"probe{CACHE_FILE_SUFFIX}")
 
 
-def require_writable(*paths: Path | None, inputs: Sequence[str | Path] = ()) -> None:
+def require_writable(
+    *paths: Path | None, inputs: Sequence[str | Path] = (), outputs: Sequence[Path] = ()
+) -> None:
     """Refuse files that cannot be written, before there is anything to write. What is there stays.
 
     Args:
         paths: The files, each of which is to hold something else.
         inputs: What is read, and must not be written over.
+        outputs: What the verb itself writes there, likewise.
 
     Raises:
         UsageError: One cannot be; the message says why.
     """
     from orchestrator.stores.files.atomic_file import unwritable
 
-    taken = {os.path.realpath(each): f"it would overwrite the input {each}" for each in inputs}
+    taken = {os.path.realpath(each): f"this command writes {each} itself" for each in outputs}
+    taken |= {os.path.realpath(each): f"it would overwrite the input {each}" for each in inputs}
     for path in paths:
         if path is None:
             continue

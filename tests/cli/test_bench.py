@@ -156,6 +156,23 @@ def test_usage_is_checked_before_anything_runs(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "name", ["results.jsonl", "results.jsonl.lock", "report.csv", "report.md", "report.html"]
+)
+def test_a_timeline_is_not_written_over_the_results(
+    call: Call, small_set: Path, tmp_path: Path, name: str
+) -> None:
+    out = results(tmp_path / "out")
+    path = out / name
+    path.touch()
+    before, link = path.read_bytes(), tmp_path / "link"
+    link.symlink_to(path)
+    for each in (path, link):
+        done = call("bench", small_set, "-d", "simulated", "-o", out, "--trace", each)
+        assert (done.code, f"cannot be written: this command writes {path} itself" in done.err) == (2, True)
+    assert path.read_bytes() == before
+
+
 def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
     call: Call, cut_set: Path, tmp_path: Path
 ) -> None:
