@@ -13,7 +13,7 @@ import enum
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Annotated, Any, NamedTuple, Self
 
 import msgspec
 import numpy as np
@@ -27,6 +27,13 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 """The quantiles of a `Latencies`; the last one is the maximum."""
 SLOWEST = 10
 """Number of slowest pipelines that a sample lists."""
+
+
+_LARGEST = (1 << 63) - 1  # a row from elsewhere may hold numbers that no float can
+Whole = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
+"""A number of things, bytes or nanoseconds."""
+Positive = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
+"""The same, at least one."""
 
 
 class RowsError(OrchestratorError):
@@ -116,11 +123,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
 
     device: str
     start: Start
-    duplicates: float
-    workers: int
+    duplicates: Annotated[float, msgspec.Meta(ge=0, le=1)]
+    workers: Positive
     mode: CacheMode
     control: bool = False
-    round: int = 0
+    round: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] = 0
 
     @property
     def cell(self) -> Cell:
@@ -156,7 +163,7 @@ class Latencies(msgspec.Struct, frozen=True):
         quantiles_ns: The values at `QUANTILES`; empty without pipelines.
     """
 
-    count: int = 0
+    count: Whole = 0
     quantiles_ns: tuple[float, ...] = ()
 
     @classmethod
@@ -190,7 +197,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     device_id: int
     pipeline_cache_uuid: str
     driver_caches: str
-    cores: int
+    cores: Whole
     processor: str
     load_average: float
     python: str
@@ -209,7 +216,7 @@ class SlowPipeline(msgspec.Struct, frozen=True):
 
     key: str
     kind: str
-    driver_ns: int
+    driver_ns: Whole
 
 
 class CacheSize(msgspec.Struct, frozen=True, array_like=True):
@@ -220,8 +227,8 @@ class CacheSize(msgspec.Struct, frozen=True, array_like=True):
         size_bytes: Sum of the sizes of all caches.
     """
 
-    at_ns: int
-    size_bytes: int
+    at_ns: Whole
+    size_bytes: Whole
 
 
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
@@ -275,47 +282,47 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         notes: Remarks that affect the figures, such as a fallback.
     """
 
-    batch: int
-    passes: int
+    batch: Whole
+    passes: Positive
     set_name: str
     set_hash: str
-    set_pipelines: int
+    set_pipelines: Whole
     environment: Environment
     started_at: float
     process_s: float
-    pipelines: int
-    created: int
-    hits: int
-    failed: int
-    skipped: int
-    calls: int
-    open_ns: int
-    wall_ns: int
-    merge_ns: int
-    read_back_ns: int
-    call_ns: int
-    driver_ns: int
-    cpu_ns: int
-    run_delay_ns: int
-    blocked_ns: int
-    barrier_wait_ns: int
-    duplicate_keys: int
-    duplicate_ns: int
-    source_bytes: int
-    primary_bytes: int
-    memory_before_bytes: int
-    peak_memory_bytes: int
+    pipelines: Whole
+    created: Whole
+    hits: Whole
+    failed: Whole
+    skipped: Whole
+    calls: Whole
+    open_ns: Whole
+    wall_ns: Whole
+    merge_ns: Whole
+    read_back_ns: Whole
+    call_ns: Whole
+    driver_ns: Whole
+    cpu_ns: Whole
+    run_delay_ns: Whole
+    blocked_ns: Whole
+    barrier_wait_ns: Whole
+    duplicate_keys: Whole
+    duplicate_ns: Whole
+    source_bytes: Whole
+    primary_bytes: Whole
+    memory_before_bytes: Whole
+    peak_memory_bytes: Whole
     compiled_latency: Latencies
     hit_latency: Latencies
     order: str = "given"
-    prepare_ns: int = 0
-    keys_ns: int = 0
-    blocked_without_faults_ns: int = 0
-    minor_faults: int = 0
-    major_faults: int = 0
-    sleeps: int = 0
-    preemptions: int = 0
-    kinds_ns: dict[str, int] = {}
+    prepare_ns: Whole = 0
+    keys_ns: Whole = 0
+    blocked_without_faults_ns: Whole = 0
+    minor_faults: Whole = 0
+    major_faults: Whole = 0
+    sleeps: Whole = 0
+    preemptions: Whole = 0
+    kinds_ns: dict[str, Whole] = {}
     slowest: tuple[SlowPipeline, ...] = ()
     cache_sizes: tuple[CacheSize, ...] = ()
     notes: tuple[str, ...] = ()
@@ -415,7 +422,7 @@ def read_rows(path: Path) -> list[Row]:
             # Rows of earlier versions call the start a temperature. Inside a string the quotes would be
             # escaped.
             rows.append(_decoder.decode(line.replace(b'"temperature":', b'"start":', 1)))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             if number == len(lines):  # no line break behind it: a writer was interrupted
                 break
             raise RowsError(f"{path}: line {number} is not a sample: {error}") from error

@@ -113,6 +113,33 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
         read_rows(path)
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (b'"passes":1', b'"passes":0'),
+        (b'"workers":1', b'"workers":0'),
+        (b'"created":1000', b'"created":-5'),
+        (b'"wall_ns":1000000000', b'"wall_ns":1' + b"0" * 400),
+        (b'"peak_memory_bytes":100000000', b'"peak_memory_bytes":1' + b"0" * 400),
+        (b'"round":0', b'"round":1' + b"0" * 400),
+        (b'"round":0', b'"round":-5'),
+        (b'"duplicates":0.0', b'"duplicates":1e308'),
+        (b'"set_name":"set"', b'"set_name":"\xff"'),
+        (b'"set_name":"set"', b'"set_name":"set","new":' + b"[" * 100_000 + b"]" * 100_000),
+    ],
+)
+def test_a_row_of_impossible_values_is_named(tmp_path: Path, field: bytes, value: bytes) -> None:
+    path = tmp_path / "results.jsonl"
+    with RowWriter(path) as writer:
+        writer.write(sample(round=1))
+        writer.write(sample(duplicates=0.0))
+    before = path.read_bytes()
+    path.write_bytes(before.replace(field, value))
+    assert path.read_bytes() != before
+    with pytest.raises(RowsError, match=r"line \d is not a sample"):
+        read_rows(path)
+
+
 def test_a_file_without_samples_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with pytest.raises(RowsError, match="cannot be read"):
