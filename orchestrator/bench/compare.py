@@ -15,7 +15,18 @@ from operator import attrgetter
 
 from attrs import frozen
 
-from orchestrator.bench.rows import Cell, Sample, Start, cells_of, control_of, counted
+from orchestrator.bench.rows import (
+    Cell,
+    FailedSample,
+    Row,
+    Sample,
+    Start,
+    cells_of,
+    control_of,
+    counted,
+    counted_samples,
+    failed_arms,
+)
 from orchestrator.bench.statistics import (
     LEAST_PAIRS,
     Difference,
@@ -62,6 +73,7 @@ class ChangeReport:
         changes: The cells that both files have.
         only_before: Cells that only the first file has.
         only_after: Cells that only the second file has.
+        failed: The last attempt of each arm that the second file could not measure.
         differences: Other differences, such as the driver's version, in words.
         pipelines_added: Increase of the number of pipelines; None if a file has several sets.
     """
@@ -69,6 +81,7 @@ class ChangeReport:
     changes: tuple[CellChange, ...]
     only_before: tuple[Cell, ...]
     only_after: tuple[Cell, ...]
+    failed: tuple[FailedSample, ...]
     differences: tuple[str, ...]
     pipelines_added: int | None
 
@@ -88,6 +101,11 @@ class ChangeReport:
     def undecided(self) -> tuple[CellChange, ...]:
         """Cells without a verdict: too few samples in one of the files, or no control."""
         return tuple(each for each in self.changes if not each.time.enough)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the second file measures all that the first one does, without a failure."""
+        return not self.only_before and not self.failed
 
     def summary(self, threshold: float = 0.0) -> str:
         """One sentence, such as "adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise"."""
@@ -113,17 +131,19 @@ class ChangeReport:
             told = "no verdict"
         if undecided:
             told += f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or control pairs"
+        if not self.is_complete:
+            told += f"; {counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
         return "; ".join([", ".join(parts), told] if parts else [told])
 
 
 def compare_samples(
-    before: Iterable[Sample], after: Iterable[Sample], devices: Mapping[str, str] | None = None
+    before: Iterable[Row], after: Iterable[Row], devices: Mapping[str, str] | None = None
 ) -> ChangeReport:
     """Compare two benchmarks.
 
     Args:
-        before: Samples of the first.
-        after: Samples of the second.
+        before: Rows of the first.
+        after: Rows of the second.
         devices: Pairs of selectors, the first file's and the second's; only these are compared. None pairs
             equal selectors, or the two devices if each file has just one.
 
@@ -131,11 +151,12 @@ def compare_samples(
         ValueError: A file has no samples, or the files have no cell in common. The message names the
             difference.
     """
-    first, second = list(before), list(after)
+    failed = failed_arms(after := list(after))
+    first, second = counted_samples(before), counted_samples(after)
     first_cells, second_cells = cells_of(first), cells_of(second)
     for place, (side, cells) in enumerate((("first", first_cells), ("second", second_cells))):
         if not cells:
-            raise ValueError(f"the {side} has no samples")
+            raise ValueError(f"the {side} holds no samples (warm-ups and failures do not count)")
         there = {cell.device for cell in cells}
         for pair in (devices or {}).items():
             if pair[place] not in there:
@@ -145,6 +166,7 @@ def compare_samples(
     if devices:
         first_cells = {cell: rows for cell, rows in first_cells.items() if cell.device in devices}
         second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in devices.values()}
+        failed = tuple(each for each in failed if each.device in devices.values())
     rename = _renaming(first_cells, second_cells, devices or {})
     matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
     if not matched:
@@ -168,6 +190,7 @@ def compare_samples(
         changes=changes,
         only_before=tuple(sorted(set(first_cells) - set(matched))),
         only_after=tuple(sorted(set(second_cells) - taken)),
+        failed=failed,
         differences=tuple(_differences(*compared)),
         pipelines_added=_pipelines_added(*compared),
     )

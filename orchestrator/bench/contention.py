@@ -32,6 +32,7 @@ from orchestrator.bench.rows import (
     cells_of,
     control_of,
     counted,
+    counted_samples,
     failed_arms,
 )
 from orchestrator.bench.statistics import (
@@ -155,7 +156,7 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
         ValueError: There are no samples besides warm-ups.
     """
     rows = list(rows)
-    counted = [each for each in rows if isinstance(each, Sample) and each.counts]
+    counted = counted_samples(rows)
     if not counted:
         raise ValueError("there are no samples to report on")
     cells = cells_of(counted)

@@ -429,16 +429,9 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
-def read_samples(path: Path) -> list[Sample]:
-    """The samples of a file, without warm-ups and failures.
-
-    Raises:
-        RowsError: The file cannot be read, or holds no samples.
-    """
-    found = [row for row in read_rows(path) if isinstance(row, Sample) and row.counts]
-    if not found:
-        raise RowsError(f"{path}: holds no samples (warm-ups and failures do not count)")
-    return found
+def counted_samples(rows: Iterable[Row]) -> list[Sample]:
+    """The samples without warm-ups."""
+    return [row for row in rows if isinstance(row, Sample) and row.counts]
 
 
 class RowWriter:

@@ -238,10 +238,9 @@ def _exit_code(outcome: BenchOutcome, *, damaged: bool) -> ExitCode:
 def report_of(outcome: BenchOutcome) -> ContentionReport | None:
     """The statistics of the samples so far; None before the first round."""
     from orchestrator.bench.contention import contention_report
-    from orchestrator.bench.rows import Sample
+    from orchestrator.bench.rows import counted_samples
 
-    counted = any(isinstance(each, Sample) and each.counts for each in outcome.rows)
-    return contention_report(outcome.rows) if counted else None
+    return contention_report(outcome.rows) if counted_samples(outcome.rows) else None
 
 
 def bench_document(
@@ -283,10 +282,7 @@ def bench_document(
         planned=outcome.total,
         resumed=outcome.resumed,
         stopped=outcome.stopped or None,
-        failed=tuple(
-            FailedCell(**each.cell._asdict(), control=each.control, round=each.round, reason=each.reason)
-            for each in outcome.failed
-        ),
+        failed=tuple(map(FailedCell.of, outcome.failed)),
         cells=() if report is None else tuple(map(cell, report.cells)),
         groups=() if report is None else tuple(map(group, report.comparisons)),
         verdicts=() if report is None else tuple(report.verdicts),

@@ -52,21 +52,21 @@ def compare_verb(
         after: The files to compare with it.
         device: Pair a device of the first file with one of the others, as `A=B`. May be given several times.
         threshold: Smallest change that counts, as a share of the time: 0.05 for 5 %.
-        fail_on: What causes exit code 1: a slower cell; a slower or undecided cell; any difference; or
-            nothing.
+        fail_on: What causes exit code 1: a slower cell; a slower or undecided cell, or one that failed or is
+            missing; any difference; or nothing.
     """
     from orchestrator.bench.compare import compare_samples
-    from orchestrator.bench.rows import read_samples
+    from orchestrator.bench.rows import read_rows
 
     if not 0 <= threshold < math.inf:
         raise UsageError(f"--threshold {threshold}: a share of 0 or more is expected", "such as 0.05 for 5 %")
     devices = _devices(device or [])
     output = Output(json=json)
-    first = read_samples(_results(before))
+    first = read_rows(_results(before))
     reports: list[tuple[Path, ChangeReport]] = []
     for path in after:
         try:
-            reports.append((path, compare_samples(first, read_samples(_results(path)), devices)))
+            reports.append((path, compare_samples(first, read_rows(_results(path)), devices)))
         except ValueError as error:
             raise UsageError(f"{before}, {path}: {error}") from error
     output.document(lambda: _document(before, reports, threshold))
@@ -75,10 +75,11 @@ def compare_verb(
             output.line(styled(f"{path_text(before)} -> {path_text(path)}", "head"))
         _show(output, report, threshold)
     slower = any(report.slower(threshold) for _, report in reports)
+    worse = slower or not all(report.is_complete for _, report in reports)
     failed = {
         "slower": slower,
-        "undecided": slower or any(report.undecided for _, report in reports),
-        "change": slower or any(report.faster(threshold) for _, report in reports),
+        "undecided": worse or any(report.undecided for _, report in reports),
+        "change": worse or any(report.faster(threshold) for _, report in reports),
         "never": False,
     }[fail_on]
     return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
@@ -104,7 +105,14 @@ def _results(path: Path) -> Path:
 def _document(
     before: Path, reports: Sequence[tuple[Path, ChangeReport]], threshold: float
 ) -> CompareDocument:
-    from orchestrator.cli.documents import CellName, ChangedCell, ComparedFile, CompareDocument, RatioRecord
+    from orchestrator.cli.documents import (
+        CellName,
+        ChangedCell,
+        ComparedFile,
+        CompareDocument,
+        FailedCell,
+        RatioRecord,
+    )
 
     def changed(change: CellChange) -> ChangedCell:
         return ChangedCell(
@@ -129,6 +137,7 @@ def _document(
             cells=tuple(map(changed, report.changes)),
             only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
             only_after=tuple(CellName(**each._asdict()) for each in report.only_after),
+            failed=tuple(map(FailedCell.of, report.failed)),
             differences=tuple(report.differences),
         )
         for path, report in reports
@@ -140,8 +149,8 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     from orchestrator.bench.rows import Arm
     from orchestrator.bench.statistics import LEAST_PAIRS
 
-    for each in report.differences:
-        output.line(each)
+    for difference in report.differences:
+        output.line(difference)
     groups: dict[Conditions, list[CellChange]] = {}
     for change in report.changes:
         groups.setdefault(change.after.conditions, []).append(change)
@@ -160,6 +169,8 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     for words, cells in (("only before", report.only_before), ("only after", report.only_after)):
         for cell in cells:
             output.line(f"{words}: {Arm(cell, False).words}")
+    for each in report.failed:
+        output.line(styled("failed after: ", "bad"), each.words)
     output.line(styled(report.summary(threshold), "head"))
 
 

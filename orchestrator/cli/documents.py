@@ -16,7 +16,7 @@ import msgspec
 from attrs import asdict
 from msgspec import UNSET, UnsetType
 
-from orchestrator.bench.rows import Start
+from orchestrator.bench.rows import FailedSample, Start
 from orchestrator.bench.statistics import Difference, Estimate
 from orchestrator.devices.device import CacheMode, DeviceFeatures
 from orchestrator.devices.image import PipelineKind
@@ -971,6 +971,11 @@ class FailedCell(CellName, frozen=True, kw_only=True):
     round: int
     reason: str
 
+    @classmethod
+    def of(cls, failed: FailedSample) -> Self:
+        """The record of a failure."""
+        return cls(**failed.cell._asdict(), control=failed.control, round=failed.round, reason=failed.reason)
+
 
 class BenchCell(CellName, frozen=True, kw_only=True):
     """Figures of a cell: medians; those that are objects have intervals.
@@ -1095,6 +1100,7 @@ class ComparedFile(Record, frozen=True, kw_only=True):
         cells: The cells that both have.
         only_before: Cells that only the first one has.
         only_after: Cells that only this one has.
+        failed: Samples of this one that could not be taken.
         differences: Other differences, one sentence each.
     """
 
@@ -1107,6 +1113,7 @@ class ComparedFile(Record, frozen=True, kw_only=True):
     cells: tuple[ChangedCell, ...]
     only_before: tuple[CellName, ...]
     only_after: tuple[CellName, ...]
+    failed: tuple[FailedCell, ...]
     differences: tuple[str, ...]
 
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from orchestrator.bench.compare import compare_samples
-from orchestrator.bench.rows import Sample
+from orchestrator.bench.rows import FailedSample, Sample, turn_of
 from tests.bench.support import ENVIRONMENT, series
 
 WALLS = [10.0, 10.2, 9.9, 10.1, 9.8, 10.0, 10.1]
@@ -115,6 +115,30 @@ def test_without_controls_nothing_is_called_a_change() -> None:
     report = compare_samples(results(), without)
     assert report.changes[0].time.ratio.low > 2
     assert report.slower() == ()
+
+
+def failures(rows: list[Sample]) -> list[FailedSample]:
+    """The same samples, had they failed."""
+    return [FailedSample(**turn_of(each), reason="it crashed") for each in rows]
+
+
+def test_what_fails_or_is_missing_is_told() -> None:
+    other = results(device="a") + results(device="b")
+    report = compare_samples(other, results(device="a"))
+    assert (report.is_complete, {each.device for each in report.only_before}) == (False, {"b"})
+    report = compare_samples(other, [*results(device="a"), *failures(results(device="b"))])
+    assert [(each.device, each.control) for each in report.failed] == [("b", False), ("b", True)]
+    assert report.summary().endswith("; 1 cell only before, 2 failed after")
+    report = compare_samples(other, [*other, *failures(results(device="b"))], {"a": "a"})
+    assert (report.failed, report.is_complete) == ((), True)  # the other device is not compared
+    assert compare_samples(other, [*failures(other), *other]).is_complete  # tried again
+
+
+def test_without_samples_nothing_is_compared() -> None:
+    with pytest.raises(ValueError, match="the second holds no samples"):
+        compare_samples(results(), failures(results()))
+    with pytest.raises(ValueError, match="the first holds no samples"):
+        compare_samples(series(CONTROL, mode="shared", control=True), results())
 
 
 def test_nothing_in_common_is_refused() -> None:

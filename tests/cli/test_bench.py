@@ -226,6 +226,25 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert document["cells"][0]["time"]["beyond_noise"] is True
 
 
+def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Path) -> None:
+    before, missing = results(tmp_path / "a"), results(tmp_path / "b")
+    other = results(tmp_path / "c", workers=2) / "results.jsonl"
+    with (before / "results.jsonl").open("ab") as file:
+        file.write(other.read_bytes())
+    failed = results(tmp_path / "d")
+    with RowWriter(failed / "results.jsonl") as writer:
+        writer.write(made_up(tmp_path).failed[0])
+    for first, after in ((before, missing), (missing, failed)):
+        assert call("compare", first, after).code == 0
+        assert call("compare", first, after, "--fail-on", "never").code == 0
+        for gate in ("undecided", "change"):
+            assert call("compare", first, after, "--fail-on", gate).code == 1
+    done = call("compare", missing, failed)
+    assert "failed after: test, cold, 16 workers, none: it broke" in done.out
+    (document,) = call("compare", missing, failed, "--json").document["files"]
+    assert [(each["mode"], each["reason"]) for each in document["failed"]] == [("none", "it broke")]
+
+
 def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:
     first, same, slower = results(tmp_path / "a"), results(tmp_path / "b"), results(tmp_path / "c", 1.5)
     done = call("compare", first, same, slower)
