@@ -23,6 +23,7 @@ import msgspec
 from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts, ratio_text
 from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate
+from orchestrator.bench.trace import events_of
 from orchestrator.devices.device import CacheMode
 from orchestrator.errors import OrchestratorError
 
@@ -288,7 +289,7 @@ def _slowest(cells: Sequence[CellReport]) -> str:
 
 def _timeline(cell: Cell, trace: bytes) -> Plot | None:
     """The timeline of one sample: calls, waits at the barrier, the merge."""
-    events = msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
+    events = events_of(trace)
     rows = {each["tid"]: str(each["args"]["name"]) for each in events if each["name"] == "thread_name"}
     data = []
     for number, (category, name) in enumerate(_CATEGORIES.items()):

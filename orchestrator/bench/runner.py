@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -37,6 +38,7 @@ from orchestrator.bench.rows import (
     turn_of,
 )
 from orchestrator.bench.statistics import LEAST_PAIRS
+from orchestrator.bench.trace import events_of
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.stores.files.writer_lock import writer_lock
 
@@ -302,8 +304,14 @@ def timeline_path(directory: Path, cell: Cell) -> Path:
 
 
 def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
-    """The existing timelines, by cell."""
-    return {cell: path.read_bytes() for cell in cells if (path := timeline_path(directory, cell)).exists()}
+    """The existing timelines by cell, without those that are damaged."""
+    found = {}
+    for cell in cells:
+        with suppress(OSError, msgspec.MsgspecError):
+            timeline = timeline_path(directory, cell).read_bytes()
+            events_of(timeline)
+            found[cell] = timeline
+    return found
 
 
 def reason_of(answer: Answer) -> str:

@@ -27,6 +27,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -84,6 +85,7 @@ from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, opened_groups
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
+from orchestrator.stores.files.atomic_file import SaveError, write_document
 from orchestrator.version import VERSION
 
 _SEED = 7
@@ -493,10 +495,8 @@ class _Totals:
         job, sums = self.job, self.sums
         if self.identity is None or not sums:
             raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
-        if job.trace:
-            Path(job.trace).write_bytes(encode_trace(self.spans, process=job.arm.words))
         sums["skipped"] += self.skipped
-        return Sample(
+        row = Sample(
             **turn_of(job),
             **sums,
             batch=job.batch,
@@ -517,6 +517,12 @@ class _Totals:
             cache_sizes=joined(self.cache_sizes),
             notes=tuple(self.notes),
         )
+        if job.trace:
+            try:
+                write_document(Path(job.trace), encode_trace(self.spans, process=job.arm.words))
+            except SaveError as error:
+                row = msgspec.structs.replace(row, notes=(*row.notes, f"no timeline: {error}"))
+        return row
 
     def _environment(self, identity: DeviceIdentity) -> Environment:
         return Environment(

@@ -71,6 +71,19 @@ def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> byt
     return _document(events)
 
 
+class _Trace(msgspec.Struct):
+    events: list[dict[str, Any]] = msgspec.field(name="traceEvents")
+
+
+def events_of(trace: bytes) -> list[dict[str, Any]]:
+    """The events of a trace of `encode_trace`.
+
+    Raises:
+        msgspec.MsgspecError: The trace is invalid.
+    """
+    return msgspec.json.decode(trace, type=_Trace).events
+
+
 def join_traces(traces: Sequence[bytes]) -> bytes:
     """Join traces of `encode_trace` into one, each as its own process.
 
@@ -78,11 +91,7 @@ def join_traces(traces: Sequence[bytes]) -> bytes:
         msgspec.MsgspecError: A trace is invalid.
     """
     return _document(
-        [
-            {**event, "pid": number}
-            for number, trace in enumerate(traces, 1)
-            for event in msgspec.json.decode(trace, type=dict[str, Any])["traceEvents"]
-        ]
+        [{**event, "pid": number} for number, trace in enumerate(traces, 1) for event in events_of(trace)]
     )
 
 

@@ -169,6 +169,18 @@ def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch:
     assert any(cold[1])
 
 
+def test_a_timeline_that_cannot_be_written_costs_nothing_but_itself(
+    recorded: tuple[str], tmp_path: Path
+) -> None:
+    trace = tmp_path / "timeline.json"
+    row = take_sample(sample_job(recorded, trace=str(trace)))
+    assert (row.created, row.notes) == (4, ())
+    assert msgspec.json.decode(trace.read_bytes())["traceEvents"]
+    row = take_sample(sample_job(recorded, trace=str(tmp_path / "nowhere" / "timeline.json")))
+    assert row.created == 4
+    assert [each for each in row.notes if each.startswith("no timeline: ") and "nowhere" in each]
+
+
 def test_the_peak_of_memory_is_in_bytes() -> None:
     held = np.ones(1 << 26, np.uint8)
     assert held.nbytes < peak_memory() < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -74,6 +74,13 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert "pipelines/s" in done.out
     assert "no verdict yet, 1 of the 5 pairs" in done.out
 
+    # A timeline that was cut off is left out.
+    cut, _ = sorted((out / "timelines").iterdir())
+    cut.write_bytes(cut.read_bytes()[:-10])
+    trace = tmp_path / "trace.json"
+    assert call(*arguments, "--modes", "shared,per-worker", "--trace", trace).code == 0
+    assert {each["pid"] for each in json.loads(trace.read_bytes())["traceEvents"]} == {1}
+
     # A table that cannot be written loses neither the report nor the exit code.
     (out / "report.csv").unlink()
     (out / "report.csv").mkdir()
