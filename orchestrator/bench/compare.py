@@ -44,7 +44,7 @@ class CellChange:
     Attributes:
         before: The cell in the first file.
         after: The cell in the second file.
-        seconds_before: Median time of one pass over the set, the merge included, in the first file.
+        seconds_before: Median time of one pass over the set, keys and merge included, in the first file.
         seconds_after: The same in the second file.
         time: Time in the second file over time in the first.
         cpu: The same for CPU time per pipeline.
@@ -242,8 +242,7 @@ def _change(
     second: Sequence[Sample],
     controls: tuple[_Pairs, _Pairs],
 ) -> CellChange:
-    def seconds(each: Sample) -> float:
-        return each.seconds / each.passes
+    seconds = attrgetter("once_s")
 
     def difference(value: Callable[[Sample], float]) -> Difference:
         above, below = [value(each) for each in second], [value(each) for each in first]

@@ -65,8 +65,8 @@ class CellReport:
     Attributes:
         cell: The cell.
         samples: Its samples.
-        throughput: Pipelines per second, the merge included.
-        creation_rate: Pipelines per second up to the barrier.
+        throughput: Pipelines per second of one pass over the set, keys and merge included.
+        creation_rate: Pipelines per second up to the barrier, over all passes.
         seconds: From the first job to the end of the merge.
         blocked_share: Share of the driver's time in which threads slept.
         run_delay_share: Share of the calls' time in which threads waited for a processor.
@@ -106,7 +106,7 @@ class Comparison:
         baseline: The mode to compare with: shared if it was measured.
         noise: The noise of throughput by the A/A control; None without one. Each figure has its own.
         throughput: Throughput of each other mode over the baseline's, the merge included.
-        creation_rate: The same without the merge.
+        creation_rate: The same up to the barrier, over all passes.
         locking: per-worker-internal over per-worker; None if one was not measured.
     """
 

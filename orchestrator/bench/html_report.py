@@ -184,7 +184,7 @@ def _against_workers(
 
 
 def _seconds_until_ready(cell: CellReport) -> Estimate:
-    return cell.of(lambda each: each.seconds / each.passes)
+    return cell.of(lambda each: each.once_s)
 
 
 def _until_ready(cells: Sequence[CellReport], workers: int) -> Plot | None:
@@ -363,9 +363,10 @@ _UNDRAWN = '<p class="note" id="undrawn">The plots need a browser of 2023 or lat
 _METHOD = """ <h2>How this was measured</h2> <p>Every sample is its own process, with the driver's own caches
 off. In every round the modes take turns and the baseline is measured twice (A ... A'). Points are medians,
 bars are their 95 % intervals, and ratios compare samples of one round. A difference counts only if its
-whole interval lies beyond that of the A/A control. Throughput includes the merge. <em>Blocked</em> is time
-asleep in the driver: the driver's time minus CPU time minus the time spent waiting for a processor. <em>No
-CPU</em> is that wait.</p> <h2>What it cannot show</h2> <ul><li>How an application stutters: here workers take
+whole interval lies beyond that of the A/A control. Throughput is that of
+one pass over the set, pipeline keys and the merge included. <em>Blocked</em> is time asleep in the driver:
+the driver's time minus CPU time minus the time spent waiting for a processor. <em>No CPU</em> is that
+wait.</p> <h2>What it cannot show</h2> <ul><li>How an application stutters: here workers take
 pipelines as fast as they can.</li><li>What a GPU does: nothing is drawn.</li><li>Other drivers, versions and
 sets than those named below.</li><li>More workers than processors.</li><li>Drift between runs on different
 days.</li><li>Locks that spin instead of sleeping: they show as CPU time per pipeline, together with cache

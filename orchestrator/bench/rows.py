@@ -342,14 +342,19 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         )
 
     @property
+    def once_s(self) -> float:
+        """Time of using the set once, which merges once: querying keys, one pass, the merge, s."""
+        return (self.keys_ns + self.wall_ns / self.passes + self.merge_ns) / 1e9
+
+    @property
     def throughput(self) -> float:
-        """Pipelines per second over the time that a user waits: keys, run and merge. 0 without pipelines."""
-        return _rate(self.created, self.keys_ns + self.wall_ns + self.merge_ns)
+        """Pipelines per second over the time that a user waits, `once_s`. 0 without pipelines."""
+        return _rate(self.created / self.passes, self.once_s)
 
     @property
     def creation_rate(self) -> float:
-        """Pipelines per second up to the barrier, without the merge."""
-        return _rate(self.created, self.wall_ns)
+        """Pipelines per second up to the barrier, over all passes and without the merge."""
+        return _rate(self.created, self.wall_ns / 1e9)
 
     @property
     def seconds(self) -> float:
@@ -377,8 +382,8 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         return self.call_ns - self.driver_ns
 
 
-def _rate(count: int, nanoseconds: int) -> float:
-    return count / (nanoseconds / 1e9) if nanoseconds > 0 else 0.0
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
 
 
 class FailedSample(Turn, frozen=True, kw_only=True, tag_field="row", tag="failed"):

@@ -305,10 +305,10 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             _show_group(output, report, group)
         output.line("")
         legend = (
-            "n: samples. ratio: throughput, merge included, over the baseline's, pair by pair; ≈: within "
-            f"noise, ?: fewer than {LEAST_PAIRS} pairs. effic.: throughput per worker against one worker. "
-            "blocked: asleep in the driver. no CPU: waiting for a processor. CPU: CPU time per pipeline "
-            "against one worker."
+            "n: samples. pipelines/s: in one pass over the set, keys and merge included. ratio: that over "
+            f"the baseline's, pair by pair; ≈: within noise, ?: fewer than {LEAST_PAIRS} pairs. effic.: "
+            "throughput per worker against one worker. blocked: asleep in the driver. no CPU: waiting for a "
+            "processor. CPU: CPU time per pipeline against one worker."
         )
         output.line(styled(legend, "dim"))
         for sentence in report.advice:

@@ -161,8 +161,8 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     output.line("")
     output.line(
         styled(
-            "time: one pass over the set, merge included, after / before. ≈: within noise, ?: fewer than "
-            f"{LEAST_PAIRS} samples or no A/A control.",
+            "time: one pass over the set, keys and merge included, after / before. ≈: within noise, ?: fewer "
+            f"than {LEAST_PAIRS} samples or no A/A control.",
             "dim",
         )
     )

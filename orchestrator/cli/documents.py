@@ -982,8 +982,8 @@ class BenchCell(CellName, frozen=True, kw_only=True):
 
     Attributes:
         samples: Number of samples.
-        throughput: Pipelines per second, the merge included.
-        creation_rate: Pipelines per second up to the barrier.
+        throughput: Pipelines per second of one pass over the set, keys and merge included.
+        creation_rate: Pipelines per second up to the barrier, over all passes.
         seconds: From the first job to the end of the merge.
         blocked_share: Share of the driver's time in which threads slept.
         run_delay_share: Share of the calls' time in which threads waited for a processor.
@@ -1024,7 +1024,7 @@ class BenchGroup(CellConditions, frozen=True, kw_only=True):
         baseline: The mode to compare with.
         noise: Noise of the A/A control, as a factor; null without a control.
         throughput_ratios: Throughput of each other mode over the baseline's, the merge included.
-        creation_rate_ratios: The same without the merge.
+        creation_rate_ratios: The same up to the barrier, over all passes.
         locking: per-worker-internal over per-worker; null if one was not measured.
     """
 
@@ -1070,7 +1070,7 @@ class ChangedCell(CellName, frozen=True, kw_only=True):
 
     Attributes:
         device_before: The selector in the first file.
-        seconds_before: Median time of one pass over the set in the first file, the merge included.
+        seconds_before: Median time of one pass over the set in the first file, keys and merge included.
         seconds_after: The same in the second.
         noise: Noise of the A/A control, as a factor; null without a control.
         time: Time in the second file over time in the first.

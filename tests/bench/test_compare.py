@@ -110,6 +110,15 @@ def test_runs_that_repeat_the_set_differently_are_compared_by_pass() -> None:
     assert report.slower() == ()
 
 
+def test_the_merge_counts_once_a_pass_and_keys_count() -> None:
+    many = results(passes=1000, start="warm")  # 10 ms a pass
+    report = compare_samples(many, results(passes=1000, start="warm", merge_ns=10_000_000))
+    assert report.changes[0].time.ratio.median == pytest.approx(2.0)
+    assert len(report.slower()) == 1
+    report = compare_samples(results(), results(keys_ns=10_000_000_000))
+    assert report.changes[0].time.ratio.median == pytest.approx(2.0)
+
+
 def test_without_controls_nothing_is_called_a_change() -> None:
     without = [each for each in results(3.0) if not each.control]
     report = compare_samples(results(), without)

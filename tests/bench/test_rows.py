@@ -162,6 +162,10 @@ def test_derived_figures() -> None:
     assert row.throughput == pytest.approx(2000)
     assert row.creation_rate == pytest.approx(2500)
     assert row.seconds == pytest.approx(0.5)
+    warm = sample(passes=50, created=50_000, wall_ns=10**9, keys_ns=10**7, merge_ns=70_000_000)
+    assert warm.once_s == pytest.approx(0.01 + 0.02 + 0.07)  # a user's run merges after each pass
+    assert warm.throughput == pytest.approx(1000 / 0.1)
+    assert warm.creation_rate == pytest.approx(50_000)
     assert row.blocked_share == pytest.approx(1 / 6)
     assert row.run_delay_share == pytest.approx(0.2)
     assert row.cpu_per_pipeline_ns == pytest.approx(700_000)
