@@ -225,7 +225,7 @@ def _renaming(
     return lambda cell: cell
 
 
-_Pairs = tuple[dict[int, Sample], dict[int, Sample]]
+_Pairs = tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:

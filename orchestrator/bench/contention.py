@@ -201,8 +201,8 @@ def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellRepo
 def _against(
     baseline: Sequence[Sample] | None, samples: Sequence[Sample] | None, value: Callable[[Sample], float]
 ) -> Estimate | None:
-    """Ratio of the samples over a baseline, pair by pair."""
-    above, below = ({each.round: each for each in series or ()} for series in (samples, baseline))
+    """Ratio of the samples over a baseline, pair by pair: of one round of one run."""
+    above, below = ({each.pair: each for each in series or ()} for series in (samples, baseline))
     return ratio_by_round(above, below, value)
 
 
@@ -220,7 +220,9 @@ def _comparison(
     ) -> dict[CacheMode, Difference]:
         """A figure against its own noise: what is in one, such as merging, may vary more than the rest."""
         ratio = _against(modes.get(below), modes.get(above), value)
-        noise = noise_by_round(first, control, value) if is_controlled else None
+        taken = {each.pair for each in modes.get(above, ())}
+        beside = {pair: each for pair, each in first.items() if pair in taken}
+        noise = noise_by_round(beside, control, value) if is_controlled else None
         return {} if ratio is None else {above: Difference(ratio, noise)}
 
     throughput: dict[CacheMode, Difference] = {}

@@ -97,6 +97,10 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         binaries: Whether the device has pipeline binaries.
         cold_wall_ns: Elapsed time of compiling the set.
         cold_driver_ns: Driver time of compiling it, summed over the workers.
+        cores: As in `Environment`.
+        processor: As in `Environment`.
+        python: As in `Environment`.
+        orchestrator: As in `Environment`.
     """
 
     set_name: str
@@ -112,6 +116,10 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     binaries: bool = False
     cold_wall_ns: int = 0
     cold_driver_ns: int = 0
+    cores: int = 0
+    processor: str = ""
+    python: str = ""
+    orchestrator: str = ""
 
 
 class ProbeStep(enum.StrEnum):

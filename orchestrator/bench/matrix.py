@@ -7,20 +7,20 @@
 Without a time limit, each round of all groups ends before the next one begins. With a limit, groups with the
 most workers come first, and as many groups as possible get the pairs that a verdict needs. A round of one
 group is never split, so the samples of a pair are neighbours; it starts only if it is expected to end in
-time.
+time. A round in which an arm is missing, such as a mode that was added, is taken again as a whole.
 
 Guarantees: pure. Equal options give equal orders, so a benchmark can resume from existing rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from attrs import field, frozen
 
 from orchestrator.bench.jobs import SampleJob
-from orchestrator.bench.rows import Cell, Conditions, Row, Sample, Start
+from orchestrator.bench.rows import Arm, Cell, Conditions, Row, Sample, Start, current_samples
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.options import BATCH_LIMIT
@@ -110,10 +110,29 @@ class Matrix:
                     )
 
 
-def remaining(matrix: Matrix, rows: Sequence[Row]) -> list[SampleJob]:
-    """The jobs that have no sample yet, failed ones included."""
-    there = {row.key for row in rows if isinstance(row, Sample)}
-    return [job for job in matrix.jobs() if job.key not in there]
+def remaining(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()) -> list[SampleJob]:
+    """The warm-ups without a sample, and all jobs of each round that no single run took whole.
+
+    Args:
+        matrix: The samples to take.
+        rows: The rows so far.
+        without: Arms to leave out.
+    """
+    there = {each.key: each.run for each in current_samples(rows)}
+    found: list[SampleJob] = []
+    for jobs in _by_round(job for job in matrix.jobs() if job.arm not in without):
+        missing = [job for job in jobs if job.key not in there]
+        one_run = jobs[0].round < 0 or len({there.get(job.key) for job in jobs}) == 1
+        found += missing if one_run else jobs
+    return found
+
+
+def _by_round(jobs: Iterable[SampleJob]) -> list[tuple[SampleJob, ...]]:
+    """The jobs of each round of each group."""
+    found: dict[tuple[int, Conditions], list[SampleJob]] = {}
+    for job in jobs:
+        found.setdefault((job.round, job.conditions), []).append(job)
+    return [tuple(each) for each in found.values()]
 
 
 @frozen
@@ -165,10 +184,7 @@ def next_round(
         rows: The rows so far.
         left_s: Remaining time, s; None without a limit.
     """
-    by_round: dict[tuple[int, Conditions], list[SampleJob]] = {}
-    for job in waiting:
-        by_round.setdefault((job.round, job.conditions), []).append(job)
-    rounds = [tuple(each) for each in by_round.values()]
+    rounds = _by_round(waiting)
     if left_s is None or not rounds:
         return rounds[0] if rounds else ()
     if left_s <= 0:

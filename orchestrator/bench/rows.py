@@ -119,6 +119,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
         mode: The cache topology.
         control: Whether this is the second arm of the A/A control.
         round: Number of the round, from 0; -1 for the warm-up, which no figure includes.
+        run: Identifies the call of `bench` that takes it; "" in rows of earlier versions, which count as one.
     """
 
     device: str
@@ -128,6 +129,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     mode: CacheMode
     control: bool = False
     round: Annotated[int, msgspec.Meta(ge=-1, le=_LARGEST)] = 0
+    run: str = ""
 
     @property
     def cell(self) -> Cell:
@@ -148,6 +150,11 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True):
     def key(self) -> tuple[Arm, int]:
         """Arm and round."""
         return self.arm, self.round
+
+    @property
+    def pair(self) -> tuple[str, int]:
+        """Run and round: what was taken side by side has both in common."""
+        return self.run, self.round
 
 
 def turn_of(turn: Turn) -> dict[str, Any]:
@@ -434,9 +441,14 @@ def read_rows(path: Path) -> list[Row]:
     return rows
 
 
+def current_samples(rows: Iterable[Row]) -> list[Sample]:
+    """The samples, without those that a later run took again."""
+    return list({row.key: row for row in rows if isinstance(row, Sample)}.values())
+
+
 def counted_samples(rows: Iterable[Row]) -> list[Sample]:
-    """The samples without warm-ups."""
-    return [row for row in rows if isinstance(row, Sample) and row.counts]
+    """The current samples without warm-ups."""
+    return [each for each in current_samples(rows) if each.counts]
 
 
 class RowWriter:
@@ -482,12 +494,12 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
 
 def control_of(
     samples: Iterable[Sample], conditions: Conditions
-) -> tuple[dict[int, Sample], dict[int, Sample]]:
-    """Both arms of the A/A control under the conditions, by round: the baseline's and the control's."""
+) -> tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]:
+    """Both arms of the A/A control under the conditions, by pair: the baseline's and the control's."""
     same = [each for each in samples if each.conditions == conditions]
-    control = {each.round: each for each in same if each.control}
+    control = {each.pair: each for each in same if each.control}
     modes = {each.mode for each in control.values()}
-    return {each.round: each for each in same if not each.control and each.mode in modes}, control
+    return {each.pair: each for each in same if not each.control and each.mode in modes}, control
 
 
 def failed_arms(rows: Iterable[Row]) -> tuple[FailedSample, ...]:

@@ -2,17 +2,17 @@
 
 Guarantees:
 - results.jsonl is the whole state. After an interruption (Ctrl-C, time limit, power failure) the same command
-  resumes: it takes only missing samples, and warm runs start from the same caches. Rows of another set,
-      device
-  or driver are an error.
+  resumes: it takes only rounds that are not whole, and warm runs start from the same caches. Rows of another
+  set, device, driver or machine are an error.
 - A sample that crashes or hangs becomes a row with the reason. Its arm is skipped for the rest of the run (a
-  baseline together with its control), and tried again in the next run.
+  baseline together with its control), and tried again in the next run, before other arms of its round.
 - With a time limit, no round begins that is expected to end too late; a round that has begun is finished.
 - Sample processes end when this process is interrupted.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -33,6 +33,7 @@ from orchestrator.bench.rows import (
     RowWriter,
     Sample,
     Start,
+    current_samples,
     failed_arms,
     read_rows,
     turn_of,
@@ -50,6 +51,15 @@ WARM_SECONDS = 1.0
 """A warm run lasts this long with one worker, unless it would exceed WARM_PIPELINES_MOST."""
 WARM_SECONDS_MOST = 3.0
 """Limit for all workers: on some drivers, many workers get hits a hundred times slower than one."""
+
+
+_MACHINE = {
+    "cores": "number of processors",
+    "processor": "processor",
+    "python": "version of Python",
+    "orchestrator": "version of orchestrator",
+}
+"""What of an `Environment` may not change between the runs of a benchmark, in words."""
 
 
 class BenchError(OrchestratorError):
@@ -93,7 +103,7 @@ class BenchOutcome:
         rows: All rows of the file.
         done: Samples of the matrix that exist.
         total: Samples of the matrix.
-        resumed: Samples from earlier runs.
+        resumed: Of these, samples from earlier runs.
         stopped: Why it ended early, or "".
         failed: The last attempt of each arm that could not be measured.
         path: The file of rows.
@@ -161,7 +171,6 @@ def run_bench(
             on_progress=on_progress,
             rows=read_rows(path) if path.exists() else [],
         )
-        resumed = sum(isinstance(each, Sample) for each in run.rows)
         try:
             run.prepare(warm_passes, on_stage)
             with RowWriter(path) as writer:
@@ -169,8 +178,10 @@ def run_bench(
         except KeyboardInterrupt:
             stopped = "interrupted"
     wanted = {job.key for job in matrix.jobs()}
-    done = sum(isinstance(each, Sample) and each.key in wanted for each in run.rows)
-    return BenchOutcome(tuple(run.rows), done, len(wanted), resumed, stopped, failed_arms(run.rows), path)
+    done = {each.key: each.run for each in current_samples(run.rows) if each.key in wanted}
+    resumed = sum(each != run.name for each in done.values())
+    failed = failed_arms(run.rows)
+    return BenchOutcome(tuple(run.rows), len(done), len(wanted), resumed, stopped, failed, path)
 
 
 @define(eq=False)
@@ -181,6 +192,7 @@ class _BenchRun:
     do: Callable[[Job], Answer]
     on_progress: Callable[[BenchProgress], None]
     rows: list[Row] = field(factory=list)
+    name: str = field(factory=lambda: os.urandom(8).hex())
 
     def prepare(self, warm_passes: int | None, on_stage: Callable[[str], None]) -> None:
         """Fill the caches for warm runs, and check that earlier rows are of the same set and driver."""
@@ -227,7 +239,10 @@ class _BenchRun:
             elif each.batch != (batch := self.matrix.batch_of(each.start)):
                 what = f"another batch ({each.batch}; now {batch})"
             else:
-                continue
+                other = (each for each in _MACHINE if getattr(environment, each) != getattr(found, each))
+                if (name := next(other, None)) is None:
+                    continue
+                what = f"another {_MACHINE[name]} ({getattr(environment, name)}; now {getattr(found, name)})"
             raise BenchError(
                 f"the results there for {device} are of {what}: name another directory with --out"
             )
@@ -235,14 +250,16 @@ class _BenchRun:
     def take(self, writer: RowWriter) -> str:
         """Take samples until none is left or time is up; returns why it ended early, or ""."""
         total = sum(1 for _ in self.matrix.jobs())
-        waiting = remaining(self.matrix, self.rows)
         given_up: set[Arm] = set()
-        while waiting := [each for each in waiting if each.arm not in given_up]:
+        while waiting := remaining(self.matrix, self.rows, given_up):
             jobs = next_round(waiting, self.rows, self.left_s())
             if not jobs:
                 return self._out_of_time(waiting)
             taken = {each.key for each in jobs}
             waiting = [each for each in waiting if each.key not in taken]
+            # What failed comes first: if it fails again, nothing else is taken again.
+            failed = {each.arm for each in failed_arms(self.rows)}
+            jobs = tuple(sorted(jobs, key=lambda each: each.arm not in failed))
             for number, job in enumerate(jobs):
                 if job.arm in given_up:
                     continue
@@ -258,6 +275,8 @@ class _BenchRun:
                     given_up |= {job.arm, Arm(job.cell, True)}
                 writer.write(row)
                 self.rows.append(row)
+                if isinstance(row, FailedSample) and number == 0:
+                    break
         return ""
 
     def _out_of_time(self, to_go: Sequence[SampleJob]) -> str:
@@ -273,6 +292,7 @@ class _BenchRun:
 
     def _row(self, job: SampleJob) -> Row:
         """Take a sample; a failed one becomes a row with the reason."""
+        job = msgspec.structs.replace(job, run=self.name)
         timeline = timeline_path(self.directory, job.cell)
         if job.round >= 0 and not job.control and not timeline.exists():
             job = msgspec.structs.replace(job, trace=str(timeline))

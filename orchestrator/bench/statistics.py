@@ -30,6 +30,7 @@ _SEED = 20_240_229
 
 Numbers = npt.NDArray[np.float64]
 _T = TypeVar("_T")
+_Round = TypeVar("_Round", int, tuple[str, int])
 
 
 @frozen
@@ -201,7 +202,7 @@ class Difference:
 
 
 def by_round(
-    first: Mapping[int, _T], second: Mapping[int, _T], value: Callable[[_T], float]
+    first: Mapping[_Round, _T], second: Mapping[_Round, _T], value: Callable[[_T], float]
 ) -> tuple[list[float], list[float]]:
     """Values of the rounds that both series have, pair by pair, without pairs with a value of 0 or less."""
     pairs = [(value(first[each]), value(second[each])) for each in sorted(first.keys() & second.keys())]
@@ -210,7 +211,7 @@ def by_round(
 
 
 def ratio_by_round(
-    above: Mapping[int, _T], below: Mapping[int, _T], value: Callable[[_T], float]
+    above: Mapping[_Round, _T], below: Mapping[_Round, _T], value: Callable[[_T], float]
 ) -> Estimate | None:
     """The ratio of two series over the pairs of `by_round`; None without a pair."""
     numerators, denominators = by_round(above, below, value)
@@ -218,7 +219,7 @@ def ratio_by_round(
 
 
 def noise_by_round(
-    first: Mapping[int, _T], second: Mapping[int, _T], value: Callable[[_T], float]
+    first: Mapping[_Round, _T], second: Mapping[_Round, _T], value: Callable[[_T], float]
 ) -> Noise | None:
     """The noise that both arms of an A/A control show; None without a pair."""
     ratio = ratio_by_round(second, first, value)

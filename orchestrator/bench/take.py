@@ -216,6 +216,7 @@ def fill(job: FillJob) -> Filled:
             binaries=binaries,
             cold_wall_ns=wall_ns,
             cold_driver_ns=driver_ns,
+            **machine(),
         )
 
 
@@ -530,12 +531,19 @@ class _Totals:
             pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
             driver_caches=self.driver_caches,
             opened_as=tuple(self.opened_as),
-            cores=available_workers(),
-            processor=processor_name(),
             load_average=self.load,
-            python=platform.python_version(),
-            orchestrator=VERSION,
+            **machine(),
         )
+
+
+def machine() -> dict[str, Any]:
+    """Processors and versions, by the names that `Environment` has for them."""
+    return {
+        "cores": available_workers(),
+        "processor": processor_name(),
+        "python": platform.python_version(),
+        "orchestrator": VERSION,
+    }
 
 
 def processor_name() -> str:

@@ -5,6 +5,7 @@ Figures, comparisons and verdicts over samples that were made up so that the ans
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
@@ -91,6 +92,31 @@ def test_each_figure_is_held_against_its_own_noise() -> None:
     assert comparison.noise.factor > 1.1
     assert not comparison.throughput[CacheMode.PER_WORKER].higher
     assert comparison.creation_rate[CacheMode.PER_WORKER].noise != comparison.noise
+
+
+def test_only_samples_of_one_run_are_pairs() -> None:
+    """A mode that was measured in a later run, on a machine that had become four times as slow."""
+    idle = [each for each in matrix({"shared": 1.0, "none": 1.0}) if each.mode == "shared"]
+    busy = [
+        msgspec.structs.replace(each, run="2", wall_ns=each.wall_ns * 4)
+        for each in matrix({"shared": 1.0, "per-worker": 1.0})
+    ]
+    (verdict,) = contention_report([*idle, *busy]).verdicts
+    assert verdict == "on test, cold, 16 workers: no difference beyond noise"
+    # Half way the control of the other rounds is that of the idle machine, beside which nothing was measured.
+    report = contention_report([*idle, *(each for each in busy if each.round < 4)])
+    (difference,) = report.comparisons[0].throughput.values()
+    assert (difference.ratio.count, difference.pairs) == (4, 4)
+    gone = [*matrix({"shared": 1.0, "none": 0.5}), *busy]
+    report = contention_report(gone)
+    assert [(each.cell.mode, len(each.samples)) for each in report.cells] == [
+        ("none", 7),
+        ("per-worker", 7),
+        ("shared", 7),
+    ]
+    assert report.comparisons[0].throughput.keys() == {"per-worker"}  # the other has no pair
+    alone = contention_report([*matrix({"shared": 1.0}, workers=1), *busy])
+    assert {each.cell.workers for each in alone.cells if each.efficiency is not None} == {1}
 
 
 def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:

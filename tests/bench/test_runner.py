@@ -20,7 +20,7 @@ from attrs import evolve
 
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
 from orchestrator.bench.matrix import Matrix
-from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, read_rows
+from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, counted_samples, read_rows
 from orchestrator.bench.runner import (
     RESULTS,
     WARM_PIPELINES_MOST,
@@ -48,7 +48,8 @@ PLAN = Matrix(
     samples=3,
     batch=64,
 )
-TOTAL = 2 * 2 * 3 * 4
+WARM_UPS = 2 * 2 * 3
+TOTAL = WARM_UPS * 4
 IDENTITY = evolve(simulated_identity(), pipeline_cache_uuid=bytes.fromhex(ENVIRONMENT.pipeline_cache_uuid))
 
 
@@ -60,8 +61,9 @@ def filled(**changes: object) -> Filled:
         "pipelines": 1000,
         "warm_rate": 100_000.0,
         "warm_rate_most": 1e9,
+        **{name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")},
     }
-    return Filled(**{**values, **changes})  # type: ignore[arg-type]
+    return Filled(**{**values, **changes})
 
 
 class Answers:
@@ -90,6 +92,7 @@ def answer(job: SampleJob) -> Sample:
         mode=job.mode,
         control=job.control,
         round=job.round,
+        run=job.run,
         batch=job.batch,
         passes=job.passes,
         process_s=2.0,
@@ -120,11 +123,41 @@ def test_an_interrupted_benchmark_goes_on_where_it_was(tmp_path: Path, at: int) 
     assert outcome.done == at - 1
     second = Answers()
     outcome = run_bench(PLAN, tmp_path, run_job=second)
-    assert (outcome.done, outcome.resumed, outcome.stopped) == (TOTAL, at - 1, "")
-    taken = Counter(job.key for job in [*first.jobs[:-1], *second.jobs])
+    # Warm-ups are no pairs. Of a round that was begun all is taken again, so that its samples are neighbours.
+    kept = at - 1 if at <= WARM_UPS else (at - 1) // 3 * 3
+    assert (outcome.done, outcome.resumed, outcome.stopped) == (TOTAL, kept, "")
+    taken = Counter(job.key for job in [*first.jobs[:kept], *second.jobs])
     assert set(taken.values()) == {1}
     assert len(taken) == TOTAL
     assert run_bench(PLAN, tmp_path, run_job=Answers(instead=interrupt)).stopped == ""  # nothing is left
+
+
+def test_a_mode_that_is_added_is_measured_beside_its_baseline(tmp_path: Path) -> None:
+    run_bench(evolve(PLAN, modes=(CacheMode.SHARED,)), tmp_path, run_job=Answers())
+    added = Answers()
+    outcome = run_bench(PLAN, tmp_path, run_job=added)
+    counted = [job for job in added.jobs if job.round >= 0]
+    assert len(counted) == TOTAL - WARM_UPS  # whole rounds, with baseline and control
+    assert {job.mode for job in added.jobs if job.round < 0} == {"per-worker"}
+    assert (outcome.done, outcome.resumed) == (TOTAL, WARM_UPS * 2 // 3)
+    assert len({(each.conditions, each.round, each.run) for each in counted_samples(outcome.rows)}) == 12
+    assert {each.run for each in counted_samples(outcome.rows)} == {each.run for each in counted}
+
+
+def test_an_arm_that_fails_again_has_nothing_taken_again(tmp_path: Path) -> None:
+    def crash(job: SampleJob) -> Answer:
+        return (
+            Refused(kind="crash", reason="x") if job.mode == "per-worker" and job.round >= 1 else answer(job)
+        )
+
+    run_bench(PLAN, tmp_path, run_job=Answers(instead=crash))
+    again = Answers(instead=crash)
+    outcome = run_bench(PLAN, tmp_path, run_job=again)
+    assert [(job.mode, job.round) for job in again.jobs] == [("per-worker", 1)] * 4
+    assert outcome.resumed == outcome.done == TOTAL - 2 * 4
+    mended = Answers()
+    assert run_bench(PLAN, tmp_path, run_job=mended).done == TOTAL
+    assert len(mended.jobs) == 2 * 4 * 3
 
 
 def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> None:
@@ -255,7 +288,14 @@ def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("changed", "words"),
-    [({"set_hash": "1" * 16}, "another set"), ({"identity": simulated_identity()}, "another driver")],
+    [
+        ({"set_hash": "1" * 16}, "another set"),
+        ({"identity": simulated_identity()}, "another driver"),
+        ({"cores": 2}, r"another number of processors \(16; now 2\)"),
+        ({"processor": "faster"}, "another processor"),
+        ({"python": "3.12"}, "another version of Python"),
+        ({"orchestrator": "1"}, "another version of orchestrator"),
+    ],
 )
 def test_results_of_something_else_are_not_mixed(
     tmp_path: Path, changed: dict[str, object], words: str
