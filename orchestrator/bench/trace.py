@@ -162,13 +162,15 @@ def run_spans(report: RunReport) -> list[Span]:
 def compile_spans(report: CompileReport) -> list[Span]:
     """The runs of a compile and its other stages: opening, preparing, loading, saving."""
     spans = [span for run in report.runs for span in run_spans(run)]
-    return spans + [
-        Span(
-            _OVERLAPPED_ROW if each.overlapped else MAIN_ROW,
-            _STAGE_NAMES.get(each.name, each.name),
-            each.start_ns,
-            each.duration_ns,
-            "stage",
-        )
-        for each in report.stages
-    ]
+    ends: list[
+        int
+    ] = []  # of the last span of each row of overlapped stages: bars of one row must not overlap
+    for each in sorted(report.stages, key=lambda stage: stage.start_ns):
+        row = MAIN_ROW
+        if each.overlapped:
+            place = next((place for place, end in enumerate(ends) if end <= each.start_ns), len(ends))
+            ends[place : place + 1] = [each.start_ns + each.duration_ns]
+            row = f"{_OVERLAPPED_ROW} {place + 1}"
+        name = _STAGE_NAMES.get(each.name, each.name)
+        spans.append(Span(row, name, each.start_ns, each.duration_ns, "stage"))
+    return spans

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import trio
 from attrs import define, field
+from msgspec import structs
 
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
 from orchestrator.devices.device import CacheMode
@@ -18,7 +19,7 @@ from orchestrator.devices.simulated import CacheOperation, DriverBugs, Simulated
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, MergePolicy, TrialLimits
-from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Stage
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
@@ -219,7 +220,14 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     alone_ns = [each.duration_ns for each in report.stages if each.name == "open" and not each.overlapped]
     assert [report.timing.open_ns] == alone_ns
     spans = compile_spans(report)
-    assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "other groups"]
+    assert [each.row for each in spans if each.name == "open device"] == [MAIN_ROW, "other groups 1"]
+    crossing = (Stage("open", 10, 5, True), Stage("prepare", 0, 10, True), Stage("cache_save", 5, 20, True))
+    spans = compile_spans(structs.replace(report, stages=crossing))
+    assert [(each.row, each.name) for each in spans if each.category == "stage"] == [
+        ("other groups 1", "prepare"),
+        ("other groups 2", "save cache file"),  # bars of one row may stand behind or in each other only
+        ("other groups 1", "open device"),
+    ]
     # What is kept is what is kept of groups that are opened one after the other.
     plain = tmp_path / "plain"
     with PipelineSet.open(pair) as source:
