@@ -10,7 +10,7 @@ Limits: an A/A control covers one run, so it cannot show drift between the runs,
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 from attrs import frozen
@@ -137,7 +137,7 @@ class ChangeReport:
 
 
 def compare_samples(
-    before: Iterable[Row], after: Iterable[Row], devices: Mapping[str, str] | None = None
+    before: Iterable[Row], after: Iterable[Row], devices: Sequence[tuple[str, str]] = ()
 ) -> ChangeReport:
     """Compare two benchmarks.
 
@@ -158,37 +158,39 @@ def compare_samples(
         if not cells:
             raise ValueError(f"the {side} holds no samples (warm-ups and failures do not count)")
         there = {cell.device for cell in cells}
-        for pair in (devices or {}).items():
+        for pair in devices:
             if pair[place] not in there:
                 raise ValueError(
                     f"the {side} has no device {pair[place]!r}; it has {', '.join(sorted(there))}"
                 )
     if devices:
-        first_cells = {cell: rows for cell, rows in first_cells.items() if cell.device in devices}
-        second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in devices.values()}
-        failed = tuple(each for each in failed if each.device in devices.values())
-    rename = _renaming(first_cells, second_cells, devices or {})
-    matched = {cell: rename(cell) for cell in first_cells if rename(cell) in second_cells}
+        others = {other for _, other in devices}
+        second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in others}
+        failed = tuple(each for each in failed if each.device in others)
+    named = sorted(
+        (cell, cell._replace(device=other))
+        for device, other in dict.fromkeys(devices or _paired(first_cells, second_cells))
+        for cell in first_cells
+        if cell.device == device
+    )
+    matched = [pair for pair in named if pair[1] in second_cells]
     if not matched:
-        raise ValueError(_nothing_in_common([rename(cell) for cell in first_cells], list(second_cells)))
+        raise ValueError(_nothing_in_common([other for _, other in named], list(second_cells)))
     changes = tuple(
         _change(
             cell,
-            matched[cell],
+            other,
             first_cells[cell],
-            second_cells[matched[cell]],
-            (control_of(first, cell.conditions), control_of(second, matched[cell].conditions)),
+            second_cells[other],
+            (control_of(first, cell.conditions), control_of(second, other.conditions)),
         )
-        for cell in sorted(matched)
+        for cell, other in matched
     )
-    taken = set(matched.values())
-    compared = (
-        [each for each in first if each.cell in matched],
-        [each for each in second if each.cell in taken],
-    )
+    given, taken = ({pair[place] for pair in matched} for place in (0, 1))
+    compared = [each for each in first if each.cell in given], [each for each in second if each.cell in taken]
     return ChangeReport(
         changes=changes,
-        only_before=tuple(sorted(set(first_cells) - set(matched))),
+        only_before=tuple(dict.fromkeys(cell for cell, other in named if other not in second_cells)),
         only_after=tuple(sorted(set(second_cells) - taken)),
         failed=failed,
         differences=tuple(_differences(*compared)),
@@ -212,17 +214,10 @@ def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
     return f"the two have no cell in common: {differs}" + (hint if differs.startswith("device") else "")
 
 
-def _renaming(
-    first: Mapping[Cell, object], second: Mapping[Cell, object], chosen: Mapping[str, str]
-) -> Callable[[Cell], Cell]:
-    """Maps cells of the first file to those of the second."""
-    if chosen:
-        return lambda cell: cell._replace(device=chosen[cell.device])
-    devices = {cell.device for cell in first}, {cell.device for cell in second}
-    if all(len(each) == 1 for each in devices):
-        (other,) = devices[1]
-        return lambda cell: cell._replace(device=other)
-    return lambda cell: cell
+def _paired(first: Iterable[Cell], second: Iterable[Cell]) -> list[tuple[str, str]]:
+    """The only device of the first with the only one of the second, or each device with itself."""
+    devices, others = ({cell.device for cell in cells} for cells in (first, second))
+    return list(zip(devices, others if len(devices) == len(others) == 1 else devices, strict=True))
 
 
 _Pairs = tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]

@@ -85,14 +85,14 @@ def compare_verb(
     return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
 
 
-def _devices(pairs: list[str]) -> dict[str, str]:
-    """Devices of the other files by device of the first; a device without "=" is paired with itself."""
-    found = {}
+def _devices(pairs: list[str]) -> list[tuple[str, str]]:
+    """Devices of the first file and of the others; one without "=" is paired with itself."""
+    found = []
     for each in pairs:
         first, _, other = each.partition("=") if "=" in each else (each, "", each)
         if not first or not other:
             raise UsageError(f"--device {each!r}: A=B is expected, two selectors")
-        found[first] = other
+        found.append((first, other))
     return found
 
 
@@ -151,10 +151,10 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 
     for difference in report.differences:
         output.line(difference)
-    groups: dict[Conditions, list[CellChange]] = {}
+    groups: dict[tuple[str, Conditions], list[CellChange]] = {}
     for change in report.changes:
-        groups.setdefault(change.after.conditions, []).append(change)
-    for group, changes in groups.items():
+        groups.setdefault((change.before.device, change.after.conditions), []).append(change)
+    for (_, group), changes in groups.items():
         output.line("")
         output.line(styled(_heading(group, changes), "head"))
         output.show(_table(report, changes, threshold))

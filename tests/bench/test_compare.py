@@ -93,7 +93,7 @@ def test_of_several_devices_only_those_that_are_chosen_are_compared_and_told() -
     old = msgspec.structs.replace(ENVIRONMENT, driver_info="old", opened_as=("Vulkan 1.2", "Vulkan 1.3"))
     new = msgspec.structs.replace(ENVIRONMENT, driver_info="new", opened_as=("Vulkan 1.4",))
     both = results(device="a", environment=old) + results(1.5, device="b", environment=new)
-    report = compare_samples(both, both, {"a": "b"})
+    report = compare_samples(both, both, [("a", "b")])
     (change,) = report.changes
     assert (change.before.device, change.after.device) == ("a", "b")
     assert report.only_before == report.only_after == ()
@@ -138,7 +138,7 @@ def test_what_fails_or_is_missing_is_told() -> None:
     report = compare_samples(other, [*results(device="a"), *failures(results(device="b"))])
     assert [(each.device, each.control) for each in report.failed] == [("b", False), ("b", True)]
     assert report.summary().endswith("; 1 cell only before, 2 failed after")
-    report = compare_samples(other, [*other, *failures(results(device="b"))], {"a": "a"})
+    report = compare_samples(other, [*other, *failures(results(device="b"))], [("a", "a")])
     assert (report.failed, report.is_complete) == ((), True)  # the other device is not compared
     assert compare_samples(other, [*failures(other), *other]).is_complete  # tried again
 

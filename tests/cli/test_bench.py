@@ -279,6 +279,10 @@ def test_compare_pairs_the_devices_that_are_chosen(call: Call, tmp_path: Path) -
     (document,) = done.document["files"]
     assert done.code == 1
     assert (document["slower"], document["faster"]) == (1, 1)
+    done = call("compare", path, path, *("-d", "one=two"), *("-d", "one=three"), *("-d", "two=three"))
+    headings = [line.partition(",")[0] for line in done.out.splitlines() if " -> " in line]
+    assert headings == ["one -> three", "one -> two", "two -> three"]
+    assert "1 of 3 cells slower beyond noise, 1 faster" in done.out
     done = call("compare", path, path, "--device", "one=four")
     assert (done.code, "has no device 'four'; it has one, three, two" in done.err) == (2, True)
     assert call("compare", path, path, "--device", "=two").code == 2
