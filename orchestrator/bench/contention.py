@@ -256,10 +256,18 @@ def cell_texts(cell: CellReport, comparison: Comparison) -> dict[str, str]:
 
 
 def ratio_text(ratio: Estimate) -> str:
-    """A ratio as text, such as ``2.2× [2.1, 2.3]``; with as many digits as separate the interval's ends."""
-    told_apart = (each for each in (1, 2, 3) if f"{ratio.low:.{each}f}" != f"{ratio.high:.{each}f}")
-    digits = next(told_apart, 1)
-    return f"{ratio.median:.{digits}f}× [{ratio.low:.{digits}f}, {ratio.high:.{digits}f}]"
+    """A ratio as text, such as ``2.2× [2.1, 2.3]``.
+
+    It has as many digits, up to 4, as tell the interval's ends apart and those that are not 1 from 1.
+    """
+
+    def ends(digits: int) -> list[str]:
+        return [f"{each:.{digits}f}" for each in (ratio.low, ratio.high)]
+
+    one = [each == 1 for each in (ratio.low, ratio.high)]
+    enough = [each for each in range(1, 5) if [float(text) == 1 for text in ends(each)] == one] or [4]
+    digits = next((each for each in enough if len(set(ends(each))) > 1), enough[0])
+    return f"{ratio.median:.{digits}f}× [{', '.join(ends(digits))}]"
 
 
 def rate_text(rate: Estimate) -> str:
