@@ -3,8 +3,9 @@
 A `Sample` is one run in its own process. Its row records everything that affects the figures: driver, device,
 processor, mode, workers, set, versions, and how the driver's own caches were disabled.
 
-Guarantees: writers only append. Readers skip a last line that was cut off; any other damaged line is an error
-that names it. New fields have defaults and no field changes its meaning, so old files stay readable.
+Guarantees: writers only append. Readers skip a last line that no line break ends, as writers cut it off; any
+other damaged line is an error that names it. New fields have defaults and no field changes its meaning, so
+old files stay readable.
 """
 
 from __future__ import annotations
@@ -417,7 +418,7 @@ MAX_ROWS_BYTES = 1 << 30
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a file of rows, without a last line that was cut off.
+    """Read a file of rows, without a last line that no line break ends.
 
     Raises:
         RowsError: It cannot be read, or a line is not a row.
@@ -427,7 +428,7 @@ def read_rows(path: Path) -> list[Row]:
     except InputError as error:
         raise RowsError(f"{path}: {error}") from error
     rows: list[Row] = []
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(lines[:-1], 1):  # no line break behind the last: a writer was interrupted
         if not line.strip():
             continue
         try:
@@ -435,8 +436,6 @@ def read_rows(path: Path) -> list[Row]:
             # escaped.
             rows.append(_decoder.decode(line.replace(b'"temperature":', b'"start":', 1)))
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-            if number == len(lines):  # no line break behind it: a writer was interrupted
-                break
             raise RowsError(f"{path}: line {number} is not a sample: {error}") from error
     return rows
 

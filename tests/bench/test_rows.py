@@ -95,9 +95,9 @@ def test_a_line_that_was_cut_off_is_no_row_and_goes_when_writing_goes_on(tmp_pat
     with RowWriter(path) as writer:
         writer.write(sample(round=0))
     whole = path.read_bytes()
-    for cut in (1, len(whole) // 2, len(whole) - 2):
+    for cut in (1, len(whole) // 2, len(whole) - 1):  # the last one lacks its line break alone
         path.write_bytes(whole + whole[:cut])
-        assert read_rows(path)[0] == sample(round=0)
+        assert read_rows(path) == [sample(round=0)]
         with RowWriter(path) as writer:
             writer.write(sample(round=1))
         assert [row.round for row in read_rows(path)] == [0, 1]
