@@ -47,7 +47,7 @@ from orchestrator.bench.jobs import (
 )
 from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.racing import fallen_behind
-from orchestrator.bench.rows import Sample, Start, counted
+from orchestrator.bench.rows import Sample, Start, counted, device_text
 from orchestrator.bench.runner import cannot, passes_for, reason_of
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
@@ -185,7 +185,7 @@ class _Calibration:
         self.total = _PROBES + sum(samples_of.values())
         filled = self._fill("compiling with one shared cache", "shared", CacheMode.SHARED)
         if not isinstance(filled, Filled):
-            cannot(f"{self.device} cannot be calibrated", filled)
+            cannot(f"{device_text(self.device)} cannot be calibrated", filled)
         self.weighs_binaries = filled.binaries
         self._remember(filled)
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS)

@@ -33,6 +33,7 @@ from orchestrator.bench.rows import (
     control_of,
     counted,
     counted_samples,
+    device_text,
     failed_arms,
 )
 from orchestrator.bench.statistics import (
@@ -332,7 +333,7 @@ def verdicts(comparisons: Sequence[Comparison]) -> list[str]:
                 words += f" (before the merge: {verdict_words(alone)})"
             count = f", {counted(workers, 'worker')}" if number == 0 else ""
             parts.append(f"{each.conditions.start}{count}: {words}")
-        sentences.append(f"on {device}{found[0].conditions.copies}, " + "; ".join(parts))
+        sentences.append(f"on {device_text(device)}{found[0].conditions.copies}, " + "; ".join(parts))
     return sentences
 
 
@@ -357,7 +358,8 @@ def advice(comparisons: Sequence[Comparison]) -> list[str]:
             several = " and ".join(f"--mode {mode} {start}" for start, mode in modes.items())
             use = several if len(chosen) > 1 else f"--mode {chosen.pop()}"
             count = counted(most, "worker")
-            sentences.append(f"On {device} with {count} use {use}: {'; '.join(reasons)}.")
+            where = f"On {device_text(device)} with {count}"
+            sentences.append(f"{where} use {use}: {'; '.join(reasons)}.")
     return sentences
 
 

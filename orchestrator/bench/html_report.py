@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 
 from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts, ratio_text
-from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample
+from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample, device_text
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate
 from orchestrator.bench.trace import events_of
 from orchestrator.devices.device import CacheMode
@@ -457,7 +457,7 @@ def html_report(report: ContentionReport, timelines: Mapping[Cell, bytes] | None
 
 def _environment_table(report: ContentionReport) -> str:
     columns: dict[str, Callable[[Sample], str]] = {
-        "selector": lambda each: each.device,
+        "selector": lambda each: device_text(each.device),
         "device": lambda each: each.environment.device_name,
         "driver": lambda each: f"{each.environment.driver_name} {each.environment.driver_info}",
         "cores": lambda each: f"{each.environment.cores} × {each.environment.processor}",
@@ -491,7 +491,7 @@ def _section(
     comparisons = [each for each in report.comparisons if each.conditions[:3] == key]
     copies = cells[0].cell.conditions.copies
     parts = [
-        f"<h2>{html.escape(f'{device}, {start}{copies}')}</h2>",
+        f"<h2>{html.escape(f'{device_text(device)}, {start}{copies}')}</h2>",
         _figure_table(cells, comparisons, [each for each in report.failed if each.cell[:3] == key]),
         _LEGEND.format(least=LEAST_PAIRS) if number == 0 else "",
         '<div class="plots">',

@@ -59,6 +59,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
+def device_text(selector: str) -> str:
+    """A selector in words; an empty one selects the first device."""
+    return selector or "the first device"
+
+
 class Conditions(NamedTuple):
     """What two modes must have in common to be compared.
 
@@ -105,7 +110,7 @@ class Arm(NamedTuple):
     def words(self) -> str:
         """The arm in words, such as: radv:navi21, cold, 4 workers, shared (control)."""
         cell = self.cell
-        words = f"{cell.device}, {cell.start}, {counted(cell.workers, 'worker')}, {cell.mode}"
+        words = f"{device_text(cell.device)}, {cell.start}, {counted(cell.workers, 'worker')}, {cell.mode}"
         return words + cell.conditions.copies + (" (control)" if self.control else "")
 
 

@@ -34,6 +34,7 @@ from orchestrator.bench.rows import (
     Sample,
     Start,
     current_samples,
+    device_text,
     failed_arms,
     read_rows,
     turn_of,
@@ -202,7 +203,8 @@ class _BenchRun:
             earlier = [each for each in self.rows if isinstance(each, Sample) and each.device == device]
             known = {each.passes for each in earlier if each.start == Start.WARM}
             compiles = warm and not known
-            on_stage(f"{device}: compiling once, for warm runs" if compiles else f"{device}: opening")
+            name = device_text(device)
+            on_stage(f"{name}: compiling once, for warm runs" if compiles else f"{name}: opening")
             answer = self.do(
                 FillJob(
                     set_paths=self.matrix.set_paths,
@@ -215,9 +217,9 @@ class _BenchRun:
                 )
             )
             if not isinstance(answer, Filled):
-                cannot(f"{device} cannot be measured", answer)
+                cannot(f"{name} cannot be measured", answer)
             if answer.not_kept:
-                unkept = f"nothing warm can be measured on {device}: {answer.not_kept}"
+                unkept = f"nothing warm can be measured on {name}: {answer.not_kept}"
                 raise BenchError(unkept, "measure it with --start cold")
             self._check_same(device, answer, earlier)
             # The same as in earlier rows, so that they can be compared.
@@ -243,9 +245,7 @@ class _BenchRun:
                 if (name := next(other, None)) is None:
                     continue
                 what = f"another {_MACHINE[name]} ({getattr(environment, name)}; now {getattr(found, name)})"
-            raise BenchError(
-                f"the results there for {device} are of {what}: name another directory with --out"
-            )
+            raise BenchError(f"the results there for {device_text(device)} are of {what}")
 
     def take(self, writer: RowWriter) -> str:
         """Take samples until none is left or time is up; returns why it ended early, or ""."""

@@ -11,6 +11,7 @@ import io
 from collections.abc import Iterable
 
 from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts
+from orchestrator.bench.rows import device_text
 from orchestrator.bench.statistics import Estimate
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
@@ -55,7 +56,7 @@ def markdown_text(report: ContentionReport) -> str:
     for comparison, cell in _cells(report):
         key, texts = cell.cell, cell_texts(cell, comparison)
         copies = f" ({key.duplicates:.0%} duplicates)" if key.duplicates else ""
-        texts |= {"device": _escaped(key.device), "start": key.start + copies}
+        texts |= {"device": _escaped(device_text(key.device)), "start": key.start + copies}
         lines.append(_row(texts[each] for each in columns))
     lines += [
         "",

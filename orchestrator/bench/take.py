@@ -54,6 +54,7 @@ from orchestrator.bench.rows import (
     Sample,
     SlowPipeline,
     Start,
+    device_text,
     turn_of,
 )
 from orchestrator.bench.trace import Span, encode_trace, run_spans
@@ -249,7 +250,7 @@ def probe(job: ProbeJob) -> Probed:
             if job.step is ProbeStep.GROW:
                 break  # one group of features shows it
         if not asked:
-            raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
+            raise DeviceError(f"{source.name}: {device_text(job.device)} takes none of its pipelines")
     return Probed(
         hits=hits, missed="; ".join(missed), sizes=tuple(sizes) if job.step is ProbeStep.GROW else ()
     )
@@ -495,7 +496,7 @@ class _Totals:
         """The row; `began` is when the process began, on time.perf_counter."""
         job, sums = self.job, self.sums
         if self.identity is None or not sums:
-            raise DeviceError(f"{source.name}: {job.device} takes none of its pipelines")
+            raise DeviceError(f"{source.name}: {device_text(job.device)} takes none of its pipelines")
         sums["skipped"] += self.skipped
         row = Sample(
             **turn_of(job),

@@ -340,6 +340,8 @@ def _show_environment(output: Output, report: ContentionReport) -> None:
 
 
 def _show_group(output: Output, report: ContentionReport, group: Comparison) -> None:
+    from orchestrator.bench.rows import device_text
+
     key = group.conditions
     cells = [each for each in report.cells if each.cell.conditions == key]
     failed = {each.arm for each in report.failed if each.cell.conditions == key}
@@ -348,8 +350,8 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
     output.line("")
     output.line(
         styled(
-            f"{key.device}, {key.start}, {plural(key.workers, 'worker')}{key.copies}: {first.pipelines:,} "
-            f"pipelines{passes}, {_noise_text(group, failed)}",
+            f"{device_text(key.device)}, {key.start}, {plural(key.workers, 'worker')}{key.copies}: "
+            f"{first.pipelines:,} pipelines{passes}, {_noise_text(group, failed)}",
             "head",
         )
     )

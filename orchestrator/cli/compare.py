@@ -175,8 +175,10 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 
 
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
-    before = changes[0].before.device
-    device = group.device if before == group.device else f"{before} -> {group.device}"
+    from orchestrator.bench.rows import device_text
+
+    before, after = device_text(changes[0].before.device), device_text(group.device)
+    device = after if before == after else f"{before} -> {after}"
     noise = changes[0].time.noise
     control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
     return f"{device}, {group.start}, {plural(group.workers, 'worker')}{group.copies}; {control}"

@@ -18,6 +18,7 @@ import pytest
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import html_report
 from orchestrator.bench.rows import CacheSize, FailedSample, Latencies, Row, Sample, SlowPipeline, Start
+from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 from orchestrator.devices.device import CacheMode
 from tests.bench.support import ENVIRONMENT, series
@@ -151,6 +152,15 @@ def test_few_samples_and_failures_are_marked() -> None:
     page = Page(text)
     assert f"failed: test, cold, 4 workers, none: {EVIL}" in page.words
     assert page.words.index("failed:") < page.words.index("test, cold\n")
+
+
+def test_a_device_without_a_selector_is_the_first() -> None:
+    report = contention_report(samples(device=""))
+    words = Page(html_report(report)).words
+    assert "On the first device with 4 workers use" in report.advice[0]
+    assert report.verdicts[0].startswith("on the first device, cold")
+    assert "\nthe first device, cold\n" in words
+    assert "| the first device | cold |" in markdown_text(report)
 
 
 def test_one_number_of_workers_makes_no_lines() -> None:

@@ -286,6 +286,8 @@ def test_compare_pairs_the_devices_that_are_chosen(call: Call, tmp_path: Path) -
     done = call("compare", path, path, "--device", "one=four")
     assert (done.code, "has no device 'four'; it has one, three, two" in done.err) == (2, True)
     assert call("compare", path, path, "--device", "=two").code == 2
+    first = call("compare", *(results(tmp_path / each, device="") for each in ("c", "d"))).out
+    assert "the first device, cold, 1 worker; A/A" in first
     other = results(tmp_path / "b", device="five")
     done = call("compare", path, other)
     assert done.code == 2
