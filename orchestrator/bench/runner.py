@@ -106,7 +106,7 @@ class BenchOutcome:
         total: Samples of the matrix.
         resumed: Of these, samples from earlier runs.
         stopped: Why it ended early, or "".
-        failed: The last attempt of each arm that could not be measured.
+        failed: The last attempt of each arm of the matrix that could not be measured.
         path: The file of rows.
     """
 
@@ -178,10 +178,11 @@ def run_bench(
                 stopped = run.take(writer)
         except KeyboardInterrupt:
             stopped = "interrupted"
-    wanted = {job.key for job in matrix.jobs()}
+    jobs = list(matrix.jobs())
+    wanted, arms = {job.key for job in jobs}, {job.arm for job in jobs}
     done = {each.key: each.run for each in current_samples(run.rows) if each.key in wanted}
     resumed = sum(each != run.name for each in done.values())
-    failed = failed_arms(run.rows)
+    failed = tuple(each for each in failed_arms(run.rows) if each.arm in arms)
     return BenchOutcome(tuple(run.rows), len(done), len(wanted), resumed, stopped, failed, path)
 
 

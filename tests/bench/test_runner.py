@@ -20,7 +20,7 @@ from attrs import evolve
 
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
 from orchestrator.bench.matrix import Matrix
-from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, counted_samples, read_rows
+from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, counted_samples, failed_arms, read_rows
 from orchestrator.bench.runner import (
     RESULTS,
     WARM_PIPELINES_MOST,
@@ -158,6 +158,16 @@ def test_an_arm_that_fails_again_has_nothing_taken_again(tmp_path: Path) -> None
     mended = Answers()
     assert run_bench(PLAN, tmp_path, run_job=mended).done == TOTAL
     assert len(mended.jobs) == 2 * 4 * 3
+
+
+def test_what_failed_and_is_not_asked_for_any_more_is_no_failure(tmp_path: Path) -> None:
+    def crash(job: SampleJob) -> Answer:
+        return Refused(kind="crash", reason="x") if job.mode == "per-worker" else answer(job)
+
+    assert run_bench(PLAN, tmp_path, run_job=Answers(instead=crash)).failed
+    outcome = run_bench(evolve(PLAN, modes=(CacheMode.SHARED,)), tmp_path, run_job=Answers())
+    assert (outcome.failed, outcome.done, outcome.resumed) == ((), outcome.total, outcome.total)
+    assert failed_arms(outcome.rows)  # the report says so nevertheless
 
 
 def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> None:
