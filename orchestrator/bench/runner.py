@@ -199,7 +199,7 @@ class _BenchRun:
     def prepare(self, warm_passes: int | None, on_stage: Callable[[str], None]) -> None:
         """Fill the caches for warm runs, and check that earlier rows are of the same set and driver."""
         passes: dict[str, int] = {}
-        warm = Start.WARM in self.matrix.starts
+        warm = any(job.start == Start.WARM for job in self.matrix.jobs())
         for device in self.matrix.devices:
             earlier = [each for each in self.rows if isinstance(each, Sample) and each.device == device]
             known = {each.passes for each in earlier if each.start == Start.WARM}

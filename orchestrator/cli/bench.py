@@ -103,7 +103,7 @@ class BenchArguments:
         for selector in self.device or []:
             require_family(selector)
         workers = self.workers or ",".join(map(str, sorted({1, available_workers()})))
-        return Matrix(
+        matrix = Matrix(
             set_paths=set_paths(sets),
             devices=tuple(dict.fromkeys(self.device or [""])),
             modes=_several("--modes", self.modes, CacheMode, ", ".join(CacheMode)),
@@ -115,6 +115,13 @@ class BenchArguments:
             warm_batch=self.warm_batch,
             profiles=str(cache_files_directory(None)),
         )
+        if not any(matrix.jobs()):
+            raise UsageError(
+                f"--modes {self.modes} --start {self.start}: nothing can be measured: a run without a cache "
+                "is never warm",
+                "name another mode, or --start cold",
+            )
+        return matrix
 
 
 def _worker_count(text: str) -> int:
@@ -171,6 +178,10 @@ def bench_verb(
     matrix = arguments.matrix(sets)
     if damage:
         output.message(styled(damage, "bad"))
+    for start in sorted(set(matrix.starts) - {job.start for job in matrix.jobs()}):
+        output.message(
+            styled("note: ", "warn"), f"nothing is measured {start}: no mode of --modes has a cache"
+        )
     with interrupted_by_signals(), MeasurementBar(output) as bar:
         outcome = run_bench(
             matrix,

@@ -150,6 +150,7 @@ def test_what_failed_and_how_few_there_are_is_in_the_table(
         (["--samples", "0"], "for --samples. A number of 1 to 1000000 is expected"),
         (["--time-limit", "soon"], "--time-limit"),
         (["--warm-passes", "0"], "--warm-passes"),
+        (["--modes", "none", "--start", "warm"], "a run without a cache is never warm"),
         (["--trace", "not-there/trace.json"], "not-there/trace.json: cannot be written"),
         (["--trace", "/dev/full"], "/dev/full: cannot be written: it is no regular file"),
     ],
@@ -188,6 +189,16 @@ def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
     assert done.code == ExitCode.PIPELINES_FAILED
     assert "damaged: 1 place of" in done.err.splitlines()[0]
     assert "the rest is measured" in done.err.splitlines()[-1]
+
+
+def test_a_start_that_no_mode_has_is_told(call: Call, small_set: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    done = call("bench", small_set, "-d", "simulated", "-o", out, "-j", "1", "-n", "1", "--modes", "none")
+    assert (done.code, "note: nothing is measured warm: no mode of --modes has a cache" in done.err) == (
+        0,
+        True,
+    )
+    assert not list((out / "caches").iterdir())  # nothing was compiled for it
 
 
 def test_a_device_that_is_not_there(call: Call, small_set: Path, tmp_path: Path) -> None:
