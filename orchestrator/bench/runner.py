@@ -222,12 +222,14 @@ class _BenchRun:
             if answer.not_kept:
                 unkept = f"nothing warm can be measured on {name}: {answer.not_kept}"
                 raise BenchError(unkept, "measure it with --start cold")
-            self._check_same(device, answer, earlier)
+            self._check_same(device, answer, earlier, warm_passes)
             # The same as in earlier rows, so that they can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)
         self.matrix = evolve(self.matrix, warm_passes=passes)
 
-    def _check_same(self, device: str, found: Filled, earlier: Sequence[Sample]) -> None:
+    def _check_same(
+        self, device: str, found: Filled, earlier: Sequence[Sample], warm_passes: int | None
+    ) -> None:
         for each in earlier:
             environment = each.environment
             if each.set_hash != found.set_hash:
@@ -241,6 +243,8 @@ class _BenchRun:
                 )
             elif each.batch != (batch := self.matrix.batch_of(each.start)):
                 what = f"another batch ({each.batch}; now {batch})"
+            elif each.start == Start.WARM and each.passes != (warm_passes or each.passes):
+                what = f"another number of warm passes ({each.passes}; now {warm_passes})"
             else:
                 other = (each for each in _MACHINE if getattr(environment, each) != getattr(found, each))
                 if (name := next(other, None)) is None:

@@ -318,6 +318,9 @@ def test_results_of_something_else_are_not_mixed(
         run_bench(evolve(PLAN, batch=8), tmp_path, run_job=Answers())
     with pytest.raises(BenchError, match=r"another batch \(1024; now 64\)"):
         run_bench(evolve(PLAN, warm_batch=64), tmp_path, run_job=Answers())
+    with pytest.raises(BenchError, match=r"another number of warm passes \(100; now 5\)"):
+        run_bench(PLAN, tmp_path, run_job=Answers(), warm_passes=5)
+    assert run_bench(PLAN, tmp_path, run_job=Answers(), warm_passes=100).resumed == TOTAL
     assert (tmp_path / RESULTS).read_bytes() == before
 
 
