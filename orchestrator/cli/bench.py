@@ -296,8 +296,9 @@ def bench_document(
         failed=tuple(map(FailedCell.of, outcome.failed)),
         cells=() if report is None else tuple(map(cell, report.cells)),
         groups=() if report is None else tuple(map(group, report.comparisons)),
-        verdicts=() if report is None else tuple(report.verdicts),
-        warnings=() if report is None else tuple(report.warnings),
+        advice=() if report is None else report.advice,
+        verdicts=() if report is None else report.verdicts,
+        warnings=() if report is None else report.warnings,
         report=None if page is None else path_text(page),
     )
 

@@ -915,6 +915,7 @@ class RatioRecord(Record, frozen=True, kw_only=True):
         high: Upper end.
         count: Number of values.
         beyond_noise: Whether the ratio differs from 1 by more than the noise.
+        enough: Whether the samples and the control suffice to say so; if not, nothing is decided.
         pairs: Number of pairs of samples; not there for unpaired samples.
     """
 
@@ -923,13 +924,19 @@ class RatioRecord(Record, frozen=True, kw_only=True):
     high: float
     count: int
     beyond_noise: bool
+    enough: bool
     pairs: int | UnsetType = UNSET
 
     @classmethod
     def of(cls, difference: Difference, *, paired: bool) -> Self:
         """The record of a difference."""
         pairs = difference.pairs if paired else UNSET
-        return cls(**asdict(difference.ratio), beyond_noise=difference.beyond_noise, pairs=pairs)
+        return cls(
+            **asdict(difference.ratio),
+            beyond_noise=difference.beyond_noise,
+            enough=difference.enough,
+            pairs=pairs,
+        )
 
 
 class CellConditions(Record, frozen=True, kw_only=True):
@@ -1040,13 +1047,14 @@ class BenchDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         results: The file of all samples.
-        samples: Number of samples in it.
+        samples: Number of samples of the matrix in it.
         planned: Number of samples of the matrix.
-        resumed: Number of samples from earlier runs.
+        resumed: Of `samples`, those from earlier runs.
         stopped: Why it ended early, or null.
         failed: Samples that could not be taken.
         cells: Figures of each cell.
         groups: The modes of each group of cells against their baseline.
+        advice: Which mode to use on each device, in sentences.
         verdicts: The verdicts, in sentences.
         warnings: What weakens the figures.
         report: The page, or null.
@@ -1060,6 +1068,7 @@ class BenchDocument(Document, frozen=True, kw_only=True):
     failed: tuple[FailedCell, ...]
     cells: tuple[BenchCell, ...]
     groups: tuple[BenchGroup, ...]
+    advice: tuple[str, ...]
     verdicts: tuple[str, ...]
     warnings: tuple[str, ...]
     report: str | None

@@ -112,6 +112,18 @@ def made_up(path: Path) -> BenchOutcome:
     return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_arms(rows), path)
 
 
+def test_the_document_has_the_advice(tmp_path: Path) -> None:
+    walls = [1.0, 1.01, 0.99, 1.02, 1.0]
+    rows: list[Row] = [*series(walls), *series(reversed(walls), control=True)]
+    rows += series([wall / 2 for wall in walls], mode=CacheMode.PER_WORKER)
+    outcome = BenchOutcome(tuple(rows), 15, 15, 0, "", (), tmp_path)
+    document = bench_document(outcome, report_of(outcome), None)
+    assert [each.partition(":")[0] for each in document.advice] == [
+        "On test with 1 worker use --mode per-worker"
+    ]
+    assert document.groups[0].throughput_ratios[CacheMode.PER_WORKER].enough
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_what_failed_and_how_few_there_are_is_in_the_table(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, width: int
@@ -236,6 +248,10 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     (few / "results.jsonl").write_bytes(b"".join(lines[:3] + lines[7:10]))
     done = call("compare", before, few)
     assert (done.code, "no verdict" in done.out) == (0, True)
+    for after, enough in ((few, False), (same, True)):
+        (document,) = call("compare", before, after, "--json").document["files"]
+        (cell,) = document["cells"]
+        assert (cell["time"]["beyond_noise"], cell["time"]["enough"]) == (False, enough)
     assert call("compare", before, few, "--fail-on", "undecided").code == 1
     assert call("compare", before, same, "--fail-on", "undecided").code == 0
     (document,) = call("compare", before, slower, "--json").document["files"]
