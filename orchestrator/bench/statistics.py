@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -27,6 +28,7 @@ LEAST_PAIRS = 5
 CLEAR_AFTER_ONE, CLEAR = 4.0, 1.5
 """A gap is clear if it exceeds the noise by this factor: after one pair, and after more."""
 _SEED = 20_240_229
+_DRAWS_AT_ONCE = 1 << 20
 
 Numbers = npt.NDArray[np.float64]
 _T = TypeVar("_T")
@@ -101,22 +103,25 @@ def _positive(values: Sequence[float]) -> Numbers:
     return data
 
 
+@cache
 def _place(count: int) -> float:
     """Distance of the interval's ends from the ends of the sorted samples: 0 for the outermost samples.
 
     The interval from the k-th sample to the k-th last holds the median with probability 1 - 2 P(B < k), where
     B is binomial with `count` and 1/2. The place lies between the largest sufficient k and the next one.
     """
-
-    def held(k: int) -> float:
-        return 1 - 2 * sum(math.comb(count, each) for each in range(k)) / (1 << count)
-
-    if held(1) <= CONFIDENCE:
+    k = ways = below = 1  # P(B = k - 1) and P(B < k) are `ways` and `below` over 2^count
+    held = 1 - 2 * below / (1 << count)
+    if held <= CONFIDENCE:
         return 0.0
-    k = 1
-    while held(k + 1) >= CONFIDENCE:
-        k += 1
-    between = (held(k) - CONFIDENCE) / (held(k) - held(k + 1))
+    while True:
+        ways = ways * (count - k + 1) // k
+        below += ways
+        following = 1 - 2 * below / (1 << count)
+        if following < CONFIDENCE:
+            break
+        held, k = following, k + 1
+    between = (held - CONFIDENCE) / (held - following)
     return k - 1 + (count - k) * between / (k + (count - 2 * k) * between)
 
 
@@ -128,8 +133,9 @@ def _at(ordered: Numbers, place: float) -> float:
 
 
 def _resampled_medians(data: Numbers, *, seed: int = _SEED) -> Numbers:
-    draws = np.random.default_rng(seed).integers(0, data.size, (RESAMPLES, data.size))
-    return np.asarray(np.median(data[draws], axis=1), np.float64)
+    random, rows = np.random.default_rng(seed), max(1, _DRAWS_AT_ONCE // data.size)
+    sizes = ((min(rows, RESAMPLES - done), data.size) for done in range(0, RESAMPLES, rows))
+    return np.concatenate([np.median(data[random.integers(0, data.size, size)], axis=1) for size in sizes])
 
 
 @frozen

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.bench.statistics import (
+    RESAMPLES,
     Difference,
     Noise,
     by_round,
@@ -64,6 +66,28 @@ def test_an_unpaired_ratio_holds_the_true_one_as_often_as_it_says() -> None:
     draws = random.lognormal(0, 0.05, (300, 2, 9))
     found = [unpaired_ratio((1.1 * above).tolist(), below.tolist()) for above, below in draws]
     assert sum(each.low <= 1.1 <= each.high for each in found) >= 280
+
+
+def test_thousands_of_samples_take_no_sums_anew_and_no_gigabytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    values, drawn = [float(each) for each in range(1, 4002)], list[int]()
+    monkeypatch.delattr(math, "comb")  # a sum of them for each place took half a minute for 2,000 samples
+    found = estimate(values)
+    assert 2001 - found.low == pytest.approx(0.98 * math.sqrt(len(values)), abs=1)
+    assert found.high - 2001 == pytest.approx(2001 - found.low)
+
+    class Noted:
+        def __init__(self, seed: object) -> None:
+            self.random = make(seed)
+
+        def integers(self, low: int, high: int, size: tuple[int, int]) -> object:
+            drawn.append(size[0] * size[1])
+            return self.random.integers(low, high, size)
+
+    make: Any = np.random.default_rng
+    monkeypatch.setattr(np.random, "default_rng", Noted)
+    assert unpaired_ratio(values, values).median == 1.0
+    assert sum(drawn) == 2 * RESAMPLES * len(values)
+    assert max(drawn) <= 1 << 20
 
 
 def test_more_samples_narrow_the_interval() -> None:
