@@ -499,10 +499,15 @@ def cells_of(samples: Iterable[Sample]) -> dict[Cell, list[Sample]]:
 def control_of(
     samples: Iterable[Sample], conditions: Conditions
 ) -> tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]:
-    """Both arms of the A/A control under the conditions, by pair: the baseline's and the control's."""
+    """Both arms of the A/A control under the conditions, by pair: the baseline's and the control's.
+
+    Empty if runs had different baselines: each mode has a noise of its own.
+    """
     same = [each for each in samples if each.conditions == conditions]
     control = {each.pair: each for each in same if each.control}
     modes = {each.mode for each in control.values()}
+    if len(modes) > 1:
+        return {}, {}
     return {each.pair: each for each in same if not each.control and each.mode in modes}, control
 
 

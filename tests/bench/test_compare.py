@@ -119,6 +119,14 @@ def test_the_merge_counts_once_a_pass_and_keys_count() -> None:
     assert report.changes[0].time.ratio.median == pytest.approx(2.0)
 
 
+def test_controls_of_different_baselines_are_none() -> None:
+    """Of a benchmark that began without the shared cache, and goes on with it."""
+    private = [msgspec.structs.replace(each, mode="per-worker") for each in results() if each.round > 2]
+    mixed = [*private, *(each for each in results() if each.round <= 2)]
+    (change, *_) = compare_samples(mixed, mixed).changes
+    assert change.time.noise is None
+
+
 def test_without_controls_nothing_is_called_a_change() -> None:
     without = [each for each in results(3.0) if not each.control]
     report = compare_samples(results(), without)
