@@ -44,7 +44,13 @@ class RowsError(OrchestratorError):
         next_step: What to do.
     """
 
-    next_step = "name a directory that `orchestrator bench --out` wrote, or the results.jsonl in it"
+    def __init__(
+        self,
+        message: str,
+        next_step: str = "name a directory that `orchestrator bench --out` wrote, or the results.jsonl in it",
+    ) -> None:
+        super().__init__(message)
+        self.next_step = next_step
 
 
 class Start(enum.StrEnum):
@@ -465,16 +471,26 @@ class RowWriter:
             RowsError: It cannot be written.
         """
         try:
-            self._file = path.open("ab")
+            self._file = path.open("ab", buffering=0)
             self._file.truncate(path.read_bytes().rfind(b"\n") + 1)
         except OSError as error:
             raise RowsError(f"{path}: cannot be written: {error.strerror}") from error
+        self._path = path
 
     def write(self, row: Row) -> None:
-        """Append a row."""
-        self._file.write(msgspec.json.encode(row) + b"\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        """Append a row.
+
+        Raises:
+            RowsError: It cannot be written; what was written of it is no row.
+        """
+        line = memoryview(msgspec.json.encode(row) + b"\n")
+        try:
+            while line:
+                line = line[self._file.write(line) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            said = f"{self._path}: a sample cannot be written: {error.strerror}"
+            raise RowsError(said, "make room; the same command takes the sample again and resumes") from error
 
     def close(self) -> None:
         """Close the file. Idempotent."""

@@ -30,6 +30,7 @@ from orchestrator.bench.rows import (
     Cell,
     FailedSample,
     Row,
+    RowsError,
     RowWriter,
     Sample,
     Start,
@@ -108,6 +109,7 @@ class BenchOutcome:
         stopped: Why it ended early, or "".
         failed: The last attempt of each arm of the matrix that could not be measured.
         path: The file of rows.
+        lost: The error that a sample could not be written with, or None.
     """
 
     rows: tuple[Row, ...]
@@ -117,6 +119,7 @@ class BenchOutcome:
     stopped: str
     failed: tuple[FailedSample, ...]
     path: Path
+    lost: RowsError | None = None
 
 
 def run_bench(
@@ -172,10 +175,14 @@ def run_bench(
             on_progress=on_progress,
             rows=read_rows(path) if path.exists() else [],
         )
+        lost = None
         try:
             run.prepare(warm_passes, on_stage)
             with RowWriter(path) as writer:
-                stopped = run.take(writer)
+                try:
+                    stopped = run.take(writer)
+                except RowsError as error:
+                    stopped, lost = "a sample could not be written", error
         except KeyboardInterrupt:
             stopped = "interrupted"
     jobs = list(matrix.jobs())
@@ -183,7 +190,7 @@ def run_bench(
     done = {each.key: each.run for each in current_samples(run.rows) if each.key in wanted}
     resumed = sum(each != run.name for each in done.values())
     failed = tuple(each for each in failed_arms(run.rows) if each.arm in arms)
-    return BenchOutcome(tuple(run.rows), len(done), len(wanted), resumed, stopped, failed, path)
+    return BenchOutcome(tuple(run.rows), len(done), len(wanted), resumed, stopped, failed, path, lost)
 
 
 @define(eq=False)

@@ -31,6 +31,7 @@ from orchestrator.cli.values import (
     set_paths,
     time_limit_seconds,
 )
+from orchestrator.errors import OrchestratorError
 from orchestrator.process import interrupted_by_signals
 
 if TYPE_CHECKING:
@@ -192,12 +193,13 @@ def bench_verb(
             on_stage=bar.stage,
         )
     report = report_of(outcome)
-    page, lost = None, None
+    page: Path | None = None
+    lost: OrchestratorError | None = outcome.lost
     if report is not None:
         try:
             page = _write_extras(arguments.out, report, arguments.trace)
         except SaveError as error:  # the results are shown nevertheless
-            lost = error
+            lost = lost or error
     output.document(lambda: bench_document(outcome, report, page))
     show_bench(output, outcome, report)
     if page is not None:

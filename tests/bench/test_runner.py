@@ -7,7 +7,9 @@ process is the point.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -184,6 +186,24 @@ def test_a_crash_takes_its_own_cell_only_and_is_tried_again(tmp_path: Path) -> N
     assert TOTAL - 8 <= outcome.done < TOTAL
     again = run_bench(PLAN, tmp_path, run_job=Answers())
     assert (again.failed, again.done) == ((), TOTAL)
+
+
+def test_a_sample_that_cannot_be_written_ends_it_with_what_there_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[int] = []
+
+    def full(descriptor: int) -> None:
+        written.append(descriptor)
+        if len(written) > 20:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    outcome = run_bench(PLAN, tmp_path, run_job=Answers())
+    assert (outcome.done, outcome.stopped) == (20, "a sample could not be written")
+    assert f"{tmp_path / RESULTS}: a sample cannot be written: No space left" in str(outcome.lost)
+    monkeypatch.undo()
+    assert run_bench(PLAN, tmp_path, run_job=Answers()).done == TOTAL
 
 
 def test_a_failed_control_is_told_from_its_baseline(tmp_path: Path) -> None:

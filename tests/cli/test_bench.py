@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.bench.rows import FailedSample, Row, RowWriter, Sample, Start, failed_arms
+from orchestrator.bench.rows import FailedSample, Row, RowsError, RowWriter, Sample, Start, failed_arms
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import ExitCode, UsageError
@@ -88,6 +88,24 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert done.code == 2
     assert "report.csv" in done.err
     assert len(done.document["cells"]) == 2
+
+
+def test_a_full_disk_costs_no_report(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = RowWriter.write
+
+    def full(self: RowWriter, row: Row) -> None:
+        if row.round == 1:
+            raise RowsError("results.jsonl: a sample cannot be written: No space left", "make room")
+        write(self, row)
+
+    monkeypatch.setattr(RowWriter, "write", full)
+    options = ("-d", "simulated", "-j", "1", "-n", "2", "--modes", "shared", "--start", "cold", "--json")
+    done = call("bench", small_set, *options, "-o", tmp_path / "out")
+    assert (done.code, "No space left" in done.err, "make room" in done.err) == (2, True, True)
+    assert (len(done.document["cells"]), done.document["samples"]) == (1, 4)
+    assert done.document["stopped"] == "a sample could not be written"
 
 
 def made_up(path: Path) -> BenchOutcome:
