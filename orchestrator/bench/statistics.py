@@ -5,7 +5,7 @@ shows the machine's *noise*: the end of the interval that is farther from 1. A c
 interval of its ratio lies beyond the noise, on one side. Without a control nothing differs. With 5 pairs the
 interval spans all pairs, so one pair that disagrees means "no difference".
 
-Guarantees: pure and repeatable; the bootstrap has a fixed seed. Samples are few (5 to 50), so nothing assumes
+Guarantees: pure and repeatable; the samples seed the bootstrap. Samples are few (5 to 50), so nothing assumes
 a distribution: the ends of an interval lie between samples, at places that the binomial distribution gives.
 (Bootstrap intervals hold less than they promise: those of 7 samples hold the true median in 87 % of cases.)
 """
@@ -27,7 +27,6 @@ LEAST_PAIRS = 5
 """A verdict needs this many pairs; `Difference.clear` is the exception for a contender that was dropped."""
 CLEAR_AFTER_ONE, CLEAR = 4.0, 1.5
 """A gap is clear if it exceeds the noise by this factor: after one pair, and after more."""
-_SEED = 20_240_229
 _DRAWS_AT_ONCE = 1 << 20
 
 Numbers = npt.NDArray[np.float64]
@@ -90,7 +89,7 @@ def unpaired_ratio(numerators: Sequence[float], denominators: Sequence[float]) -
         ValueError: A side has no sample, or one is not above 0.
     """
     above, below = _positive(numerators), _positive(denominators)
-    logs = _resampled_medians(np.log(above)) - _resampled_medians(np.log(below), seed=_SEED + 1)
+    logs = _resampled_medians(np.log(above)) - _resampled_medians(np.log(below))
     low, high = np.quantile(logs, ((1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2))
     median = float(np.median(above) / np.median(below))
     return Estimate(median, math.exp(low), math.exp(high), min(above.size, below.size))
@@ -132,8 +131,9 @@ def _at(ordered: Numbers, place: float) -> float:
     return value + (place - below) * (following - value)
 
 
-def _resampled_medians(data: Numbers, *, seed: int = _SEED) -> Numbers:
-    random, rows = np.random.default_rng(seed), max(1, _DRAWS_AT_ONCE // data.size)
+def _resampled_medians(data: Numbers) -> Numbers:
+    """Medians of draws that depend on the data alone, so that a ratio and its inverse have one verdict."""
+    random, rows = np.random.default_rng(data.view(np.uint32)), max(1, _DRAWS_AT_ONCE // data.size)
     sizes = ((min(rows, RESAMPLES - done), data.size) for done in range(0, RESAMPLES, rows))
     return np.concatenate([np.median(data[random.integers(0, data.size, size)], axis=1) for size in sizes])
 

@@ -142,6 +142,13 @@ def test_an_unpaired_ratio_is_that_of_the_medians() -> None:
     assert found.count == 3
 
 
+@given(times, times)
+def test_an_unpaired_ratio_and_its_inverse_agree(above: list[float], below: list[float]) -> None:
+    there, back = unpaired_ratio(above, below), unpaired_ratio(below, above)
+    assert there.low * back.high == pytest.approx(1)
+    assert there.high * back.low == pytest.approx(1)
+
+
 def test_pairs_are_of_rounds_that_both_have() -> None:
     assert by_round({0: 1.0, 1: 2.0, 3: 4.0}, {1: 5.0, 3: 0.0, 4: 6.0}, float) == ([2.0], [5.0])
 
