@@ -553,10 +553,12 @@ def decide(
         binaries: Whether the mode may be BINARIES, where the calibration says that it is faster.
     """
     choice = _choice(loaded, warm=warm, binaries=binaries)
+    # A calibration with fewer processors could find no larger number to be the best.
+    grown = loaded is not None and loaded.profile is not None and loaded.profile.cores < available
+    best = available if choice is None or grown else min(choice.workers, available)
     if mode is not None:
         # A number of workers that was measured with another topology says nothing about this one.
-        measured = choice.workers if choice is not None and choice.mode == mode else available
-        return Decision(mode, workers or min(measured, available))
+        return Decision(mode, workers or (best if choice is not None and choice.mode == mode else available))
     if choice is None or loaded is None or loaded.profile is None:
         count = workers or available
         device = f" --device {selector}" if selector else ""
@@ -574,7 +576,7 @@ def decide(
             "what is best on this device",
             few_for_hits=True,
         )
-    count = workers or min(choice.workers, available)
+    count = workers or best
     day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
     arm = "warm" if warm else "cold"
     # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
@@ -584,7 +586,9 @@ def decide(
     note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day}{cache}"
     if loaded.profile.cores != available:
         note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
-    return Decision(CacheMode(choice.mode), count, note, batch)
+    if grown and not workers:
+        note += ", so that it does not say how many workers are best"
+    return Decision(CacheMode(choice.mode), count, note, batch, few_for_hits=grown and not workers)
 
 
 def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool, binaries: bool) -> Choice | None:

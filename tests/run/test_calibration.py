@@ -47,6 +47,18 @@ def test_both_left_open_follow_the_temperature() -> None:
     assert (warm.mode, warm.workers) == (CacheMode.SHARED, 1)
 
 
+def test_a_calibration_with_fewer_processors_says_nothing_of_the_workers() -> None:
+    for warm, mode in ((False, CacheMode.PER_WORKER), (True, CacheMode.SHARED)):
+        grown = decide(LOADED, mode=None, workers=None, warm=warm, available=16)
+        assert (grown.mode, grown.workers, grown.few_for_hits) == (mode, 16, True)
+        assert "4 processors, and there are 16 now, so that it does not say how many workers" in grown.note
+        assert decide(LOADED, mode=mode, workers=None, warm=warm, available=16).workers == 16
+        chosen = decide(LOADED, mode=None, workers=5, warm=warm, available=16)
+        assert (chosen.workers, chosen.few_for_hits, "how many" in chosen.note) == (5, False, False)
+    shrunk = decide(LOADED, mode=None, workers=None, warm=False, available=2)
+    assert (shrunk.workers, shrunk.few_for_hits) == (2, False)
+
+
 def test_a_warm_run_takes_batches_of_the_size_that_was_best() -> None:
     loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, batch=32))
     warm = decide(loaded, mode=None, workers=None, warm=True, available=4)
