@@ -162,9 +162,7 @@ def run_spans(report: RunReport) -> list[Span]:
 def compile_spans(report: CompileReport) -> list[Span]:
     """The runs of a compile and its other stages: opening, preparing, loading, saving."""
     spans = [span for run in report.runs for span in run_spans(run)]
-    ends: list[
-        int
-    ] = []  # of the last span of each row of overlapped stages: bars of one row must not overlap
+    ends: list[int] = []  # of the last stage in each row of overlapped ones: those of a row must not cross
     for each in sorted(report.stages, key=lambda stage: stage.start_ns):
         row = MAIN_ROW
         if each.overlapped:
