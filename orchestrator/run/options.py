@@ -85,14 +85,18 @@ def time_limit_ns(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     if not (_is_number(seconds) and seconds >= 0):
-        raise ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
+        raise _no_limit(seconds)
     return None if seconds * 1e9 >= _NO_LIMIT_NS else math.ceil(seconds * 1e9)
 
 
 def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:
     time_limit_ns(seconds)
     if seconds == math.inf:
-        raise ValueError("a time limit of inf s: give None for no limit")
+        raise _no_limit(seconds)
+
+
+def _no_limit(seconds: object) -> ValueError:
+    return ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
 
 
 def _time_limit() -> Any:

@@ -56,6 +56,7 @@ from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.culprits import Culprit
 from tests.drivers import REPOSITORY
 from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
@@ -96,6 +97,8 @@ def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
         return record_of(hint)
     if is_documented(hint):  # of another room
         clean = {name: clean_strategy_of(kind) for name, _, kind in fields_of(hint)}
+        if hint is Culprit:
+            clean |= {"key": st.integers(0, 2**64 - 1).map("{:016x}".format), "seen_at": st.floats(0, 2**37)}
         return st.builds(hint, **clean)
     return SCALARS[hint]
 

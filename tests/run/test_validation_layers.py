@@ -556,8 +556,10 @@ def with_a_device(runs: LayeredRuns, folder: Path, body: str) -> LayeredRun:
 
 
 def merged_in_use(runs: LayeredRuns, folder: Path, how: str) -> LayeredRun:
-    """A process that merges into a cache while another thread compiles with it."""
+    """A process that merges into a cache while another thread compiles with it, which we would refuse."""
     body = f"""
+from orchestrator.devices.device import PipelineCache
+PipelineCache.begin_use = PipelineCache.end_use = lambda *_, **__: None
 cache = device.create_pipeline_cache({how})
 other = device.create_pipeline_cache()
 thread = threading.Thread(target=device.merge_pipeline_caches, args=[cache, [other]])
