@@ -260,8 +260,10 @@ class SpirvSupply:
                         code = await code  # type: ignore[misc]
         except trio.TooSlowError:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
+        except Exception as error:  # noqa: BLE001 - any error concerns only this shader
+            return _failure(error)
         except (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit, BaseExceptionGroup):
-            raise
+            raise  # this run's end, or the program's
         except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
             return _failure(error)
         finally:

@@ -540,7 +540,9 @@ class Wordless(Exception):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
-    "error", [asyncio.CancelledError(), Wordless()], ids=lambda each: type(each).__name__
+    "error",
+    [asyncio.CancelledError(), Wordless(), ExceptionGroup("two", [ValueError()])],
+    ids=lambda each: type(each).__name__,
 )
 async def test_whatever_a_provider_raises_the_others_go_on(error: BaseException, is_async: bool) -> None:
     def translate(key: int) -> bytes:
