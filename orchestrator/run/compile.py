@@ -554,7 +554,8 @@ class CompileJob:
                 await self._begun.wait()
         finally:
             with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(self._plan.save, (*self._refused, *rest))
+                save = partial(self._plan.save, (*self._refused, *rest), last=not rest)
+                await trio.to_thread.run_sync(save)
 
     async def _read_groups(self) -> None:
         subset = self.options.subset

@@ -18,7 +18,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -251,7 +251,8 @@ class Exchange:
             yield self._scheduler
             self._rouse()
             if reorders and self.on_steered is not None:
-                self._token.run_sync_soon(self.on_steered, idempotent=True)
+                with suppress(trio.RunFinishedError):  # a caller that steers what is over
+                    self._token.run_sync_soon(self.on_steered, idempotent=True)
 
     @contextmanager
     def listening(self) -> Iterator[None]:

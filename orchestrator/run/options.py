@@ -84,9 +84,13 @@ def time_limit_ns(seconds: float | None) -> int | None:
     """
     if seconds is None:
         return None
-    if not (_is_number(seconds) and seconds >= 0):
+    try:
+        limit_ns = float(seconds) * 1e9 if _is_number(seconds) else -1.0
+    except OverflowError:
+        return None
+    if not limit_ns >= 0:
         raise _no_limit(seconds)
-    return None if seconds * 1e9 >= _NO_LIMIT_NS else math.ceil(seconds * 1e9)
+    return None if limit_ns >= _NO_LIMIT_NS else math.ceil(limit_ns)
 
 
 def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:

@@ -159,16 +159,17 @@ class CompilePlan:
         """Whether other processes wait for it."""
         return self._turn is not None
 
-    def save(self, rest: Sequence[FeatureGroup] = ()) -> None:
+    def save(self, rest: Sequence[FeatureGroup] = (), *, last: bool = True) -> None:
         """Keep what was taken; nothing where it is a plan that was found. Thread-safe.
 
         Args:
             rest: Groups of the set that are still to be decoded.
+            last: Whether this compile decodes no more. Of what comes before that, the first is kept.
         """
         groups = tuple(self._groups)
         try:
             with self._saving:
-                if not (rest and self._is_saved):
+                if last or not self._is_saved:
                     self._save(groups, tuple(rest))
                     self._is_saved = True
         except (SaveError, ValueError) as error:

@@ -436,7 +436,7 @@ class PipelineSession:
             await self._until(
                 lambda schedule: (
                     self._exchange.at_rest
-                    and not (schedule.queued and supply is not None and supply.is_waited_for)
+                    and not (schedule.queued and supply is not None and supply.is_waited_for(schedule))
                 )
             )
         left = self.remainder

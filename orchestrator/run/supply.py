@@ -8,20 +8,21 @@ Guarantees: each shader is requested once for all pipelines and images that need
 `Identification`s have a provider and supplied code each, so there once for each of these. None is requested
 while all pipelines that need it are cancelled. If the provider raises, gives no valid code, or does not
 answer in time, only the pipelines that need the shader fail. A stuck call of a provider occupies its thread,
-and one of the provider's concurrent calls, until it returns; no task waits for it.
+and one of the provider's concurrent calls, until it returns; no task waits for it. Where all of them are
+stuck, the time of the other shaders runs, too, so that a run ends.
 Assumptions: belongs to the trio thread, and lives as long as the workers of one run.
 """
 
 from __future__ import annotations
 
 import inspect
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from itertools import chain
+from operator import itemgetter
 from typing import Final
 
 import msgspec
@@ -31,12 +32,13 @@ import trio
 from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
 from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
+from orchestrator.schedule import Scheduler
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 
 _SLOW_NS: Final = 1_000_000_000
@@ -101,19 +103,23 @@ class SpirvSupply:
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
-    _order: list[_Name] | None = None  # of those that are waited for, the most urgent last; None: not known
+    # Those that are waited for, by the id of their provider: the most urgent last; None: not known.
+    _order: dict[int, list[tuple[int, _Name]]] | None = None
     _wanted: dict[_Name, list[int]] = field(factory=dict)  # jobs that wait for each module
     _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    _limiter: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(math.inf))
-    _busy: Counter[int] = field(factory=Counter)  # calls of each provider that have not returned, by its id
+    _providers: dict[int, SpirvProvider] = field(factory=dict)
+    _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
+    # Of each provider, by its id: calls that have not returned, and those of them whose time is over.
+    _busy: Counter[int] = field(factory=Counter)
+    _overdue: Counter[int] = field(factory=Counter)
 
-    @property
-    def is_waited_for(self) -> bool:
-        """Whether jobs wait for code, cancelled ones included."""
-        return bool(self._waits)
+    def is_waited_for(self, schedule: Scheduler) -> bool:
+        """Whether jobs that are not cancelled wait for code."""
+        waiting = np.fromiter(self._waits, np.int32, len(self._waits))
+        return bool(len(schedule.unsettled(waiting)))
 
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
         """Supply the code of jobs that were not found without it."""
@@ -133,6 +139,7 @@ class SpirvSupply:
                 lacking.add(name)
                 if name not in self._wanted and name not in self._refused:
                     self._queue[name] = _Module(part, identified, number, key)
+                    self._providers[id(identified.provider)] = identified.provider
                 self._wanted.setdefault(name, []).append(job)
             self._waits[job] = lacking
             if not lacking:
@@ -162,19 +169,24 @@ class SpirvSupply:
 
     def _next(self) -> _Module | None:
         """Takes the most urgent module whose provider may be called; None where there is none."""
+        free = [
+            number
+            for number, provider in self._providers.items()
+            if self._busy[number] < provider.concurrency or self._overdue[number] >= provider.concurrency
+        ]
+        if not (free and self._queue):
+            return None
         if self._order is None:
             self._order = self._ordered()
-        for place in range(len(self._order) - 1, -1, -1):
-            provider = self._queue[self._order[place]].identified.provider
-            if self._busy[id(provider)] < provider.concurrency:
-                return self._queue.pop(self._order.pop(place))
-        return None
+        heads = [order for number in free if (order := self._order.get(number))]
+        if not heads:
+            return None
+        _, name = min(heads, key=itemgetter(-1)).pop()
+        return self._queue.pop(name)
 
-    def _ordered(self) -> list[_Name]:
-        """The modules that are waited for, by the most urgent job that waits for each, the last one first."""
+    def _ordered(self) -> dict[int, list[tuple[int, _Name]]]:
+        """The modules that are waited for, with their place by the most urgent job that waits for each."""
         names = list(self._queue)
-        if not names:
-            return names
         waiting = [self._wanted[name] for name in names]
         of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
         every = np.fromiter(chain.from_iterable(waiting), np.int32)
@@ -182,7 +194,11 @@ class SpirvSupply:
             waits = np.isin(every, schedule.unsettled(every))
             order = schedule.in_order(every[waits])
         ranked = of_name[waits][order].tolist()
-        return [names[each] for each in reversed(dict.fromkeys(ranked))]
+        found: dict[int, list[tuple[int, _Name]]] = {}
+        for place, each in reversed([*enumerate(dict.fromkeys(ranked))]):
+            provider = self._queue[names[each]].identified.provider
+            found.setdefault(id(provider), []).append((place, names[each]))
+        return found
 
     async def _supply(self, module: _Module) -> None:
         began = time.perf_counter_ns()
@@ -221,13 +237,16 @@ class SpirvSupply:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
         translate, key, token = provider.translate, module.key, self._token
-        is_awaited, is_over, is_busy = _is_async(translate), False, True
+        limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+        is_awaited, has_begun, is_over, is_busy = _is_async(translate), False, False, True
+        is_overdue = False
 
         def give_back() -> None:
             nonlocal is_busy
             if is_busy:
                 is_busy = False
                 self._busy[id(provider)] -= 1
+                self._overdue[id(provider)] -= is_overdue
                 self._lot.unpark_all()
 
         def thread_ended() -> None:
@@ -236,7 +255,8 @@ class SpirvSupply:
 
         def in_thread() -> tuple[object, Refusal | bytes | None]:
             # In a pair, for trio takes a function that returns an awaitable for a mistake.
-            nonlocal is_awaited
+            nonlocal is_awaited, has_begun
+            has_begun = True
             try:
                 code = translate(key)
                 is_awaited = inspect.isawaitable(code)
@@ -254,11 +274,15 @@ class SpirvSupply:
                     checked = None
                 else:
                     code, checked = await trio.to_thread.run_sync(
-                        in_thread, abandon_on_cancel=True, limiter=self._limiter
+                        in_thread, abandon_on_cancel=True, limiter=limiter
                     )
                     if checked is None:
                         code = await code  # type: ignore[misc]
         except trio.TooSlowError:
+            if has_begun and not is_awaited and is_busy:
+                is_overdue = True
+                self._overdue[id(provider)] += 1
+                self._lot.unpark_all()
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - any error concerns only this shader
             return _failure(error)
@@ -268,7 +292,7 @@ class SpirvSupply:
             return _failure(error)
         finally:
             is_over = True
-            if is_awaited:
+            if is_awaited or not has_begun:
                 give_back()
         if checked is None:
             checked = await trio.to_thread.run_sync(self._checked, module, code)

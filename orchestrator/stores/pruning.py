@@ -30,7 +30,8 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
-    is_sentinel_of,
+    SENTINEL_SUFFIX,
+    leftover_of,
     previous_path,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -138,6 +139,7 @@ def plan_prune(
         _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
     ]
     found = _files(directory, operations)
+    suspected = _suspected(each.path.name for each in found)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
     previous = {
         each.path: each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
@@ -150,7 +152,7 @@ def plan_prune(
         older = previous.pop(previous_path(each.path), None)
         if reason is None:
             kept.append(each)
-            is_good = inspection.status is LoadStatus.LOADED and not _is_suspected(each.path, operations)
+            is_good = inspection.status is LoadStatus.LOADED and each.path.name not in suspected
             if older is not None and is_good:
                 items.append(_item(older, PruneReason.PREVIOUS))
             elif older is not None:
@@ -228,8 +230,9 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
     """Remove what a plan names. Does not wait: a file that is being saved stays."""
     removed: list[PruneItem] = []
     failed: list[tuple[PruneItem, str]] = []
+    suspected: dict[Path, frozenset[str]] = {}
     for item in plan.items:
-        problem = _remove(item, operations)
+        problem = _suspicion(item, suspected, operations) or _remove(item, operations)
         if problem is None:
             removed.append(item)
         else:
@@ -272,18 +275,32 @@ def _remove(item: PruneItem, operations: FileOperations) -> str | None:
     try:
         path = cache_file_of(item.path.with_name(name))
         with writer_lock(path, operations, wait_s=0) as held:
-            if item.reason is PruneReason.PREVIOUS and _is_suspected(path, operations):
-                return "a process loads the current generation, or died of it"
             return _unlink(item, operations) if held else "a process is saving it"
     except SaveError as error:
         return error.reason
-    except OSError as error:
-        return likely_cause(error)
 
 
-def _is_suspected(path: Path, operations: FileOperations) -> bool:
-    """Whether a process loads a file now, or died while it did."""
-    return any(is_sentinel_of(path, name) for name in operations.list_directory(path.parent))
+def _suspicion(
+    item: PruneItem, suspected: dict[Path, frozenset[str]], operations: FileOperations
+) -> str | None:
+    """Why a previous generation may be needed since the plan was made, or None; lists a directory once."""
+    if item.reason is not PruneReason.PREVIOUS:
+        return None
+    folder = item.path.parent
+    if folder not in suspected:
+        try:
+            suspected[folder] = _suspected(operations.list_directory(folder))
+        except OSError as error:
+            return likely_cause(error)
+    if item.path.name.removesuffix(PREVIOUS_SUFFIX) in suspected[folder]:
+        return "a process loads the current generation, or died of it"
+    return None
+
+
+def _suspected(names: Iterable[str]) -> frozenset[str]:
+    """Names of files that a process loads now, or died while it did, by the names in their directory."""
+    sentinels = (name for name in names if name.endswith(SENTINEL_SUFFIX))
+    return frozenset(of for name in sentinels if (of := leftover_of(name)) is not None)
 
 
 def _unlink(item: PruneItem, operations: FileOperations) -> str | None:

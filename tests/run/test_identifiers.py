@@ -507,27 +507,62 @@ async def test_the_provider_is_asked_by_what_is_urgent_now() -> None:
     device.close()
 
 
-async def test_a_stuck_thread_takes_no_time_from_the_next_shader() -> None:
-    """The stuck call keeps its place, so nobody is asked in vain until it returns."""
+async def test_a_stuck_thread_keeps_its_place() -> None:
+    """So the time of the next shader does not run while it waits for that place."""
     go, asked = threading.Event(), list[int]()
 
     def translate(key: int) -> bytes:
         asked.append(key)
-        if len(asked) == 1:
-            assert go.wait(LIMIT_S)
+        assert go.wait(LIMIT_S)
         return SPIRV
 
     device = SimulatedDevice()
-    bare = prepared(device, SpirvProvider(translate, concurrency=1, timeout_s=0.05), of=image([0, 2, 4]))
-    async with open_session(device, bare, RunOptions(workers=1)) as session:
-        ticket = await session.submit(range(3))
-        while not session.progress.failed:  # those that need the shader of the stuck call
+    provider = SpirvProvider(translate, concurrency=2, timeout_s=0.05)
+    async with open_session(device, prepared(device, provider), RunOptions(workers=1)) as session:
+        ticket = await session.submit(range(8))
+        supply = session._run.supply
+        assert supply is not None
+        while not supply._overdue[id(provider)]:  # one of two is stuck
             await trio.sleep(0.001)
-        failed = session.progress.failed
-        await trio.sleep(0.2)  # long enough for the others to fail too, if their time ran
-        assert (len(asked), session.progress.failed) == (1, failed)
+        assert len(asked) <= provider.concurrency
+        assert supply._busy[id(provider)] >= supply._overdue[id(provider)]
         go.set()
-        assert sum(each.created for each in await ticket.wait()) == 3 - failed
+        await ticket.wait()
+    assert supply._busy[id(provider)] == supply._overdue[id(provider)] == 0
+    device.close()
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["stuck", "no thread"])
+async def test_a_run_ends_where_every_call_is_stuck(threads: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    go = threading.Event()
+
+    def translate(_: int) -> bytes:
+        assert go.wait(LIMIT_S)
+        return SPIRV
+
+    if not threads:
+        real, refused = trio.to_thread.run_sync, list[bool]()
+
+        async def run_sync(work: Callable[..., object], *arguments: object, **more: object) -> object:
+            if work.__name__ == "in_thread" and len(refused) < 2:
+                refused.append(True)
+                raise RuntimeError("can't start new thread")
+            go.set()
+            return await real(work, *arguments, **more)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
+    device = SimulatedDevice()
+    provider = SpirvProvider(translate, concurrency=2, timeout_s=0.05 if threads else LIMIT_S)
+    with trio.fail_after(LIMIT_S):
+        report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
+    reasons = {each.reason.rpartition("the provider ")[2] for each in report.failed}
+    if threads:
+        assert len(report.failed) == COUNT
+        assert reasons == {"did not give it within 0.05 s"}
+    else:
+        assert reasons == {"failed: RuntimeError: can't start new thread"}
+        assert created(report) == COUNT - len(report.failed)
+    go.set()
     device.close()
 
 
