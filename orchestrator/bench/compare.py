@@ -73,7 +73,7 @@ class ChangeReport:
         changes: The cells that both files have.
         only_before: Cells that only the first file has.
         only_after: Cells that only the second file has.
-        failed: The last attempt of each arm that the second file could not measure.
+        failed: The last attempt of each arm that the first file measures and the second one could not.
         differences: Other differences, such as the driver's version, in words.
         pipelines_added: Increase of the number of pipelines; None if a file has several sets.
     """
@@ -151,7 +151,7 @@ def compare_samples(
         ValueError: A file has no samples, or the files have no cell in common. The message names the
             difference.
     """
-    failed = failed_arms(after := list(after))
+    after = list(after)
     first, second = counted_samples(before), counted_samples(after)
     first_cells, second_cells = cells_of(first), cells_of(second)
     for place, (side, cells) in enumerate((("first", first_cells), ("second", second_cells))):
@@ -166,13 +166,14 @@ def compare_samples(
     if devices:
         others = {other for _, other in devices}
         second_cells = {cell: rows for cell, rows in second_cells.items() if cell.device in others}
-        failed = tuple(each for each in failed if each.device in others)
     named = sorted(
         (cell, cell._replace(device=other))
         for device, other in dict.fromkeys(devices or _paired(first_cells, second_cells))
         for cell in first_cells
         if cell.device == device
     )
+    wanted = {other for _, other in named}
+    failed = tuple(each for each in failed_arms(after) if each.cell in wanted)
     matched = [pair for pair in named if pair[1] in second_cells]
     if not matched:
         raise ValueError(_nothing_in_common([other for _, other in named], list(second_cells)))

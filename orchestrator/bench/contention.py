@@ -194,16 +194,24 @@ def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellRepo
         blocked_share=of(lambda each: each.blocked_share),
         run_delay_share=of(lambda each: each.run_delay_share),
         overhead_share=of(lambda each: each.binding_overhead_ns / each.call_ns if each.call_ns else 0.0),
-        efficiency=_against(alone, samples, lambda each: each.throughput / each.workers),
-        inflation=_against(alone, samples, lambda each: each.cpu_per_pipeline_ns),
+        # Groups are not taken side by side, so any run's sample of the round will do.
+        efficiency=_against(alone, samples, lambda each: each.throughput / each.workers, by_run=False),
+        inflation=_against(alone, samples, lambda each: each.cpu_per_pipeline_ns, by_run=False),
     )
 
 
 def _against(
-    baseline: Sequence[Sample] | None, samples: Sequence[Sample] | None, value: Callable[[Sample], float]
+    baseline: Sequence[Sample] | None,
+    samples: Sequence[Sample] | None,
+    value: Callable[[Sample], float],
+    *,
+    by_run: bool = True,
 ) -> Estimate | None:
-    """Ratio of the samples over a baseline, pair by pair: of one round of one run."""
-    above, below = ({each.pair: each for each in series or ()} for series in (samples, baseline))
+    """Ratio of the samples over a baseline, pair by pair: of one round, of one run or of any."""
+    above, below = (
+        {each.pair if by_run else ("", each.round): each for each in series or ()}
+        for series in (samples, baseline)
+    )
     return ratio_by_round(above, below, value)
 
 
@@ -297,7 +305,7 @@ def _inverse(ratio: Estimate) -> Estimate:
 def verdict_words(difference: Difference | None) -> str:
     """The verdict on private caches against the shared one."""
     if difference is None:
-        return "not measured with both topologies"
+        return "not measured with both topologies side by side"
     if difference.noise is None:
         return "no verdict without an A/A control"
     if not difference.enough:

@@ -290,7 +290,8 @@ def _slowest(cells: Sequence[CellReport]) -> str:
 def _timeline(cell: Cell, trace: bytes) -> Plot | None:
     """The timeline of one sample: calls, waits at the barrier, the merge."""
     events = events_of(trace)
-    rows = {each["tid"]: str(each["args"]["name"]) for each in events if each["name"] == "thread_name"}
+    named = [each for each in events if each["name"] == "thread_name" and each["ph"] == "M"]
+    rows = {each.get("tid", 0): str(each["args"].get("name", "")) for each in named}
     data = []
     for number, (category, name) in enumerate(_CATEGORIES.items()):
         spans = [each for each in events if each["ph"] == "X" and each["cat"] == category]
@@ -298,7 +299,7 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
         y: list[str | None] = []
         for each in spans[:: max(1, len(spans) // TIMELINE_CALLS)]:
             x += [each["ts"] / 1000, (each["ts"] + each["dur"]) / 1000, None]
-            y += [html.escape(rows[each["tid"]])] * 2 + [None]
+            y += [html.escape(rows.get(each["tid"], str(each["tid"])))] * 2 + [None]
         if x:
             data.append(
                 {

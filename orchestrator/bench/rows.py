@@ -517,10 +517,12 @@ def control_of(
 ) -> tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]:
     """Both arms of the A/A control under the conditions, by pair: the baseline's and the control's.
 
-    Empty if runs had different baselines: each mode has a noise of its own.
+    A control whose baseline was taken again by a later run has no partner, and does not count. Empty if runs
+    had different baselines: each mode has a noise of its own.
     """
     same = [each for each in samples if each.conditions == conditions]
-    control = {each.pair: each for each in same if each.control}
+    partners = {(each.mode, each.pair) for each in same if not each.control}
+    control = {each.pair: each for each in same if each.control and (each.mode, each.pair) in partners}
     modes = {each.mode for each in control.values()}
     if len(modes) > 1:
         return {}, {}

@@ -339,7 +339,7 @@ def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
     """The existing timelines by cell, without those that are damaged."""
     found = {}
     for cell in cells:
-        with suppress(OSError, msgspec.MsgspecError):
+        with suppress(OSError, ValueError):
             timeline = timeline_path(directory, cell).read_bytes()
             events_of(timeline)
             found[cell] = timeline

@@ -71,6 +71,20 @@ def encode_trace(spans: Sequence[Span], *, process: str = "orchestrator") -> byt
     return _document(events)
 
 
+class _Named(msgspec.Struct, tag_field="ph", tag="M"):
+    name: str
+    args: dict[str, str | int]
+    tid: int = 0
+
+
+class _Bar(msgspec.Struct, tag_field="ph", tag="X"):
+    name: str
+    cat: str
+    tid: int
+    ts: float
+    dur: float
+
+
 class _Trace(msgspec.Struct):
     events: list[dict[str, Any]] = msgspec.field(name="traceEvents")
 
@@ -79,16 +93,21 @@ def events_of(trace: bytes) -> list[dict[str, Any]]:
     """The events of a trace of `encode_trace`.
 
     Raises:
-        msgspec.MsgspecError: The trace is invalid.
+        ValueError: The trace is invalid.
     """
-    return msgspec.json.decode(trace, type=_Trace).events
+    try:
+        events = msgspec.json.decode(trace, type=_Trace).events
+        msgspec.convert(events, list[_Named | _Bar])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    return events
 
 
 def join_traces(traces: Sequence[bytes]) -> bytes:
     """Join traces of `encode_trace` into one, each as its own process.
 
     Raises:
-        msgspec.MsgspecError: A trace is invalid.
+        ValueError: A trace is invalid.
     """
     return _document(
         [{**event, "pid": number} for number, trace in enumerate(traces, 1) for event in events_of(trace)]

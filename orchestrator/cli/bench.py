@@ -331,7 +331,7 @@ def show_bench(output: Output, outcome: BenchOutcome, report: ContentionReport |
             output.line(styled(verdict, "head"))
         for warning in report.warnings:
             output.line(styled("note: ", "warn"), warning)
-    for each in outcome.failed if report is None else report.failed:
+    for each in outcome.failed:
         output.line(styled("† failed: ", "bad"), each.words)
     if outcome.stopped:
         output.line(styled(f"ended early: {outcome.stopped}", "warn"), "; the same command resumes")

@@ -116,7 +116,24 @@ def test_only_samples_of_one_run_are_pairs() -> None:
     ]
     assert report.comparisons[0].throughput.keys() == {"per-worker"}  # the other has no pair
     alone = contention_report([*matrix({"shared": 1.0}, workers=1), *busy])
-    assert {each.cell.workers for each in alone.cells if each.efficiency is not None} == {1}
+    # What one worker does was never taken beside the others.
+    assert {each.cell.workers for each in alone.cells if each.efficiency is not None} == {1, 16}
+
+
+def test_a_baseline_that_a_later_run_took_again_leaves_no_control_behind() -> None:
+    """A mode was added that is the baseline now: what is beside it has a control of its own."""
+    before = [
+        msgspec.structs.replace(each, mode=CacheMode.PER_WORKER) if each.control else each
+        for each in matrix({"per-worker": 1.0, "none": 1.0})
+    ]
+    after = [
+        msgspec.structs.replace(each, run="2")
+        for each in matrix({"shared": 1.0, "per-worker": 1.0, "none": 1.0})
+    ]
+    report = contention_report([*before, *after])
+    assert report.comparisons[0].baseline == CacheMode.SHARED
+    assert report.comparisons[0].noise is not None
+    assert "no difference beyond noise" in report.verdicts[0]
 
 
 def test_without_both_topologies_or_a_control_there_is_no_verdict() -> None:

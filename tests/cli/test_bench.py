@@ -283,18 +283,22 @@ def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Pa
     other = results(tmp_path / "c", workers=2) / "results.jsonl"
     with (before / "results.jsonl").open("ab") as file:
         file.write(other.read_bytes())
-    failed = results(tmp_path / "d")
+    failed, other_mode = results(tmp_path / "d"), results(tmp_path / "e")
+    broke = made_up(tmp_path).failed[0]
+    with RowWriter(other_mode / "results.jsonl") as writer:  # which the first one does not measure either
+        writer.write(broke)
     with RowWriter(failed / "results.jsonl") as writer:
-        writer.write(made_up(tmp_path).failed[0])
+        writer.write(msgspec.structs.replace(broke, mode=CacheMode.SHARED, workers=1, control=True))
+    assert call("compare", missing, other_mode, "--fail-on", "change").code == 0
     for first, after in ((before, missing), (missing, failed)):
         assert call("compare", first, after).code == 0
         assert call("compare", first, after, "--fail-on", "never").code == 0
         for gate in ("undecided", "change"):
             assert call("compare", first, after, "--fail-on", gate).code == 1
     done = call("compare", missing, failed)
-    assert "failed after: test, cold, 16 workers, none: it broke" in done.out
+    assert "failed after: test, cold, 1 worker, shared (control): it broke" in done.out
     (document,) = call("compare", missing, failed, "--json").document["files"]
-    assert [(each["mode"], each["reason"]) for each in document["failed"]] == [("none", "it broke")]
+    assert [(each["mode"], each["reason"]) for each in document["failed"]] == [("shared", "it broke")]
 
 
 def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:

@@ -113,18 +113,17 @@ class ArchiveLimits(msgspec.Struct, frozen=True):
         free_bytes: A sum that is allowed for a file of any size.
         expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
             2; a larger expansion is an attack.
-        free_document_bytes: The same as `free_bytes` for all records but shader modules.
-        document_expansion: The same as `expansion` for them.
+        free_document_bytes: The same as `free_bytes` for all records but shader modules. Large documents of
+            ray tracing are compressed to a thirtieth.
     """
 
     entry_bytes: int = 64 << 20
-    document_bytes: int = 4 << 20
+    document_bytes: int = 8 << 20
     entries: int = 4 << 20
     total_bytes: int = 64 << 30
     free_bytes: int = 1 << 30
     expansion: int = 64
     free_document_bytes: int = 16 << 20
-    document_expansion: int = 16
 
 
 class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
@@ -181,7 +180,7 @@ def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> Ar
     most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
     _check_total(offsets, sizes, path, most)
     sizes[tags == RecordTag.SHADER_MODULE] = 0
-    most = max(limits.free_document_bytes, limits.document_expansion * len(data))
+    most = max(limits.free_document_bytes, limits.expansion * len(data))
     _check_total(offsets, sizes, path, most, " of JSON")
     positions = {tag: _positions(tags, keys, tag, refusals) for tag in RecordTag}
     return ArchiveIndex(

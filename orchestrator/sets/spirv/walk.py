@@ -79,8 +79,9 @@ _TYPE_WORDS = {
     OP_TYPE_INT: 4, OP_TYPE_FLOAT: 3, OP_TYPE_VECTOR: 4, OP_TYPE_POINTER: 4, OP_TYPE_UNTYPED_POINTER: 3
 }  # fmt: skip
 _FUNCTION_WORDS: Final = {OP_FUNCTION: 5, OP_FUNCTION_CALL: 4}
-# What says where code comes from may stand anywhere: OpNop, OpLine, OpExtInst, OpNoLine.
-_BETWEEN_FUNCTIONS: Final = frozenset({0, 8, 12, 317})
+# What says where code comes from may stand anywhere: OpNop, OpLine, OpExtInst, OpNoLine,
+# OpExtInstWithForwardRefsKHR.
+_BETWEEN_FUNCTIONS: Final = frozenset({0, 8, 12, 317, 4433})
 _RESULT_WORDS = {OP_CONSTANT: 4, OP_SPEC_CONSTANT: 4, OP_VARIABLE: 4, OP_UNTYPED_VARIABLE: 4}
 
 # Capabilities for atomic operations on 64-bit integers, or arithmetic ones on floating-point values:

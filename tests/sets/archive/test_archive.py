@@ -286,9 +286,9 @@ def test_caps(path: Path) -> None:
         opened(path, data, ArchiveLimits(total_bytes=10))
     assert error.value.offset == 16 + 60 + 61
     opened(path, data, ArchiveLimits(entries=3, total_bytes=11)).close()
-    opened(path, both, ArchiveLimits(free_document_bytes=9, document_expansion=0)).close()
+    opened(path, both, ArchiveLimits(free_document_bytes=9, expansion=0)).close()
     with pytest.raises(ArchiveError, match="more than 8 bytes of JSON in total") as error:
-        opened(path, both, ArchiveLimits(free_document_bytes=8, document_expansion=0))
+        opened(path, both, ArchiveLimits(free_document_bytes=8, expansion=0))
     assert error.value.offset == 16 + 60
 
 
