@@ -85,7 +85,7 @@ def time_limit_ns(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     try:
-        limit_ns = float(seconds) * 1e9 if _is_number(seconds) else -1.0
+        limit_ns = float(seconds) * 1e9 if _is_number(seconds) else math.nan
     except OverflowError:
         return None
     if not limit_ns >= 0:

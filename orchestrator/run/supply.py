@@ -101,7 +101,6 @@ class SpirvSupply:
     notes: list[str] = field(factory=list)
     _record: IdentifiersRecord = field(factory=IdentifiersRecord)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
-    _token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
     # Those that are waited for, by the id of their provider: the most urgent last; None: not known.
     _order: dict[int, list[tuple[int, _Name]]] | None = None
@@ -236,40 +235,34 @@ class SpirvSupply:
     async def _ask(self, module: _Module) -> Refusal | _Given:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
-        translate, key, token = provider.translate, module.key, self._token
+        translate, key, token = provider.translate, module.key, trio.lowlevel.current_trio_token()
         limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
-        is_awaited, has_begun, is_over, is_busy = _is_async(translate), False, False, True
-        is_overdue = False
-
-        def give_back() -> None:
-            nonlocal is_busy
-            if is_busy:
-                is_busy = False
-                self._busy[id(provider)] -= 1
-                self._overdue[id(provider)] -= is_overdue
-                self._lot.unpark_all()
+        # Whether a thread has the call, and whether nobody waits for it: it ends with the last of both.
+        is_out = is_over = False
 
         def thread_ended() -> None:
-            if is_over or not is_awaited:
-                give_back()
+            nonlocal is_out
+            is_out = False
+            if is_over:
+                self._overdue[id(provider)] -= 1
+                self._end_call(provider)
 
         def in_thread() -> tuple[object, Refusal | bytes | None]:
             # In a pair, for trio takes a function that returns an awaitable for a mistake.
-            nonlocal is_awaited, has_begun
-            has_begun = True
+            nonlocal is_out
+            is_out = True
             try:
                 code = translate(key)
-                is_awaited = inspect.isawaitable(code)
-                return (code, None) if is_awaited else (None, self._checked(module, code))
+                return (code, None) if inspect.isawaitable(code) else (None, self._checked(module, code))
             except BaseException as error:  # noqa: BLE001 - it concerns only this shader
                 return None, _failure(error)
             finally:
                 with suppress(trio.RunFinishedError):  # it was stuck for longer than the run
-                    token.run_sync_soon(thread_ended)
+                    token.run_sync_soon(thread_ended)  # before trio hands the result over, in the same queue
 
         try:
             with trio.fail_after(provider.timeout_s):
-                if is_awaited:
+                if _is_async(translate):
                     code: object = await translate(key)  # type: ignore[misc]
                     checked = None
                 else:
@@ -279,10 +272,6 @@ class SpirvSupply:
                     if checked is None:
                         code = await code  # type: ignore[misc]
         except trio.TooSlowError:
-            if has_begun and not is_awaited and is_busy:
-                is_overdue = True
-                self._overdue[id(provider)] += 1
-                self._lot.unpark_all()
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - any error concerns only this shader
             return _failure(error)
@@ -292,11 +281,18 @@ class SpirvSupply:
             return _failure(error)
         finally:
             is_over = True
-            if is_awaited or not has_begun:
-                give_back()
+            if is_out:
+                self._overdue[id(provider)] += 1
+                self._lot.unpark_all()
+            else:
+                self._end_call(provider)
         if checked is None:
             checked = await trio.to_thread.run_sync(self._checked, module, code)
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
+
+    def _end_call(self, provider: SpirvProvider) -> None:
+        self._busy[id(provider)] -= 1
+        self._lot.unpark_all()
 
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
         """Code as bytes, or why it cannot be used. Any thread, also after the time limit."""

@@ -30,8 +30,7 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
-    SENTINEL_SUFFIX,
-    leftover_of,
+    loaded_by,
     previous_path,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -299,8 +298,7 @@ def _suspicion(
 
 def _suspected(names: Iterable[str]) -> frozenset[str]:
     """Names of files that a process loads now, or died while it did, by the names in their directory."""
-    sentinels = (name for name in names if name.endswith(SENTINEL_SUFFIX))
-    return frozenset(of for name in sentinels if (of := leftover_of(name)) is not None)
+    return frozenset(filter(None, map(loaded_by, names)))
 
 
 def _unlink(item: PruneItem, operations: FileOperations) -> str | None:

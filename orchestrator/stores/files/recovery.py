@@ -175,9 +175,14 @@ class DeadSentinel(msgspec.Struct, frozen=True):
     after: int = 0
 
 
+def loaded_by(name: str) -> str | None:
+    """The name of the file beside which a name is that of a sentinel; None for any other name."""
+    return leftover_of(name) if name.endswith(SENTINEL_SUFFIX) else None
+
+
 def is_sentinel_of(path: Path, name: str) -> bool:
     """Whether a name in a file's directory is that of one of its sentinels."""
-    return name.endswith(SENTINEL_SUFFIX) and leftover_of(name) == path.name
+    return loaded_by(name) == path.name
 
 
 @contextmanager
