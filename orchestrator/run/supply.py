@@ -16,6 +16,7 @@ Assumptions: belongs to the trio thread, and lives as long as the workers of one
 from __future__ import annotations
 
 import inspect
+import math
 import threading
 import time
 from collections import Counter
@@ -32,7 +33,7 @@ import trio
 from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider
+from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.caches import PreparedParts
@@ -109,11 +110,10 @@ class SpirvSupply:
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    _providers: dict[int, SpirvProvider] = field(factory=dict)
-    _limiters: dict[int, trio.CapacityLimiter] = field(factory=dict)
-    # Of each provider, by its id: calls that have not returned, and those of them whose time is over.
-    _busy: Counter[int] = field(factory=Counter)
+    # Of each provider, by its id: its calls that have not returned, and how many of these nobody waits for.
+    _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
     _overdue: Counter[int] = field(factory=Counter)
+    _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(math.inf))
 
     def is_waited_for(self, schedule: Scheduler) -> bool:
         """Whether jobs that are not cancelled wait for code."""
@@ -138,7 +138,8 @@ class SpirvSupply:
                 lacking.add(name)
                 if name not in self._wanted and name not in self._refused:
                     self._queue[name] = _Module(part, identified, number, key)
-                    self._providers[id(identified.provider)] = identified.provider
+                    provider = identified.provider
+                    self._calls.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
                 self._wanted.setdefault(name, []).append(job)
             self._waits[job] = lacking
             if not lacking:
@@ -163,15 +164,14 @@ class SpirvSupply:
                 # No checkpoint lies between this and `park`, and what changes it runs in the trio thread too.
                 while (module := self._next()) is None:
                     await self._lot.park()
-                self._busy[id(module.identified.provider)] += 1
                 nursery.start_soon(self._supply, module)
 
     def _next(self) -> _Module | None:
-        """Takes the most urgent module whose provider may be called; None where there is none."""
+        """Takes the most urgent module that may be asked for, and a call unless all are stuck; else None."""
         free = [
             number
-            for number, provider in self._providers.items()
-            if self._busy[number] < provider.concurrency or self._overdue[number] >= provider.concurrency
+            for number, calls in self._calls.items()
+            if calls.available_tokens or self._overdue[number] >= calls.total_tokens
         ]
         if not (free and self._queue):
             return None
@@ -181,7 +181,11 @@ class SpirvSupply:
         if not heads:
             return None
         _, name = min(heads, key=itemgetter(-1)).pop()
-        return self._queue.pop(name)
+        module = self._queue.pop(name)
+        calls = self._calls[id(module.identified.provider)]
+        if calls.available_tokens:
+            calls.acquire_on_behalf_of_nowait(module)
+        return module
 
     def _ordered(self) -> dict[int, list[tuple[int, _Name]]]:
         """The modules that are waited for, with their place by the most urgent job that waits for each."""
@@ -236,7 +240,7 @@ class SpirvSupply:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
         translate, key, token = provider.translate, module.key, trio.lowlevel.current_trio_token()
-        limiter = self._limiters.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+        calls = self._calls[id(provider)]
         # Whether a thread has the call, and whether nobody waits for it: it ends with the last of both.
         is_out = is_over = False
 
@@ -245,12 +249,10 @@ class SpirvSupply:
             is_out = False
             if is_over:
                 self._overdue[id(provider)] -= 1
-                self._end_call(provider)
+                self._end_call(module)
 
         def in_thread() -> tuple[object, Refusal | bytes | None]:
             # In a pair, for trio takes a function that returns an awaitable for a mistake.
-            nonlocal is_out
-            is_out = True
             try:
                 code = translate(key)
                 return (code, None) if inspect.isawaitable(code) else (None, self._checked(module, code))
@@ -262,13 +264,21 @@ class SpirvSupply:
 
         try:
             with trio.fail_after(provider.timeout_s):
+                if module not in calls.statistics().borrowers:
+                    await calls.acquire_on_behalf_of(module)  # all were stuck: its time runs while it waits
                 if _is_async(translate):
                     code: object = await translate(key)  # type: ignore[misc]
                     checked = None
                 else:
-                    code, checked = await trio.to_thread.run_sync(
-                        in_thread, abandon_on_cancel=True, limiter=limiter
-                    )
+                    await trio.lowlevel.checkpoint_if_cancelled()  # behind this, a thread begins or cannot
+                    is_out = True
+                    try:
+                        code, checked = await trio.to_thread.run_sync(
+                            in_thread, abandon_on_cancel=True, limiter=self._threads
+                        )
+                    except Exception:
+                        is_out = False  # there is no thread
+                        raise
                     if checked is None:
                         code = await code  # type: ignore[misc]
         except trio.TooSlowError:
@@ -284,14 +294,14 @@ class SpirvSupply:
             if is_out:
                 self._overdue[id(provider)] += 1
                 self._lot.unpark_all()
-            else:
-                self._end_call(provider)
+            elif module in calls.statistics().borrowers:
+                self._end_call(module)
         if checked is None:
             checked = await trio.to_thread.run_sync(self._checked, module, code)
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
 
-    def _end_call(self, provider: SpirvProvider) -> None:
-        self._busy[id(provider)] -= 1
+    def _end_call(self, module: _Module) -> None:
+        self._calls[id(module.identified.provider)].release_on_behalf_of(module)
         self._lot.unpark_all()
 
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
