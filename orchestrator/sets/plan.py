@@ -6,30 +6,25 @@ Arrays are little-endian and in the order of `_ARRAYS`; the description says how
 where they lie: nothing is made for a pipeline. Code is kept up to a bound; of the other modules a plan says
 where it is in the archives.
 
-A decoded set depends on the device only through the answers to what decoding asked (`AskedDevice`): a device
-that gives the same ones (`changed_answer`) takes the same pipelines, in the same form.
-
 Guarantees: `decode_plan` gives what `encode_plan` was given, or raises ValueError with what is wrong. Counts
-agree; every offset that is written to, or pointed to, is in the buffer; every index is in its table. Every
-question to an `AskedDevice`, about enabled or supported things, is kept once, in order.
+agree; every offset that is written to, or pointed to, is in the buffer; every index is in its table.
 Assumptions: a hash beside the bytes proves that they are the ones that were written. What lies between the
-bounds is taken on that word. A device always gives the same answer to a question.
+bounds is taken on that word.
 """
 
 from __future__ import annotations
 
 import struct as binary
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
-from typing import Any, Final, Literal
+from functools import partial
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
     PNEXT,
@@ -43,6 +38,7 @@ from orchestrator.devices.image import (
 from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.errors import OrchestratorError
 from orchestrator.registry import registry
+from orchestrator.sets.answers import DeviceAnswer
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.image.built import (
     CREATE_INFOS,
@@ -137,120 +133,6 @@ class SetFacts(msgspec.Struct, frozen=True):
             tuple(each.name or "" for each in source.applications),
             source.damage,
         )
-
-
-Value = bool | int | float | tuple[int, ...] | None
-Question = Literal["version", "extension", "feature", "property", "format"]
-
-
-class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """One question about a device, and its answer.
-
-    Attributes:
-        enabled: Whether it was about what is enabled, or about what is supported.
-        question: Its kind.
-        name: Extension, structure, or number of a format; "" for the version.
-        member: Member of the structure, or "".
-        value: The answer.
-    """
-
-    enabled: bool
-    question: Question
-    name: str
-    member: str
-    value: Value
-
-
-def ask(capabilities: DeviceCapabilities, question: Question, name: str, member: str) -> Value:
-    """Ask about a device."""
-    if question == "version":
-        return capabilities.api_version
-    if question == "extension":
-        return capabilities.has_extension(name)
-    if question == "feature":
-        return capabilities.has_feature(name, member)
-    if question == "property":
-        return capabilities.property_value(name, member)
-    return tuple(capabilities.format_features(int(name)))
-
-
-class AskedCapabilities:
-    """Implements `DeviceCapabilities`: passes questions on and keeps the answers."""
-
-    def __init__(self, capabilities: DeviceCapabilities) -> None:
-        """Record the questions to `capabilities`."""
-        self._capabilities = capabilities
-        self.answers: Final[dict[tuple[Question, str, str], Value]] = {}
-
-    @property
-    def api_version(self) -> int:
-        """See `DeviceCapabilities.api_version`."""
-        version = self.answers["version", "", ""] = self._capabilities.api_version
-        return version
-
-    def has_extension(self, name: str) -> bool:
-        """See `DeviceCapabilities.has_extension`."""
-        found = self.answers["extension", name, ""] = self._capabilities.has_extension(name)
-        return found
-
-    def has_feature(self, struct: str, member: str) -> bool:
-        """See `DeviceCapabilities.has_feature`."""
-        found = self.answers["feature", struct, member] = self._capabilities.has_feature(struct, member)
-        return found
-
-    def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
-        """See `DeviceCapabilities.property_value`."""
-        found = self.answers["property", struct, member] = self._capabilities.property_value(struct, member)
-        return found
-
-    def format_features(self, format_number: int) -> tuple[int, int, int]:
-        """See `DeviceCapabilities.format_features`."""
-        found = self._capabilities.format_features(format_number)
-        self.answers["format", str(format_number), ""] = found
-        return found
-
-
-class AskedDevice:
-    """A device whose answers are kept. Thread-safe as far as the device is.
-
-    Attributes:
-        device: The device.
-        capabilities: What is enabled.
-    """
-
-    def __init__(self, device: Device) -> None:
-        """Record the questions about a device."""
-        self.device: Final = device
-        self.capabilities: Final = AskedCapabilities(device.capabilities)
-
-    @cached_property
-    def supported(self) -> AskedCapabilities:
-        """What could be enabled; a device takes milliseconds to find that out, and few decodings ask."""
-        return AskedCapabilities(self.device.supported)
-
-    @property
-    def answers(self) -> tuple[DeviceAnswer, ...]:
-        """All questions so far, with their answers."""
-        asked = [(True, self.capabilities)]
-        if "supported" in vars(self):
-            asked.append((False, self.supported))
-        return tuple(
-            DeviceAnswer(enabled, *question, value)
-            for enabled, each in asked
-            for question, value in each.answers.items()
-        )
-
-
-def changed_answer(device: Device, answers: Iterable[DeviceAnswer]) -> str:
-    """The first answer that differs on a device, in words; "" where all are the same."""
-    for each in answers:
-        asked = device.capabilities if each.enabled else device.supported
-        value = ask(asked, each.question, each.name, each.member)
-        if value != each.value:
-            name = f"{each.name}::{each.member}" if each.member else each.name
-            what = " ".join(filter(None, [each.question, name]))
-            return f"{what} was {each.value} and is {value}"
-    return ""
 
 
 @frozen(eq=False)

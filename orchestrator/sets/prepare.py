@@ -35,10 +35,11 @@ from orchestrator.devices.request import (
 from orchestrator.errors import OrchestratorError, UnknownPipelineError
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
+from orchestrator.sets.answers import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import AskedDevice, DeviceAnswer, PlannedGroup, changed_answer
+from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]

@@ -20,9 +20,10 @@ from attrs import evolve, fields
 from orchestrator.devices.image import CreateInfoImage, ImageModule
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.answers import changed_answer
 from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, changed_answer, decode_plan, encode_plan
+from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import PlanOutdatedError, opened_groups, planned_group
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path

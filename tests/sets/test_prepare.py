@@ -14,11 +14,11 @@ from orchestrator.devices.request import DeviceRequest, Feature, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ManifestError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets import plan
+from orchestrator.sets import answers
+from orchestrator.sets.answers import AskedCapabilities
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import AskedCapabilities
 from orchestrator.sets.prepare import WHOLE, OpenedGroup, Subset, features_to_record, opened_groups
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_manifest_path
@@ -145,7 +145,7 @@ def test_what_a_device_could_have_is_found_out_only_where_something_is_lacking(
             super().__init__(capabilities)
             asked.append(capabilities)
 
-    monkeypatch.setattr(plan, "AskedCapabilities", Noted)
+    monkeypatch.setattr(answers, "AskedCapabilities", Noted)
     opener = Opener()
     (group,) = groups_of(Set(name="game", features=RECORDED), opener)
     assert {each.enabled for each in group.answers} == {True}

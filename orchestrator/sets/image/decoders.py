@@ -37,8 +37,8 @@ from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import kill_group, reset_signals
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.answers import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 if TYPE_CHECKING:

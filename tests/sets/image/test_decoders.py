@@ -21,6 +21,7 @@ from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.sets.answers import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.image import builder
 from orchestrator.sets.image import decoders as module
 from orchestrator.sets.image.builder import BuiltImage, ReadAhead, build_image, build_part
@@ -29,7 +30,6 @@ from orchestrator.sets.image.documents import PipelineDocuments
 from orchestrator.sets.image.layout import join_parts
 from orchestrator.sets.image.shared_set import DecodingTurn
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import AskedCapabilities, Question, Value, ask
 from orchestrator.sets.records import PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
