@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -18,6 +18,25 @@ from orchestrator.devices.device import Device, DeviceCapabilities
 
 Value = bool | int | float | tuple[int, ...] | None
 Question = Literal["version", "extension", "feature", "property", "format"]
+Asked = tuple[Question, str, str]
+"""A question: its kind, and name and member as in `DeviceAnswer`."""
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """What was found out about a device to decide something; see `DeviceAnswers.decisions`.
+
+    Devices may answer otherwise, and be decided alike: a pipeline with 4 color attachments fits one that
+    takes 8 and one that takes 16, and a shader that needs one of two extensions fits a device with either.
+
+    Attributes:
+        what: Name of the method of `DeviceAnswers` that was asked.
+        arguments: Its arguments, by name.
+        outcome: What it returned.
+    """
+
+    what: str
+    arguments: dict[str, Any]
+    outcome: Any
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -57,7 +76,7 @@ class AskedCapabilities:
     def __init__(self, capabilities: DeviceCapabilities) -> None:
         """Record the questions to `capabilities`."""
         self._capabilities = capabilities
-        self.answers: Final[dict[tuple[Question, str, str], Value]] = {}
+        self.answers: Final[dict[Asked, Value]] = {}
 
     @property
     def api_version(self) -> int:

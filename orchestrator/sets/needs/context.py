@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from operator import add
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from attrs import define, field
@@ -83,10 +83,8 @@ def limit(
     answers: DeviceAnswers, struct: str, member: str, value: float, *, below: bool = False
 ) -> str | None:
     """The text for a property that a value exceeds (with `below`: reaches); unknown ones bound nothing."""
-    most = answers.property(struct, member)
-    if not isinstance(most, int | float) or value < most or (value == most and not below):
-        return None
-    return f"property {struct}::{member} {most} {'<=' if below else '<'} {value}"
+    most = answers.exceeded(struct, member, value, below=below)
+    return None if most is None else f"property {struct}::{member} {most} {'<=' if below else '<'} {value}"
 
 
 def format_use(answers: DeviceAnswers, number: int, features: int, use: str) -> str | None:
@@ -95,10 +93,9 @@ def format_use(answers: DeviceAnswers, number: int, features: int, use: str) -> 
     "Potential format features" are those of linear and optimal tiling together (specification, "Format
     Properties").
     """
-    if number == 0:
+    if number == 0 or answers.format_has(number, image=features):
         return None
-    linear, optimal, _ = answers.format_features(number)
-    return None if (linear | optimal) & features else f"format {format_name(number)} as {use}"
+    return f"format {format_name(number)} as {use}"
 
 
 def format_name(number: int) -> str:
@@ -219,7 +216,7 @@ def input_assembly(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -
 def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Formats of vertex attributes: VUID-VkVertexInputAttributeDescription-format-00623."""
     for each in value.pVertexAttributeDescriptions or ():
-        if not answers.format_features(each.format)[2] & VERTEX_BUFFER:
+        if not answers.format_has(each.format, buffer=VERTEX_BUFFER):
             return f"format {format_name(each.format)} as vertex attribute"
     return None
 
@@ -295,11 +292,15 @@ def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> 
     """
     if dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic:
         return None
-    counts = [answers.property(LIMITS, each) for each in _SAMPLE_COUNTS]
-    most = max((each.bit_length() for each in counts if isinstance(each, int)), default=0)
-    if not most or value.rasterizationSamples.bit_length() <= most:
+    # Flags that hold its bit, or a greater one, are at least as great as the bit.
+    bit = 1 << value.rasterizationSamples.bit_length() >> 1
+    known = [each for each in _SAMPLE_COUNTS if answers.unjudged(LIMITS, each)]
+    found = [answers.exceeded(LIMITS, each, bit) for each in known]
+    counts = [int(each) for each in found if each is not None]
+    if not counts or len(counts) < len(found):
         return None
-    return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {1 << most - 1} < {value.rasterizationSamples}"
+    most = 1 << max(counts).bit_length() - 1
+    return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {most} < {value.rasterizationSamples}"
 
 
 def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
@@ -308,8 +309,7 @@ def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates
     if not value.sampleLocationsEnable or info is None or not info.sampleLocationsPerPixel:
         return None
     struct, member = "VkPhysicalDeviceSampleLocationsPropertiesEXT", "sampleLocationSampleCounts"
-    have = answers.property(struct, member)
-    if not isinstance(have, int) or have & info.sampleLocationsPerPixel:
+    if answers.has_any(struct, member, info.sampleLocationsPerPixel):
         return None
     return f"property {struct}::{member} without {info.sampleLocationsPerPixel} samples"
 
@@ -348,11 +348,10 @@ def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
     struct, size = "VkPhysicalDeviceSubgroupSizeControlProperties", required.requiredSubgroupSize
     if size.bit_count() != 1:
         return Malformed(f"requiredSubgroupSize {size} is no power of two")
-    least = answers.property(struct, "minSubgroupSize")
-    if isinstance(least, int) and size < least:
+    least = answers.undercut(struct, "minSubgroupSize", size)
+    if least is not None:
         return f"property {struct}::minSubgroupSize {least} > {size}"
-    stages = answers.property(struct, "requiredSubgroupSizeStages")
-    if isinstance(stages, int) and not stages & value.stage:
+    if not answers.has_any(struct, "requiredSubgroupSizeStages", value.stage):
         return f"property {struct}::requiredSubgroupSizeStages without stage {value.stage:#x}"
     return limit(answers, struct, "maxSubgroupSize", size)
 
@@ -722,6 +721,11 @@ def _counted_by_binding() -> frozenset[int]:
     return frozenset(number for each in DESCRIPTOR_LIMITS if each.bindings for number, _ in _keys(each))
 
 
+def _properties(row: DescriptorLimit) -> tuple[Feature, ...]:
+    """The property that holds a limit, and the one that may replace it."""
+    return (row.property,) if row.or_property is None else (row.property, row.or_property)
+
+
 def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
     return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
 
@@ -764,42 +768,72 @@ class _Bound(msgspec.Struct, frozen=True, eq=False):
         return [sum(each) for each in zip(*found, strict=True)] if found else [0]
 
 
+_TAKEN_BY_ALL: Final = 4
+"""Descriptors: the least that the specification requires of any of these limits ("Limits")."""
+
+
 class DescriptorLimits:
-    """Checks pipeline layouts against the limits of one device. Thread-safe."""
+    """Checks pipeline layouts against the limits of one device. Thread-safe.
+
+    Some limits hold with the feature maintenance7, and others without. Most layouts are within all of them,
+    so the device is asked for the feature only where that matters.
+    """
 
     def __init__(self, answers: DeviceAnswers) -> None:
         """Check against a device."""
         self._answers = answers
-        maintenance_7 = answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
-        rows = [each for each in DESCRIPTOR_LIMITS if each.maintenance_7 in (None, maintenance_7)]
-        self._bounds = [bound for each in rows if (bound := self._bound(each)) is not None]
+        self._bounds = [bound for each in DESCRIPTOR_LIMITS if (bound := self._bound(each)) is not None]
         # The smallest limit on each type: a layout whose total does not exceed it is within all limits.
         self._least: dict[int, int] = {}
         for bound in self._bounds:
             for kind, _ in bound.keys:
                 self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
+        # The largest total of such a layout so far, by type, and what is missing for others.
+        self._largest: dict[int, int] = {}
+        self._others: dict[frozenset[tuple[DescriptorCounts, int]], str | None] = {}
 
     def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
         """The first limit that the sets of a pipeline layout exceed, with both numbers; or None."""
         total = sum([each.total for each in sets])
-        least = self._least
-        if not total or all(total <= least.get(kind, total) for each in sets for kind in each.types):
+        if not total:
             return None
-        several = Counter(sets)
+        if total > _TAKEN_BY_ALL or any(
+            total > self._least.get(kind, total) for each in sets for kind in each.types
+        ):
+            several = Counter(sets)
+            key = frozenset(several.items())
+            if key not in self._others:
+                self._others[key] = self._exceeded(several)
+            return self._others[key]
+        new = {kind for each in sets for kind in each.types if total > self._largest.get(kind, 0)}
+        self._largest |= dict.fromkeys(new, total)
+        for bound in self._bounds if new else ():
+            if any(kind in new for kind, _ in bound.keys):
+                limit(self._answers, *bound.property, total)  # which it is within; others hear of that
+        return None
+
+    def _exceeded(self, several: Counter[DescriptorCounts]) -> str | None:
         plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
+        counted: list[tuple[_Bound, int]] = []
         for bound in self._bounds:
             counts = bound.of(every if bound.row.all_sets else plain)
-            count = max(counts[1:], default=0) if bound.row.per_stage else counts[0]
+            counted.append((bound, max(counts[1:], default=0) if bound.row.per_stage else counts[0]))
+        if any(count > bound.most for bound, count in counted):
+            holds = None, self._answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
+            counted = [each for each in counted if each[0].row.maintenance_7 in holds]
+        for bound, count in counted:
             text = limit(self._answers, *bound.property, count)
             if text is not None:
+                for each in _properties(bound.row):
+                    self._answers.property(*each)  # either may allow it where it is greater
                 return text
         return None
 
     def _bound(self, row: DescriptorLimit) -> _Bound | None:
         """The limit on this device; None where the device does not have the property."""
-        names = (row.property,) if row.or_property is None else (row.property, row.or_property)
-        known = [(most, each) for each in names if isinstance(most := self._answers.property(*each), int)]
-        if len(known) < len(names):
+        found = [(self._answers.unjudged(*each), each) for each in _properties(row)]
+        known = [(most, each) for most, each in found if isinstance(most, int)]
+        if len(known) < len(found):
             return None
         most, name = max(known, key=lambda each: each[0])
         return _Bound(row, _keys(row), name, most)

@@ -26,6 +26,7 @@ from attrs import define, field
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
+from orchestrator.sets.answers import Decision
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
@@ -181,11 +182,8 @@ class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
 
 def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
     """The features that an applicable rule needs and the device lacks, or None."""
-    if any(answers.feature(*each) for each in rule.features):
+    if answers.one_of(rule.features, rule.otherwise):
         return None
-    for each in rule.otherwise:
-        if answers.version(each) or answers.extension(each):
-            return None
     return " or ".join(f"feature {struct}::{member}" for struct, member in rule.features)
 
 
@@ -343,6 +341,11 @@ class RequirementChecker:
     def needs(self) -> Needs:
         """Features and extensions of the device that the pipelines so far need, accepted or not."""
         return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """What was decided by the device so far."""
+        return self._answers.decisions
 
     def module(self, spirv: SpirvModule) -> str | None:
         """What is missing for a module's version, capabilities, extensions and atomic operations."""

@@ -244,7 +244,7 @@ class ShaderRequirements:
         known = registry().spirv_capabilities.get(number)
         if known is None:
             return f"SPIR-V capability {number}, unknown to registry {registry().version}"
-        if self._answers.enabled(known):
+        if self._answers.capability(number):
             return None
         return f"SPIR-V capability {known.name} ({number}): needs {_ways(known)}"
 
@@ -256,7 +256,9 @@ class ShaderRequirements:
                 if name in _ASK_NOTHING
                 else f"SPIR-V extension {name}, unknown to registry {registry().version}"
             )
-        return None if self._answers.enabled(known) else f"SPIR-V extension {name}: needs {_ways(known)}"
+        return (
+            None if self._answers.spirv_extension(name) else f"SPIR-V extension {name}: needs {_ways(known)}"
+        )
 
     def _modes(self, entry: EntryPoint, spirv: SpirvModule) -> str | None:
         for mode in spirv.execution_modes:
@@ -280,11 +282,10 @@ class ShaderRequirements:
         if size is None:
             return None
         struct, size_member, invocations_member, _ = bounds
-        most = self._answers.property(struct, size_member)
-        if isinstance(most, tuple):
-            for axis, have, want in zip("xyz", most, size, strict=False):
-                if want > have:
-                    return f"property {struct}::{size_member}.{axis} {have} < {want}"
+        exceeded = self._answers.exceeded_element(struct, size_member, size)
+        if exceeded is not None:
+            axis, most = exceeded
+            return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
         invocations = size[0] * size[1] * size[2]
         if not invocations:
             return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
@@ -296,11 +297,11 @@ class ShaderRequirements:
         """Subgroups: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""
         required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
         if required is not None and entry.execution_model == _GL_COMPUTE:
-            most = self._answers.property(_SUBGROUP_PROPERTIES, "maxComputeWorkgroupSubgroups")
-            if isinstance(most, int) and invocations > most * required.requiredSubgroupSize:
-                name = f"{_SUBGROUP_PROPERTIES}::maxComputeWorkgroupSubgroups"
-                room = most * required.requiredSubgroupSize
-                return f"property {name} {most} (room for {room}) < {invocations}"
+            name, size = "maxComputeWorkgroupSubgroups", max(1, required.requiredSubgroupSize)
+            most = self._answers.exceeded(_SUBGROUP_PROPERTIES, name, -(-invocations // size))
+            if most is not None:
+                room = f"(room for {most * size})"
+                return f"property {_SUBGROUP_PROPERTIES}::{name} {most} {room} < {invocations}"
         if not value.flags & _FULL_SUBGROUPS:
             return None
         if required is not None:
