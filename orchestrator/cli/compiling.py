@@ -14,7 +14,6 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
@@ -112,23 +111,23 @@ def _only_device(arguments: CompileArguments) -> str | None:
 
 
 def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
-    """Begin to decode a set for `compile_sets`, if other processes decode it and it is probably new.
+    """Begin to decode a set for `compile_sets` in another process, if that pays and the set is probably new.
 
-    They get ready while this process imports what compiles. If something is wrong with the set or the
-    options, this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and
-    `compile_sets` in `closing_shared_sets`.
+    It decodes while this process imports what compiles. If something is wrong with the set or the options,
+    this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and `compile_sets`
+    in `closing_shared_sets`.
 
     Returns:
-        Whether they have begun.
+        Whether it has begun.
     """
     from orchestrator.run.options import available_workers
-    from orchestrator.sets.image.shared_set import (
+    from orchestrator.sets.opening import is_manifest, open_paths
+    from orchestrator.sets.shared_set import (
         LEAST_DECODED_BESIDE,
         Shared,
-        decoder_count,
+        decoding_processes,
         shared_sets,
     )
-    from orchestrator.sets.opening import is_manifest, open_paths
 
     selector, processors = _only_device(arguments), available_workers()
     if selector is None or arguments.in_process or arguments.nice:
@@ -145,12 +144,12 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
         ):
             return False
         source = held.enter_context(open_paths(paths, indexed=False))
-        count = decoder_count(source.file_bytes, processors, options.workers or processors)
+        count = decoding_processes(source.file_bytes, processors, options.workers or processors)
         if count:
-            from orchestrator.sets.image.decoders import Decoders
+            from orchestrator.sets.decoder import Decoder
 
-            decoders = Decoders.start(source, count, partial(options.subset.first_of, source))
-            shared_sets[tuple(paths)] = Shared(source, decoders=decoders)
+            decoder = Decoder.start(source, count, options.subset)
+            shared_sets[tuple(paths)] = Shared(source, decoder=decoder)
             held.pop_all()
             return True
     return False
@@ -248,13 +247,13 @@ def _compile_one(
         # A fork has what is imported by now, and this process loads the rest beside it.
         server = None
         if not arguments.in_process:
-            from orchestrator.sets.image.shared_set import shared_sets
+            from orchestrator.sets.shared_set import shared_sets
 
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
             shared = shared_sets.get(tuple(paths))
-            if shared is not None and shared.decoders is not None:
-                shared.decoders.hand_over()
+            if shared is not None and shared.decoder is not None:
+                shared.decoder.hand_over()
         with without_searching():
             importlib.import_module("trio")
         if server is not None:

@@ -51,10 +51,8 @@ _VERB: Final = "compile"
 _ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
 _DECODES: Final = ("numpy", "orchestrator.cli.compiling", "orchestrator.run.options")
 _COMPILES: Final = "orchestrator.run.compile_service"
-"""What a compile imports before it starts a process: what begins to decode, and what the process needs.
-
-The process needs trio too. It imports that itself if the set is decoded ahead, while it waits for the device;
-else this one does."""
+"""What a compile imports before it starts a process: what begins to decode, and what the process needs, as it
+needs trio."""
 _SUPERVISES: Final = "orchestrator.run.supervisor"
 """What it imports beside that process, unless it has to wait anyway."""
 _READ_SIZE: Final = 1 << 16
@@ -126,7 +124,7 @@ def _run(tokens: Sequence[str], results: Results, parsing: EarlyParse | None, *,
         parsed = None if parsing is None else parsing.arguments()
         if parsed is not None:
             from orchestrator.cli.compiling import compile_sets
-            from orchestrator.sets.image.shared_set import closing_shared_sets
+            from orchestrator.sets.shared_set import closing_shared_sets
 
             with closing_shared_sets():
                 let_through()
@@ -193,25 +191,25 @@ class EarlyParse:
                 return None
             importlib.import_module(name)
         is_early = self._look()
-        if not (is_early and self._decodes()):
-            with without_searching():
-                importlib.import_module("trio")
+        if is_early:
+            self._decode()
+        with without_searching():
+            importlib.import_module("trio")
         importlib.import_module(_COMPILES)
         if not self._look():
             importlib.import_module(_SUPERVISES)
             os.set_blocking(self._answer, True)
             self._look()  # it waits in the read
         if not is_early:
-            self._decodes()
+            self._decode()
         return self._parsed
 
-    def _decodes(self) -> bool:
-        """Begin to decode what was parsed, if that pays; whether it does."""
-        if self._parsed is None:
-            return False
-        from orchestrator.cli.compiling import decode_ahead
+    def _decode(self) -> None:
+        """Begin to decode what was parsed, if that pays."""
+        if self._parsed is not None:
+            from orchestrator.cli.compiling import decode_ahead
 
-        return decode_ahead(self._parsed.sets, self._parsed.arguments)
+            decode_ahead(self._parsed.sets, self._parsed.arguments)
 
     def _look(self) -> bool:
         """Read what is there; whether the process has ended, and with it the answer."""

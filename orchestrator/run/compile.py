@@ -98,7 +98,6 @@ from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
 from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
 from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import (
@@ -109,6 +108,7 @@ from orchestrator.sets.prepare import (
     planned_group,
 )
 from orchestrator.sets.records import FeatureGroup, PipelineJob
+from orchestrator.sets.shared_set import decoder_of
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
@@ -647,9 +647,9 @@ class CompileJob:
             beside.start_soon(self._save_plan, rest)
 
     def _end_decoding(self, beside: trio.Nursery) -> None:
-        """Close the decoders and keep the plan: no other group is decoded."""
-        if (decoders := decoders_of(self.source)) is not None:
-            beside.start_soon(trio.to_thread.run_sync, decoders.close)
+        """Close the decoder and keep the plan: no other group is decoded."""
+        if (decoder := decoder_of(self.source)) is not None:
+            beside.start_soon(trio.to_thread.run_sync, decoder.close)
         beside.start_soon(self._save_plan, ())
 
     def _open_ahead(self, beside: trio.Nursery) -> None:
@@ -706,7 +706,7 @@ class CompileJob:
             if not opening.is_done:
                 self.on_stage(_OPENING)
         else:
-            if not (self._groups or isinstance(waiting, PlannedGroup)) and decoders_of(self.source) is None:
+            if not (self._groups or isinstance(waiting, PlannedGroup)) and decoder_of(self.source) is None:
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside)
         ready: _Ready | None = None

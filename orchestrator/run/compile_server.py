@@ -28,7 +28,7 @@ from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
-from orchestrator.sets.image.shared_set import shared_sets
+from orchestrator.sets.shared_set import shared_sets
 
 _MESSAGE_BYTES: Final = 1600
 _FIELD_BYTES: Final = 500

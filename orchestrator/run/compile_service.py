@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -48,11 +48,16 @@ from orchestrator.run.compile_server import (
 from orchestrator.run.in_flight import Doing, InFlightTable
 from orchestrator.run.limits import limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
-from orchestrator.sets.image.shared_set import DecodingTurn, Shared, SharedSet, decoder_count, shared_sets
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import begin_to_decode
-from orchestrator.stores.culprits import load_quarantine
+from orchestrator.sets.shared_set import (
+    DecodingTurn,
+    Shared,
+    SharedSet,
+    decoder_of,
+    decoding_processes,
+    shared_sets,
+)
 from orchestrator.stores.files.recovery import settle_kills
 
 if TYPE_CHECKING:
@@ -173,9 +178,9 @@ class _Server:
                 sys.stderr.flush()
                 os._exit(code)
         os.close(heard)
-        if self.shared.decoders is not None:
-            self.shared.decoders.hand_over()
-            self.shared.decoders = None
+        if self.shared.decoder is not None:
+            self.shared.decoder.hand_over()
+            self.shared.decoder = None
         fork = self._forks[number] = _Fork(process_id, control)
         threading.Thread(target=self._reap, args=(number, fork), daemon=True).start()
 
@@ -209,15 +214,15 @@ class _Server:
             driver_caches=options.driver_caches,
         )
         try:
-            forks = _forked_decoders(self.shared, options)
+            forks = _processes_to_fork(self.shared, options)
             if not forks:
                 load()
             planned = _planned(request, options, self.shared.source)
-            if planned and self.shared.decoders is not None:
-                self.shared.decoders.close()  # the plan is older than the set, so they were begun
-            source = self.shared.source if planned else _decoded(self.shared, options)
+            if planned and self.shared.decoder is not None:
+                self.shared.decoder.close()  # the plan is older than the set, so it was begun
+            source = self.shared.source if planned else _decoded(self.shared, options, request.left_out)
             if forks:
-                load()  # after the decoders: they are forks of a process without a driver or other threads
+                load()  # after the decoder: it is a fork of a process without a driver or other threads
         except NoDeviceError as error:
             self.channel.send(Failed.of(request.number, error))
             return
@@ -225,14 +230,16 @@ class _Server:
             source = source.leaving_out(request.left_out)
         preload(options.trial_limits.opener, options.selector)  # else two threads would import in turns
         clock.enter("read")
-        opener = self._opener(request, options, source, planned)
+        if (decoder := decoder_of(source)) is not None:
+            decoder.read(source)
+        opener = self._opener(options, source, planned)
         clock.enter("imports")
         worker = self._worker()
         save_byte_code()  # before the driver is given anything of the set
         worker.compile(request, options, source, control, clock, opener)
 
     def _opener(
-        self, request: Compile, options: CompileOptions, source: PipelineSet, planned: DeviceRequest | None
+        self, options: CompileOptions, source: PipelineSet, planned: DeviceRequest | None
     ) -> DeviceOpener:
         """Opens devices and announces that; begins to open the one that will probably be asked for first."""
 
@@ -249,20 +256,12 @@ class _Server:
             return opener  # it may depend on what a worker sets up, such as the handler of SIGXCPU
         if options.mode is CacheMode.BINARIES or options.identifiers:
             return opener  # the device will have features that no group asks for
-        if planned is not None:
-            return OpeningAhead(planned, opener).opened
-        try:
-            first = options.subset.groups_of(source)[0]
-        except (OrchestratorError, ValueError):
-            return opener  # the compile meets that again, and says it
-
-        def begin(device: Device) -> None:
-            directory = "" if options.retry_quarantined else request.cache_directory
-            quarantine = load_quarantine(Path(directory), device.identity).profile if directory else None
-            if quarantine is None or not quarantine.culprits:  # it leaves pipelines out, so it decodes others
-                begin_to_decode(source, first, device, subset=options.subset)
-
-        return OpeningAhead(first.request, opener, begin).opened
+        if planned is None:
+            try:
+                planned = options.subset.groups_of(source)[0].request
+            except (OrchestratorError, ValueError):
+                return opener  # the compile meets that again, and says it
+        return OpeningAhead(planned, opener).opened
 
 
 def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:
@@ -274,30 +273,30 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
     return expect_plan(source, options, Path(request.cache_directory))
 
 
-def _forked_decoders(shared: Shared, options: CompileOptions) -> int:
-    """How many decoders this process forks to decode the set; 0 where it decodes, or others have begun."""
-    if shared.decoders is not None:
+def _processes_to_fork(shared: Shared, options: CompileOptions) -> int:
+    """How many processes this one forks to decode the set; 0 where it decodes, or another has begun."""
+    if shared.decoder is not None:
         return 0
     size, processors = shared.source.file_bytes, available_workers()
     # The process whose turn it is decodes on all processors, because the others wait.
     workers = processors if _is_decoded_in_turn(shared) else options.workers or processors
-    return decoder_count(size, processors, workers)
+    return decoding_processes(size, processors, workers)
 
 
 def _is_decoded_in_turn(shared: Shared) -> bool:
     return shared.turn is not None and shared.source.file_bytes >= _DECODED_IN_TURN
 
 
-def _decoded(shared: Shared, options: CompileOptions) -> PipelineSet:
-    """A set with those that decode it, if it is this process's turn to decode."""
+def _decoded(shared: Shared, options: CompileOptions, left_out: Mapping[int, str]) -> PipelineSet:
+    """A set with the process that decodes it, if it is this process's turn to decode."""
     source = shared.source
-    if shared.decoders is not None:
-        return SharedSet.of(source, shared.decoders)
+    if shared.decoder is not None:
+        return SharedSet.of(source, shared.decoder)
     turn = shared.turn if _is_decoded_in_turn(shared) else None
     mine = None if turn is None else DecodingTurn(turn)
-    count = _forked_decoders(shared, options)
+    count = _processes_to_fork(shared, options)
     if not count or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
-    from orchestrator.sets.image.decoders import Decoders
+    from orchestrator.sets.decoder import Decoder
 
-    return SharedSet.of(source, Decoders.start(source, count, partial(options.subset.first_of, source)), mine)
+    return SharedSet.of(source, Decoder.start(source.leaving_out(left_out), count, options.subset), mine)

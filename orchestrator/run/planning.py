@@ -25,7 +25,6 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.image.shared_set import DecodingTurn, SharedSet
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import (
     PLAN_FORMAT,
@@ -38,6 +37,7 @@ from orchestrator.sets.plan import (
 )
 from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJobs
+from orchestrator.sets.shared_set import DecodingTurn, SharedSet
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.plan_file import (

@@ -43,8 +43,8 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
-from orchestrator.sets.image.shared_set import Shared, shared_sets
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.shared_set import Shared, shared_sets
 
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""

@@ -168,6 +168,11 @@ class PipelineSet(Closing):
         return read_applications(self._source, self._log.add)
 
     @cached_property
+    def application_names(self) -> tuple[str, ...]:
+        """The names of these applications, "" for one without."""
+        return tuple(each.name or "" for each in self.applications)
+
+    @cached_property
     def groups(self) -> tuple[FeatureGroup, ...]:
         """The pipelines grouped by what their applications told the driver; at least one group."""
         from orchestrator.sets.groups import feature_groups
@@ -178,6 +183,19 @@ class PipelineSet(Closing):
     def damage(self) -> tuple[Damage, ...]:
         """What was found damaged so far; grows as payloads are read."""
         return tuple(dict.fromkeys((*self._source.damage, *self._log.entries)))
+
+    def adopt(
+        self,
+        pipelines: PipelineJobs,
+        groups: tuple[FeatureGroup, ...],
+        content_hash: int,
+        application_names: tuple[str, ...],
+        damage: Iterable[Damage],
+    ) -> None:
+        """Take what another process read that has the set open too, so that this one need not read it."""
+        self.pipelines, self.counts, self.groups = pipelines, pipelines.counts(), groups
+        self._content_hash, self.application_names = content_hash, application_names
+        self.note_damage(damage)
 
     def note_damage(self, damage: Iterable[Damage]) -> None:
         """Write down what another process found that has the set open too."""

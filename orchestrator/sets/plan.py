@@ -127,12 +127,7 @@ class SetFacts(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, source: PipelineSet) -> SetFacts:
         """What there is to say of a set that was read."""
-        return cls(
-            source.content_hash(),
-            len(source),
-            tuple(each.name or "" for each in source.applications),
-            source.damage,
-        )
+        return cls(source.content_hash(), len(source), source.application_names, source.damage)
 
 
 @frozen(eq=False)

@@ -37,13 +37,15 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.answers import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
-from orchestrator.sets.image.shared_set import decoders_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
+from orchestrator.sets.shared_set import decoder_of
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""
+ImageBuilder = Callable[[PipelineSet, Iterable[PipelineJob], DeviceCapabilities], BuiltImage]
+"""Decodes pipelines of a set for a device; as `builder.build_image`."""
 
 _FEATURE: Final = re.compile(r"(VkPhysicalDevice\w*Features\w*)::(\w+)")
 _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
@@ -117,10 +119,6 @@ class Subset:
             raise UnknownPipelineError(f"{source.name}: no pipeline has the key {min(unknown):016x}")
         return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
 
-    def first_of(self, source: PipelineSet) -> PipelineJobs:
-        """The pipelines of the first of these groups; raises what `groups_of` does."""
-        return self.of(self.groups_of(source)[0].pipelines)
-
 
 WHOLE: Final = Subset()
 """All pipelines of a set."""
@@ -148,6 +146,16 @@ class OpenedGroup:
     answers: tuple[DeviceAnswer, ...] = field(default=(), repr=False)
 
 
+def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
+    """The image of some pipelines, by the decoder of the set where it has one."""
+    decoder = decoder_of(source)
+    if decoder is not None and (built := decoder.build_image(source, jobs, capabilities)) is not None:
+        return built
+    from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
+
+    return build_image(source, jobs, capabilities)
+
+
 def opened_group(
     source: PipelineSet,
     group: FeatureGroup,
@@ -156,6 +164,7 @@ def opened_group(
     subset: Subset = WHOLE,
     chunk: int | None = None,
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    build: ImageBuilder = _built,
 ) -> Generator[OpenedGroup, None, None]:
     """One group on a device opened for it, whole or chunk by chunk; the device is closed with the iterator.
 
@@ -169,6 +178,7 @@ def opened_group(
         subset: Which of the group's pipelines.
         chunk: Pipelines that are decoded and handed over at a time, at most; None for all at once.
         during: Entered around each step, "open" and "prepare", for instance to time it.
+        build: Decodes pipelines.
 
     Yields:
         At least one chunk, all on the same device.
@@ -185,7 +195,7 @@ def opened_group(
         answers: tuple[DeviceAnswer, ...] = ()
         if group.request.others is OtherFeatures.NONE:
             with during("prepare"):
-                settled = _settle(source, group, asked)
+                settled = _settle(source, group, asked, build)
             answers = asked.answers
             if settled.group.request != group.request:
                 device.close()
@@ -204,32 +214,17 @@ def opened_group(
             some = jobs[start : start + size]
             with during("prepare"):
                 if settled is None:
-                    opened = _decode(source, evolve(group, pipelines=some), asked, asked.capabilities)
+                    part = evolve(group, pipelines=some)
+                    opened = _decode(source, part, asked, asked.capabilities, build)
                 else:
                     fit = [job for job in some if job not in problems]
-                    built = _built(source, fit, asked.capabilities)
+                    built = build(source, fit, asked.capabilities)
                     unfit = tuple(problems[job] for job in some if job in problems)
                     built = evolve(built, problems=(*unfit, *built.problems))
                     opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
             yield evolve(opened, answers=(*answers, *asked.answers))
     finally:
         device.close()
-
-
-def begin_to_decode(
-    source: PipelineSet, group: FeatureGroup, device: Device, *, subset: Subset = WHOLE
-) -> None:
-    """Let the decoders of a set begin with a group that `opened_group` will open as this device.
-
-    Does nothing for a set without decoders.
-    """
-    if (decoders := decoders_of(source)) is None:
-        return
-    asked = AskedDevice(device)
-    if group.request.others is OtherFeatures.NONE:
-        decoders.begin(source, group.pipelines, _could_have(group, asked))
-    else:
-        decoders.begin(source, subset.of(group.pipelines), asked.capabilities)
 
 
 class PlanOutdatedError(OrchestratorError):
@@ -305,37 +300,34 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return keys ^ keys >> np.uint64(31)
 
 
-def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
-    """The image of some pipelines, by the decoders of the set where it has them."""
-    if (decoders := decoders_of(source)) is not None:
-        return decoders.build_image(source, jobs, capabilities)
-    from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
-
-    return build_image(source, jobs, capabilities)
-
-
-def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:
+def _settle(
+    source: PipelineSet, group: FeatureGroup, device: AskedDevice, build: ImageBuilder
+) -> OpenedGroup:
     """Decode an exact group and say what its device is opened as, for what can be compiled."""
     capabilities = _could_have(group, device)
-    decoded = _decode(source, group, device, capabilities)
+    decoded = _decode(source, group, device, capabilities, build)
     built = decoded.built
     if built.problems or decoded.split:
         problems = {each.job for each in built.problems}
         fit = [job for job in decoded.group.pipelines if job not in problems]
-        again = _built(source, fit, capabilities)
+        again = build(source, fit, capabilities)
         built = evolve(again, problems=(*built.problems, *again.problems))
     request = group.request.plus(built.needs.features, built.needs.extensions)
     return evolve(decoded, group=evolve(decoded.group, request=request), built=built)
 
 
 def _decode(
-    source: PipelineSet, group: FeatureGroup, device: AskedDevice, capabilities: DeviceCapabilities
+    source: PipelineSet,
+    group: FeatureGroup,
+    device: AskedDevice,
+    capabilities: DeviceCapabilities,
+    build: ImageBuilder,
 ) -> OpenedGroup:
     """Decode the pipelines of a group; those that the device could take with more are split off."""
-    built = _built(source, group.pipelines, capabilities)
+    built = build(source, group.pipelines, capabilities)
     if group.added or not group.applications or not built.problems:
         return OpenedGroup(group, device.device, built)
-    split, lacking = _split(source, group, device, built)
+    split, lacking = _split(source, group, device, built, build)
     moved = {job for each in split for job in each.pipelines}
     kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
     if moved:
@@ -370,7 +362,7 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
 
 
 def _split(
-    source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage
+    source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage, build: ImageBuilder
 ) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:
     """The groups of those pipelines that the device could take with more than the group's request.
 
@@ -396,7 +388,7 @@ def _split(
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
-        tried = _built(source, jobs, with_more(needs))
+        tried = build(source, jobs, with_more(needs))
         unfit = {each.job for each in tried.problems}
         if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)

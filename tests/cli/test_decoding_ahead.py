@@ -1,10 +1,9 @@
-"""A new set is decoded by processes that begin before the one that compiles, and compiled as always."""
+"""A new set is decoded by a process that begins before the one that compiles, and compiled as always."""
 
 from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +12,12 @@ import pytest
 from orchestrator.cli.compile_arguments import CompileArguments
 from orchestrator.cli.compiling import decode_ahead
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.image.decoders import Decoders
-from orchestrator.sets.image.shared_set import shared_sets
+from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJobs, RecordTag
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.shared_set import shared_sets
 from tests.drivers import run_on_device
 
 
@@ -38,26 +38,30 @@ from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.cli import program
 from orchestrator.run import options
-from orchestrator.sets.image import builder, decoders, shared_set
+from orchestrator.sets import decoder
+from orchestrator.sets.image import builder
+from orchestrator.sets import shared_set
 
-here, build_image, start = os.getpid(), builder.build_image, decoders.Decoders.start
+here, build_image, start = os.getpid(), builder.build_image, decoder.Decoder.start
 
 def build(*given):
     assert os.getppid() == here, "the process that compiles decodes"
     return build_image(*given)
 
-def begin(*given):
-    assert os.getpid() == here, "the process that compiles starts decoders of its own"
-    return start(*given)
+helpers = []
 
-decoders._FEWEST = 1
-decoders.Decoders.start = begin
+def begin(source, count, subset):
+    assert os.getpid() == here, "the process that compiles starts a decoder of its own"
+    helpers.append(count)
+    return start(source, count, subset)
+
+decoder.Decoder.start = begin
 builder.build_image = build
 
 class Parsed(program.EarlyParse):
     def arguments(self):
         self.parsed = super().arguments()
-        self.begun = [len(each.decoders.descriptors) for each in shared_set.shared_sets.values()]
+        self.begun = helpers[:]
         return self.parsed
 
 def main(tokens):
@@ -71,13 +75,13 @@ def main(tokens):
 """
 
 
-@pytest.mark.parametrize(("name", "decoders"), [("large.foz", 4), ("sample", 1)])
+@pytest.mark.parametrize(("name", "helpers"), [("large.foz", 4), ("sample", 1)])
 def test_a_new_set_is_decoded_before_what_compiles_is_started(
-    name: str, decoders: int, large: Path, tmp_path: Path
+    name: str, helpers: int, large: Path, tmp_path: Path
 ) -> None:
     path = str(large) if name == large.name else name
     line = ["compile", path, "--device", "simulated", "--cache-dir", str(tmp_path / "cache"), "--quiet"]
-    assert run_on_device(None, COMPILE, line) == [[decoders], 0, None, []]
+    assert run_on_device(None, COMPILE, line) == [[helpers], 0, None, []]
     assert run_on_device(None, COMPILE, line) == [[], 0, None, []]  # there is a plan
 
 
@@ -106,13 +110,13 @@ def test_where_a_plan_turns_out_to_be_there_nothing_is_decoded(large: Path, tmp_
 
 @pytest.fixture
 def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """How many decoders were started, and how many pipelines they will probably be asked for first."""
+    """How many processes were to decode, and how many pipelines."""
     found: list[tuple[int, int]] = []
 
-    def start(_: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> None:
-        found.append((count, len(first())))
+    def start(source: PipelineSet, helpers: int, subset: Subset) -> None:
+        found.append((helpers, len(subset.of(source.groups[0].pipelines))))
 
-    monkeypatch.setattr(Decoders, "start", start)
+    monkeypatch.setattr(Decoder, "start", start)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     return found
 

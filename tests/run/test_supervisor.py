@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import Compile, CompileServer, ImageTables, Open, first_request
+from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
 from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
@@ -43,15 +43,15 @@ from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, Tr
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.image.decoders import Decoders
-from orchestrator.sets.image.shared_set import Shared, SharedSet, decoder_count
+from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
-from orchestrator.sets.records import PipelineJobs, RecordTag
+from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.sets.shared_set import Shared, SharedSet, decoding_processes
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
-from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
+from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
@@ -424,19 +424,18 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
-def test_decoders_read_ahead_what_is_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    guessed: list[PipelineJobs] = []
+def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[tuple[object, ...]] = []
 
-    def noted(source: PipelineSet, count: int, first: Callable[[], PipelineJobs]) -> None:
-        guessed.append(first())
+    def noted(source: PipelineSet, helpers: int, subset: Subset) -> None:
+        told.append((dict(source.left_out), helpers, subset))
 
-    monkeypatch.setattr(Decoders, "start", noted)
-    subset = Subset(1, 2)
+    monkeypatch.setattr(Decoder, "start", noted)
+    subset, left_out = Subset(1, 2), {1: "it ended the driver"}
     with PipelineSet.open(sample_path()) as sample:
-        monkeypatch.setattr("orchestrator.run.compile_service.decoder_count", lambda *_: 2)
-        _decoded(Shared(sample), CompileOptions(subset=subset))
-        assert list(guessed[0]) == list(subset.of(sample.groups[0].pipelines))
-    assert len(guessed[0]) > 0
+        monkeypatch.setattr("orchestrator.run.compile_service.decoding_processes", lambda *_: 2)
+        _decoded(Shared(sample), CompileOptions(subset=subset), left_out)
+    assert told == [(left_out, 2, subset)]
 
 
 @pytest.mark.parametrize(
@@ -469,7 +468,7 @@ def test_the_first_device_is_opened_while_a_worker_imports(
         for expected in (None, planned) if opens else (None,):
             asked.clear()
             server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
-            opener = server._opener(Compile(1, b"", ""), options, sample, expected)
+            opener = server._opener(options, sample, expected)
             for each in [each for each in threading.enumerate() if each.name == "open-device"]:
                 each.join()
             assert [request for request, _ in asked] == ([expected or first] if opens else [])
@@ -480,29 +479,6 @@ def test_the_first_device_is_opened_while_a_worker_imports(
     os.close(table.descriptor)
 
 
-@pytest.mark.parametrize("retries", [False, True])
-def test_what_a_quarantine_leaves_out_is_not_decoded_early(
-    retries: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun: list[object] = []
-    monkeypatch.setattr(
-        "orchestrator.run.compile_service.begin_to_decode", lambda *given, **_: begun.append(given)
-    )
-    options = CompileOptions(selector="simulated", retry_quarantined=retries)
-    table = InFlightTable(os.memfd_create("table"))
-    request = Compile(1, b"", str(tmp_path))
-    for has_culprits in (False, True):
-        with PipelineSet.open(sample_path()) as sample:
-            if has_culprits:
-                culprit = Culprit(key="0" * 16, kind="compute", cause=Cause.TIMEOUT, reason="", seen_at=1.0)
-                add_culprits(tmp_path, simulated_identity(), [culprit])
-            server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
-            server._opener(request, options, sample, None)(sample.groups[0].request).close()
-        assert bool(begun) is (retries or not has_culprits)
-        begun.clear()
-    os.close(table.descriptor)
-
-
 async def test_a_large_set_is_decoded_by_several_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -510,15 +486,15 @@ async def test_a_large_set_is_decoded_by_several_processes(
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 2)
-        assert _decoded(Shared(sample), CompileOptions()) is sample
+        assert _decoded(Shared(sample), CompileOptions(workers=1), {}) is sample
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 8)
-        shared = _decoded(Shared(opened), CompileOptions())
+        shared = _decoded(Shared(opened), CompileOptions(), {})
         assert isinstance(shared, SharedSet)
-        assert shared.decoders is not None
-        shared.decoders.close()
+        assert shared.decoder is not None
+        shared.decoder.close()
     report = await supervised(large, "open_good", tmp_path / "cache")
     alone = await supervised(sample_path(), "open_good", tmp_path / "other")
     assert len(report.pipelines) == len(whole) > 128
@@ -527,14 +503,14 @@ async def test_a_large_set_is_decoded_by_several_processes(
 
 def test_as_many_processes_decode_as_pay() -> None:
     def count(processors: int, workers: int | None = None) -> int:
-        return decoder_count(set_bytes, processors, workers or processors)
+        return decoding_processes(set_bytes, processors, workers or processors)
 
     set_bytes = 5 << 19
-    assert [count(each) for each in (1, 2, 4, 16)] == [0, 0, 3, 6]
-    assert [count(16, 2), count(16, 1), count(2, 16)] == [2, 0, 0]
+    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 3, 6]
+    assert [count(16, 2), count(16, 1), count(2, 16)] == [2, 0, 1]
     set_bytes = 1 << 17
-    assert [count(each) for each in (1, 3, 4, 16)] == [0, 0, 1, 1]
-    assert [count(16, 3), count(16, 4)] == [0, 1]
+    assert [count(each) for each in (1, 2, 16)] == [0, 1, 1]
+    assert [count(16, 1), count(16, 2)] == [0, 1]
     set_bytes = 1 << 14
     assert count(16) == 0
 

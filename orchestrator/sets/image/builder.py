@@ -14,7 +14,6 @@ since the device asks for most of them soon after.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Iterable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
@@ -142,21 +141,9 @@ def build_image(
     return builder.finish(asked)
 
 
-def build_part(
-    source: PipelineSet,
-    jobs: PipelineJobs,
-    capabilities: DeviceCapabilities,
-    ahead: ReadAhead | None = None,
-) -> ImagePart:
-    """As `build_image`, for another process that joins several parts.
-
-    Args:
-        source: The set.
-        jobs: Which pipelines.
-        capabilities: What the device offers.
-        ahead: What was read of the same set before, if anything; used up.
-    """
-    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES, ahead)
+def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> ImagePart:
+    """As `build_image`, for another process that joins several parts."""
+    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
     return builder.part(asked)
@@ -204,32 +191,19 @@ def _read(
         raise _UnusableError(f"refers to {tag.name.lower()} {key:016x}, which is not in the set") from None
 
 
-class ReadAhead:
-    """What is read of pipelines without a device: their documents, and the modules that these name.
+class _ReadAhead:
+    """What is read of pipelines before it is looked at: their documents, and the modules that these name.
 
     Documents are decoded some hundreds at a time, and modules a few megabytes at a time, because that takes
-    less time than one after the other. One thread; used up by one builder.
+    less time than one after the other. One thread.
     """
 
     def __init__(self, source: PipelineSet) -> None:
         """Read from a set."""
         self._source = source
         self._documents = PipelineDocuments(_Alike.of)
-        # What was read and not asked for yet: pipelines, and their documents.
-        self._unasked: tuple[Sequence[PipelineJob], list[PipelineDocument[_Alike] | None]] = (), []
         self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
         self._to_come: dict[int, None] = {}
-
-    @classmethod
-    def of(cls, source: PipelineSet, jobs: Sequence[PipelineJob]) -> Self:
-        """Read what will probably be built first: the first of some pipelines, and their first modules."""
-        ahead = cls(source)
-        some = jobs[:_READ_AHEAD]
-        ahead._unasked = some, ahead.documents_of(some, ())
-        if ahead._to_come:
-            with suppress(*_DEFECTS):  # which the builder meets again, and tells
-                ahead._walk(next(iter(ahead._to_come)))
-        return ahead
 
     def documents_of(
         self, jobs: Sequence[PipelineJob], known: Container[int]
@@ -240,10 +214,7 @@ class ReadAhead:
             jobs: The pipelines.
             known: Modules that need not be read any more.
         """
-        (read, documents), self._unasked = self._unasked, ((), [])
-        if documents and read == jobs:
-            return documents
-        documents = []
+        documents: list[PipelineDocument[_Alike] | None] = []
         for job in jobs:
             try:
                 documents.append(_read(self._source, job.tag, job.key, self._documents.decode_ahead))
@@ -291,19 +262,13 @@ class ReadAhead:
 
 
 class _ImageBuilder:
-    def __init__(
-        self,
-        source: PipelineSet,
-        capabilities: DeviceCapabilities,
-        module_bytes: int,
-        ahead: ReadAhead | None = None,
-    ) -> None:
+    def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
         self._source = source
         self._left_out = source.left_out
         self._checker = RequirementChecker(capabilities)
         self._code = ModuleCode(source, module_bytes)
         self._heap = Heap()
-        self._ahead = ahead or ReadAhead(source)
+        self._ahead = _ReadAhead(source)
         self._layout = ImageLayout(self._heap)
         self._objects: dict[tuple[str, int], int | _UnusableError] = {}
         self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
@@ -346,7 +311,11 @@ class _ImageBuilder:
 
     def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:
         return BuiltImage(
-            self._layout.finish(), self._problems_of(asked), self._checker.needs, self._dependencies(asked)
+            self._layout.finish(),
+            self._problems_of(asked),
+            self._checker.needs,
+            self._dependencies(asked),
+            self._checker.decisions,
         )
 
     def part(self, asked: Collection[PipelineJob]) -> ImagePart:
@@ -358,6 +327,7 @@ class _ImageBuilder:
             self._checker.needs.extensions,
             self._dependencies(asked),
             self._source.damage,
+            self._checker.decisions,
         )
 
     def _problems_of(self, asked: Collection[PipelineJob]) -> tuple[Problem, ...]:

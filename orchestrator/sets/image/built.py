@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from typing import Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 from attrs import define, field, frozen
@@ -17,6 +18,9 @@ from orchestrator.devices.request import Feature
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
+
+if TYPE_CHECKING:
+    from orchestrator.sets.answers import Decision
 
 CREATE_INFOS = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
@@ -72,12 +76,14 @@ class BuiltImage:
         problems: What of the pipelines asked for is not in it, in the order met.
         needs: What the device has of what the pipelines asked for need, those of the problems included.
         dependencies: Libraries that are in it because a pipeline links them, though nobody asked for them.
+        decisions: What the device decided; none in a plan.
     """
 
     image: CreateInfoImage
     problems: tuple[Problem, ...]
     needs: Needs
     dependencies: frozenset[PipelineJob] = frozenset()
+    decisions: Sequence[Decision] = field(default=(), repr=False)
 
 
 @define(eq=False)

@@ -30,6 +30,7 @@ from orchestrator.devices.image import (
 )
 from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
+from orchestrator.sets.answers import Decision
 from orchestrator.sets.image.built import (
     CREATE_INFOS,
     DEFAULT_MODULE_BYTES,
@@ -437,6 +438,7 @@ class ImagePart(msgspec.Struct, array_like=True):
         extensions: As in `Needs`.
         dependencies: As in `BuiltImage`.
         damage: What of the set was found damaged.
+        decisions: As in `BuiltImage`.
     """
 
     layout: LayoutColumns
@@ -446,6 +448,7 @@ class ImagePart(msgspec.Struct, array_like=True):
     extensions: frozenset[str]
     dependencies: frozenset[PipelineJob]
     damage: tuple[Damage, ...]
+    decisions: list[Decision]
 
 
 def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePart]) -> BuiltImage:
@@ -473,4 +476,5 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
             frozenset[str]().union(*(each.extensions for each in parts)),
         ),
         dependencies.difference(jobs) if dependencies else dependencies,
+        [decision for each in parts for decision in each.decisions],
     )

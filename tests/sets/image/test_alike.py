@@ -239,7 +239,7 @@ def test_a_long_document_is_not_read_ahead() -> None:
         stage = {"module": hexed(IN_RECORDS)}
         records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage) + blanks)
     source = PipelineSet.from_records(records)
-    ahead = builder.ReadAhead(source).documents_of(list(source.pipelines), ())
+    ahead = builder._ReadAhead(source).documents_of(list(source.pipelines), ())
     assert [each is not None for each in ahead] == [True, False]
     assert records.built().image.keys.tolist() == [1, 2]
 

@@ -1,33 +1,30 @@
-"""A set that other processes have too, such as decoders, and the turn of decoding it."""
+"""A set that other processes have too, such as a decoder, and the turn of decoding it."""
 
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Final, Self
+from typing import Final, Protocol, Self
 
 from attrs import define
 
+from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
-
-if TYPE_CHECKING:
-    from orchestrator.sets.image.decoders import Decoders
+from orchestrator.sets.records import PipelineJob
 
 LEAST_DECODED_BESIDE: Final = 1 << 15
-"""Least bytes of a set that another process decodes. Even a single decoder pays if it has a processor of its
-own: it decodes while the process that compiles imports its modules and opens the device."""
-_WORKERS_TO_SPARE: Final = 4
-"""With so many workers, which have a processor each, a processor is idle while a compile starts. Fewer
-workers may be the share of one of several targets that start together."""
+"""Least bytes of a set that another process decodes. It does while the process that compiles imports its
+modules and opens the device, if there is a second processor."""
 _DECODED_BY_ONE: Final = 3 << 17
-"""Least bytes of a set for each of several decoders: what each does anew takes as long as decoding them."""
+"""Least bytes of a set for each of several processes: what each does anew takes as long as decoding them."""
 _DECODED_BY_ALL: Final = 3 << 20
-"""Least bytes of a set that all processors decode; each decoder needs its share of them. If processors are
+"""Least bytes of a set that all processors decode; each process needs its share of them. If processors are
 few, they are busy with imports and the device."""
 
 
-def decoder_count(set_bytes: int, processors: int, workers: int) -> int:
+def decoding_processes(set_bytes: int, processors: int, workers: int) -> int:
     """How many processes should decode a set of this size that has no plan, `workers` at most.
 
     0 if the process that compiles it should.
@@ -36,7 +33,29 @@ def decoder_count(set_bytes: int, processors: int, workers: int) -> int:
     count = min(set_bytes // max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors), most)
     if count > 1:
         return count
-    return int(set_bytes >= LEAST_DECODED_BESIDE and most >= _WORKERS_TO_SPARE)
+    return int(set_bytes >= LEAST_DECODED_BESIDE and most > 1)
+
+
+class SetDecoder(Protocol):
+    """A process that decodes a set in the place of this one; see `orchestrator.sets.decoder.Decoder`."""
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The open files that a fork needs to use it."""
+
+    def read(self, source: PipelineSet) -> None:
+        """Give the set what the decoder read of it."""
+
+    def build_image(
+        self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
+    ) -> BuiltImage | None:
+        """The image of some pipelines, or None where this process must decode."""
+
+    def hand_over(self) -> None:
+        """Leave it to a fork."""
+
+    def close(self) -> None:
+        """End it. Idempotent."""
 
 
 @define(eq=False)
@@ -75,24 +94,24 @@ class Shared:
     Attributes:
         source: The set.
         turn: Descriptor of its `DecodingTurn`; None where only one fork decodes it.
-        decoders: They decode it already, for the first fork that compiles; None where there are none.
+        decoder: Decodes it already, for the first fork that compiles; None where there is none.
     """
 
     source: PipelineSet
     turn: int | None = None
-    decoders: Decoders | None = None
+    decoder: SetDecoder | None = None
 
     def close(self) -> None:
-        """Close the set, and end the decoders."""
+        """Close the set, and end the decoder."""
         self.source.close()
-        if self.decoders is not None:
-            self.decoders.close()
+        if self.decoder is not None:
+            self.decoder.close()
 
     @property
     def descriptors(self) -> tuple[int, ...]:
         """The open files that a fork needs."""
         turn = () if self.turn is None else (self.turn,)
-        return (*turn, *self.source.descriptors, *(self.decoders.descriptors if self.decoders else ()))
+        return (*turn, *self.source.descriptors, *(self.decoder.descriptors if self.decoder else ()))
 
 
 shared_sets: Final[dict[tuple[str, ...], Shared]] = {}
@@ -109,25 +128,25 @@ def closing_shared_sets() -> Iterator[None]:
             shared_sets.popitem()[1].close()
 
 
-def decoders_of(source: PipelineSet) -> Decoders | None:
-    """Processes that decode a set in the place of this one; None where there are none."""
-    return source.decoders if isinstance(source, SharedSet) else None
+def decoder_of(source: PipelineSet) -> SetDecoder | None:
+    """The process that decodes a set in the place of this one; None where there is none."""
+    return source.decoder if isinstance(source, SharedSet) else None
 
 
 class SharedSet(PipelineSet):
-    """A set that other processes have too, such as decoders, which build its images.
+    """A set that other processes have too, such as a decoder.
 
     Attributes:
-        decoders: They; who compiles need not close them. None where this process decodes alone.
+        decoder: Decodes its groups; who compiles need not close it. None where this process decodes.
         turn: Says when this process decodes, where others have the set too; None where it is the only one.
     """
 
-    decoders: Decoders | None
+    decoder: SetDecoder | None
     turn: DecodingTurn | None
 
     @classmethod
-    def of(cls, source: PipelineSet, decoders: Decoders | None, turn: DecodingTurn | None = None) -> Self:
-        """A set by the decoders that were made with it; it must stay open."""
+    def of(cls, source: PipelineSet, decoder: SetDecoder | None, turn: DecodingTurn | None = None) -> Self:
+        """A set by the decoder that was started with it; it must stay open."""
         shared = cls(source.records)
-        shared.decoders, shared.turn = decoders, turn
+        shared.decoder, shared.turn = decoder, turn
         return shared
