@@ -64,7 +64,7 @@ _MOST_TRIED: Final = 4
 _COMMON: Final = re.compile("VK_(KHR|EXT)_")
 """Names of extensions that drivers of more than one vendor have."""
 _NEW: Final = frozenset({"VK_KHR_shader_untyped_pointers", "VK_EXT_descriptor_heap"})
-"""Extensions that most drivers in use in 2026 have not, and that recorded shaders ask for."""
+"""Extensions that most drivers in use in 2026 lack, and that recorded shaders ask for."""
 _ALIGNMENT: Final = 64  # of what follows a head
 _TOLD: Final = b"."
 
