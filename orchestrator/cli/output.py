@@ -353,7 +353,12 @@ class Output:
 
     def message(self, *parts: str | Text) -> None:
         """Write a line to stderr."""
-        self._write(self.err, _joined(parts))
+        stream = self._streams[1]
+        if stream.isatty() or not all(isinstance(each, str) for each in parts):
+            self._write(self.err, _joined(parts))
+        else:  # neither colored nor folded, so nothing is loaded for it
+            stream.write("".join(printable(str(each)) for each in parts) + "\n")
+            stream.flush()
 
     @staticmethod
     def _write(console: Console, text: Text, indent: int | None = None) -> None:

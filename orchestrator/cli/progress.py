@@ -11,6 +11,7 @@ The display is loaded where there is a terminal.
 
 from __future__ import annotations
 
+import importlib
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.run import records
 
 _LINE_EVERY_S = 5.0
+_SHOWS_REPORT = ("orchestrator.cli.console", "orchestrator.cli.compile_report")
 
 
 class ProgressView(Protocol):
@@ -81,6 +83,10 @@ class PlainView:
 
     def progress(self, progress: records.Progress) -> None:
         """Write a line, if the last one is some seconds old."""
+        if progress.done == progress.total and not self._output.json:
+            # What shows the report: while the cache is saved, when processors are idle.
+            for name in _SHOWS_REPORT:
+                importlib.import_module(name)
         now = time.monotonic()
         if not self._quiet and now >= self._next:
             from orchestrator.cli.progress_bar import counts_text, slow_text, speed_text

@@ -13,6 +13,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from orchestrator.run.targets import TargetResult
+from tests.drivers import run_on_device
 
 
 class Terminal(io.StringIO):
@@ -103,6 +104,31 @@ def test_the_slowest_stands_in_the_line(capsys: pytest.CaptureFixture[str], cloc
     assert capsys.readouterr().err.endswith(
         "(250/s, 6.00 s to go); longest in the driver: compute 00000000000000ff, 30.00 s\n"
     )
+
+
+LOADED = """
+import io
+import sys
+from types import SimpleNamespace
+from orchestrator.cli.output import Output
+from orchestrator.cli.progress import PlainView
+
+def main(json):
+    sys.stderr = io.StringIO()
+    view = PlainView(Output(json=json))
+    view.stage("preparing \\x1b")
+    loaded = []
+    for done in (1, 2):
+        view.progress(SimpleNamespace(done=done, total=2))
+        loaded.append("rich" in sys.modules)
+    return loaded, sys.stderr.getvalue()
+"""
+
+
+@pytest.mark.parametrize(("json", "expected"), [(False, [False, True]), (True, [False, False])])
+def test_what_shows_the_report_is_loaded_once_all_is_compiled(json: bool, expected: list[bool]) -> None:
+    shown = "" if json else "preparing \\x1b\n"
+    assert run_on_device(None, LOADED, json) == [expected, shown]
 
 
 def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
