@@ -55,6 +55,8 @@ _T = TypeVar("_T")
 
 _LEAST_MEMORY = 64 << 20
 _LEAST_STORE = 4 << 20
+_FEW_PROCESSORS = 2
+"""While a new set is compiled on so few, this process takes from the compilers what it takes."""
 
 
 class _Company(NamedTuple):
@@ -245,7 +247,7 @@ def _compile_one(
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
         # A fork has what is imported by now, and this process loads the rest beside it.
-        server = None
+        server, loads_late = None, False
         if not arguments.in_process:
             from orchestrator.sets.shared_set import shared_sets
 
@@ -254,6 +256,7 @@ def _compile_one(
             shared = shared_sets.get(tuple(paths))
             if shared is not None and shared.decoder is not None:
                 shared.decoder.hand_over()
+                loads_late = len(os.sched_getaffinity(0)) <= _FEW_PROCESSORS
         with without_searching():
             importlib.import_module("trio")
         if server is not None:
@@ -267,7 +270,7 @@ def _compile_one(
         if lines is not None:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
-        with progress_view(output, quiet=display.quiet) as shown:
+        with progress_view(output, quiet=display.quiet, loads_late=loads_late) as shown:
             company = _Company(shown, control)
             if lines is not None:
                 from orchestrator.cli.control import LinesBeside

@@ -41,8 +41,15 @@ class ProgressView(Protocol):
 
 
 @contextmanager
-def progress_view(output: Output, *, quiet: bool = False) -> Iterator[ProgressView]:
-    """The view that fits where stderr goes, closed at the end of the block; a quiet one shows nothing."""
+def progress_view(output: Output, *, quiet: bool = False, loads_late: bool = False) -> Iterator[ProgressView]:
+    """The view that fits where stderr goes, closed at the end of the block.
+
+    Args:
+        output: The streams.
+        quiet: Whether nothing is shown.
+        loads_late: Whether what shows the report is loaded once all is compiled, because every processor has
+            a compiler until then; else at once.
+    """
     if quiet:
         yield QuietView()
     elif output.live:
@@ -51,7 +58,7 @@ def progress_view(output: Output, *, quiet: bool = False) -> Iterator[ProgressVi
         with LiveView(output) as live:
             yield live
     else:
-        yield PlainView(output)
+        yield PlainView(output, loads_late=loads_late)
 
 
 class QuietView:
@@ -70,10 +77,12 @@ class QuietView:
 class PlainView:
     """Lines, for a file or a pipe."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: Output, *, loads_late: bool = False) -> None:
         self._output = output
         self._quiet = not output.tells
         self._next = 0.0
+        if not loads_late:
+            self._load()
 
     def stage(self, name: str) -> None:
         """Write the stage's name."""
@@ -83,10 +92,8 @@ class PlainView:
 
     def progress(self, progress: records.Progress) -> None:
         """Write a line, if the last one is some seconds old."""
-        if progress.done == progress.total and not self._output.json:
-            # What shows the report: while the cache is saved, when processors are idle.
-            for name in _SHOWS_REPORT:
-                importlib.import_module(name)
+        if progress.done == progress.total:
+            self._load()
         now = time.monotonic()
         if not self._quiet and now >= self._next:
             from orchestrator.cli.progress_bar import counts_text, slow_text, speed_text
@@ -103,6 +110,11 @@ class PlainView:
     def say(self, text: str) -> None:
         """Write a message."""
         self._output.message(text)
+
+    def _load(self) -> None:
+        """Load what shows a report, or nothing where a document is shown."""
+        for name in () if self._output.json else _SHOWS_REPORT:
+            importlib.import_module(name)
 
 
 _SILENT_S = 2.0

@@ -220,11 +220,17 @@ class OpeningAhead:
     Args:
         request: What it is opened as.
         opener: Opens it.
+        begin: Begins to do something with it, in that thread; who finishes that meets its errors again.
     """
 
-    def __init__(self, request: DeviceRequest, opener: Callable[[DeviceRequest], Device]) -> None:
+    def __init__(
+        self,
+        request: DeviceRequest,
+        opener: Callable[[DeviceRequest], Device],
+        begin: Callable[[Device], object] = lambda _: None,
+    ) -> None:
         self._request: DeviceRequest | None = request
-        self._opener = opener
+        self._opener, self._begin = opener, begin
         self._opened: Outcome[Device] | None = None
         self._thread = threading.Thread(target=self._open, args=(request,), name="open-device", daemon=True)
         self._thread.start()
@@ -247,6 +253,9 @@ class OpeningAhead:
 
     def _open(self, request: DeviceRequest) -> None:
         self._opened = capture(self._opener, request)
+        if isinstance(self._opened, Value):
+            with suppress(OrchestratorError):
+                self._begin(self._opened.value)
 
 
 def list_layers(selector: str = "") -> tuple[str, ...]:

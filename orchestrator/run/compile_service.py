@@ -50,6 +50,7 @@ from orchestrator.run.limits import limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import begin_to_decode
 from orchestrator.sets.shared_set import (
     DecodingTurn,
     Shared,
@@ -256,12 +257,14 @@ class _Server:
             return opener  # it may depend on what a worker sets up, such as the handler of SIGXCPU
         if options.mode is CacheMode.BINARIES or options.identifiers:
             return opener  # the device will have features that no group asks for
-        if planned is None:
-            try:
-                planned = options.subset.groups_of(source)[0].request
-            except (OrchestratorError, ValueError):
-                return opener  # the compile meets that again, and says it
-        return OpeningAhead(planned, opener).opened
+        if planned is not None:
+            return OpeningAhead(planned, opener).opened
+        try:
+            first = options.subset.groups_of(source)[0]
+        except (OrchestratorError, ValueError):
+            return opener  # the compile meets that again, and says it
+        begin = partial(begin_to_decode, source, first, subset=options.subset)
+        return OpeningAhead(first.request, opener, begin).opened
 
 
 def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:

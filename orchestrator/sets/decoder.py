@@ -30,7 +30,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar, cast
 
 import msgspec
@@ -61,6 +61,7 @@ _MOST_CHUNKS: Final = 4  # of a helper
 _SAMPLE: Final = 32  # pipelines that are decoded before helpers are forked, who then know what that takes
 _MOST_TRIED: Final = 4
 """How often pipelines are decoded for a device: other answers may lead to other questions."""
+_SOON_MS: Final = 10
 _COMMON: Final = re.compile("VK_(KHR|EXT)_")
 """Names of extensions that drivers of more than one vendor have."""
 _NEW: Final = frozenset({"VK_KHR_shader_untyped_pointers", "VK_EXT_descriptor_heap"})
@@ -105,6 +106,15 @@ class _Wanted(msgspec.Struct):
     left_out: dict[int, str]
     known: list[tuple[Asked, Value]]
 
+    @classmethod
+    def of(cls, source: PipelineSet, jobs: PipelineJobs, known: Mapping[Asked, Value] | None = None) -> Self:
+        return cls(jobs.keys.tobytes(), jobs.kinds.tobytes(), dict(source.left_out), [*(known or {}).items()])
+
+    def is_of(self, other: _Wanted) -> bool:
+        """Whether it is for the same pipelines."""
+        one, two = ((each.keys, each.kinds, each.left_out) for each in (self, other))
+        return one == two
+
 
 class _Decoded(msgspec.Struct):
     """From the decoder: what was decided by the device; a plan of nothing but the pipelines follows."""
@@ -137,6 +147,12 @@ class _Line:
             file.flush()
             socket.send_fds(self.end, [_TOLD], [descriptor])
 
+    def is_ready(self, timeout_ms: int) -> bool:
+        """Whether a message is there, or comes in time."""
+        poll = select.poll()
+        poll.register(self.end, select.POLLIN)
+        return bool(poll.poll(timeout_ms))
+
     def receive(self, kind: type[_T]) -> tuple[_T, memoryview]:
         """The next message: its head, and its body. Waits for it.
 
@@ -154,6 +170,23 @@ class _Line:
         return msgspec.msgpack.decode(data[8:end], type=kind), data[end + -end % _ALIGNMENT :]
 
 
+class _Answered(NamedTuple):
+    """What came from the decoder."""
+
+    decoded: _Decoded
+    plan: memoryview
+
+
+def _agreed(capabilities: DeviceCapabilities, answered: _Answered) -> Needs | None:
+    """What a device has of what the pipelines need; None where it does not decide as was decided."""
+    from orchestrator.sets.needs.rules import DeviceAnswers
+
+    answers = DeviceAnswers(capabilities)
+    if not answers.agrees(answered.decoded.decisions):
+        return None
+    return Needs(frozenset(answers.features_used), frozenset(answers.extensions_used))
+
+
 @define(eq=False)
 class Decoder:
     """A process that decodes a set, as the one that compiles sees it. The caller must `close` it.
@@ -166,6 +199,8 @@ class Decoder:
     _line: _Line
     _started_by: int = field(factory=os.getpid)
     _is_read: bool = False
+    _sent: _Wanted | None = None
+    _held: tuple[_Wanted, _Answered] | None = None
 
     @classmethod
     def start(cls, source: PipelineSet, helpers: int, subset: Subset) -> Self:
@@ -192,9 +227,9 @@ class Decoder:
 
         Does nothing where the decoder has ended.
         """
-        if (received := self._receive(_SetRead)) is None:
+        received, self._is_read = self._receive(_SetRead), True
+        if received is None:
             return
-        self._is_read = True
         read, _ = received
         source.adopt(
             _jobs(read.keys, read.kinds),
@@ -203,6 +238,23 @@ class Decoder:
             read.facts.applications,
             read.facts.damage,
         )
+
+    def begin(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
+        """Have pipelines decoded that `build_image` will probably be asked for first, on the same device.
+
+        Waits for milliseconds at most. What goes wrong, `build_image` meets again.
+        """
+        wanted = _Wanted.of(source, jobs)
+        self._send(wanted)
+        if not self.process_id or not self._line.is_ready(_SOON_MS):
+            return
+        if (answered := self._answered()) is not None:
+            asked = AskedCapabilities(capabilities)
+            with suppress(OrchestratorError):
+                if _agreed(asked, answered) is None:
+                    self._send(_Wanted.of(source, jobs, asked.answers))
+                else:
+                    self._held = wanted, answered
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
@@ -217,38 +269,47 @@ class Decoder:
         Raises:
             OrchestratorError: The device cannot answer a question.
         """
-        from orchestrator.sets.needs.rules import DeviceAnswers
-
-        if not self._is_read:
-            self.read(source)
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
         known: dict[Asked, Value] = {}
         for _ in range(_MOST_TRIED):
-            received = self._ask(
-                _Wanted(
-                    columns.keys.tobytes(), columns.kinds.tobytes(), dict(source.left_out), [*known.items()]
-                )
-            )
-            if received is None:
-                return None
-            decoded, plan = received
+            answered = self._answer(_Wanted.of(source, columns, known))
+            if answered is None:
+                break
             asked = AskedCapabilities(capabilities)
-            answers = DeviceAnswers(asked)
-            if answers.agrees(decoded.decisions):
-                found = decode_plan(plan, source)
-                source.note_damage(found.facts.damage)
-                needs = Needs(frozenset(answers.features_used), frozenset(answers.extensions_used))
-                return evolve(found.groups[0].built, needs=needs)
+            if (needs := _agreed(asked, answered)) is not None:
+                plan = decode_plan(answered.plan, source)
+                source.note_damage(plan.facts.damage)
+                return evolve(plan.groups[0].built, needs=needs)
             known |= asked.answers
         return None
 
-    def _ask(self, wanted: _Wanted) -> tuple[_Decoded, memoryview] | None:
+    def _answer(self, wanted: _Wanted) -> _Answered | None:
+        """What is wanted, perhaps by what `begin` has asked for."""
+        held, self._held = self._held, None
+        if held is not None and held[0].is_of(wanted):
+            return held[1]
+        if self._sent is not None and not self._sent.is_of(wanted):
+            self._answered()
+        if self._sent is None:
+            self._send(wanted)
+        return self._answered()
+
+    def _send(self, wanted: _Wanted) -> None:
         if self.process_id:
             try:
                 self._line.send(wanted)
+                self._sent = wanted
             except OSError:
                 self.close()
-        return self._receive(_Decoded)
+
+    def _answered(self) -> _Answered | None:
+        """The answer to what was sent. Waits for it."""
+        self._sent = None
+        if not self._is_read:
+            self._receive(_SetRead)
+            self._is_read = True
+        received = self._receive(_Decoded)
+        return None if received is None else _Answered(*received)
 
     def _receive(self, kind: type[_T]) -> tuple[_T, memoryview] | None:
         if not self.process_id:

@@ -227,6 +227,22 @@ def opened_group(
         device.close()
 
 
+def begin_to_decode(
+    source: PipelineSet, group: FeatureGroup, device: Device, *, subset: Subset = WHOLE
+) -> None:
+    """Ask the decoder of a set for a group that `opened_group` will open as this device.
+
+    Does nothing for a set without a decoder.
+    """
+    if (decoder := decoder_of(source)) is None:
+        return
+    asked = AskedDevice(device)
+    if group.request.others is OtherFeatures.NONE:
+        decoder.begin(source, group.pipelines, _could_have(group, asked))
+    else:
+        decoder.begin(source, subset.of(group.pipelines), asked.capabilities)
+
+
 class PlanOutdatedError(OrchestratorError):
     """A device answers otherwise than the one that a plan was made for."""
 

@@ -12,7 +12,7 @@ from attrs import define
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJob
+from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 LEAST_DECODED_BESIDE: Final = 1 << 15
 """Least bytes of a set that another process decodes. It does while the process that compiles imports its
@@ -45,6 +45,9 @@ class SetDecoder(Protocol):
 
     def read(self, source: PipelineSet) -> None:
         """Give the set what the decoder read of it."""
+
+    def begin(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
+        """Have pipelines decoded that `build_image` will be asked for."""
 
     def build_image(
         self, source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities

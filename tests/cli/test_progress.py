@@ -113,9 +113,9 @@ from types import SimpleNamespace
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress import PlainView
 
-def main(json):
+def main(json, late):
     sys.stderr = io.StringIO()
-    view = PlainView(Output(json=json))
+    view = PlainView(Output(json=json), loads_late=late)
     view.stage("preparing \\x1b")
     loaded = []
     for done in (1, 2):
@@ -125,10 +125,15 @@ def main(json):
 """
 
 
-@pytest.mark.parametrize(("json", "expected"), [(False, [False, True]), (True, [False, False])])
-def test_what_shows_the_report_is_loaded_once_all_is_compiled(json: bool, expected: list[bool]) -> None:
+@pytest.mark.parametrize(
+    ("json", "late", "expected"),
+    [(False, False, [True, True]), (False, True, [False, True]), (True, False, [False, False])],
+)
+def test_what_shows_the_report_is_loaded_when_processors_are_idle(
+    json: bool, late: bool, expected: list[bool]
+) -> None:
     shown = "" if json else "preparing \\x1b\n"
-    assert run_on_device(None, LOADED, json) == [expected, shown]
+    assert run_on_device(None, LOADED, json, late) == [expected, shown]
 
 
 def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:

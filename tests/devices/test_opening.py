@@ -239,6 +239,19 @@ def test_a_device_opened_as_another_one_is_closed() -> None:
     assert [each.closed for each in opener.devices] == [True, False]
 
 
+@pytest.mark.parametrize("error", [None, NoDeviceError("it is gone")])
+def test_something_begins_with_a_device_before_it_is_given(error: NoDeviceError | None) -> None:
+    opener, begun = _Opener(), []
+
+    def begin(device: Device) -> None:
+        begun.append((device, threading.current_thread()))
+        if error is not None:
+            raise error
+
+    device = OpeningAhead(DeviceRequest(), opener, begin).opened(DeviceRequest())
+    assert begun == [(device, opener.threads[0])]
+
+
 def test_what_is_wrong_with_a_device_is_told_to_who_asks_for_it() -> None:
     def refuse(request: DeviceRequest) -> Device:
         raise NoDeviceError(f"nothing is opened as {request.others}")

@@ -256,6 +256,56 @@ def test_other_groups_and_parts_of_them_are_decoded_too(sample: PipelineSet, tri
     assert tries.count(True) == len(several)
 
 
+@pytest.mark.parametrize(
+    ("device", "expected"), [(AnyDevice(), [True, True]), (Lacking(), [False, True])], ids=["any", "lacking"]
+)
+def test_what_was_begun_is_decoded_for_the_device_before_it_is_asked_for(
+    device: AnyDevice,
+    expected: list[bool],
+    sample: PipelineSet,
+    tries: list[bool],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_SOON_MS", int(PATIENCE_S * 1000))
+    (group,) = sample.groups
+    capabilities = EnabledCapabilities(device, evolve(group.request, others=OtherFeatures.UNRECORDED))
+    with started(sample) as decoder:
+        decoder.read(sample)
+        decoder.begin(sample, group.pipelines, capabilities)
+        asked = AskedCapabilities(capabilities)
+        built = image_of(decoder, sample, group.pipelines, asked)
+    assert tries == expected
+    alone = AskedCapabilities(capabilities)
+    assert held(built) == held(build_image(sample, group.pipelines, alone))
+    assert {each for each in alone.answers if each[0] != "property"} <= asked.answers.keys()
+
+
+def test_what_is_not_there_soon_is_waited_for_later(
+    sample: PipelineSet, tries: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module._Line, "is_ready", lambda *_: False)
+    (group,) = sample.groups
+    with started(sample) as decoder:
+        decoder.begin(sample, group.pipelines, AnyDevice())
+        assert tries == []
+        assert held(image_of(decoder, sample, group.pipelines)) == held(
+            build_image(sample, group.pipelines, DEVICE)
+        )
+
+
+def test_what_was_begun_for_another_purpose_is_not_taken(sample: PipelineSet) -> None:
+    jobs, rest = sample.pipelines, sample.leaving_out({int(sample.pipelines.keys[3]): "it ended the driver"})
+    for source, wanted, device in (
+        (sample, jobs, Lacking()),
+        (sample, jobs[5:], AnyDevice()),
+        (rest, jobs, AnyDevice()),
+    ):
+        with started(sample) as decoder:
+            decoder.begin(sample, jobs, AnyDevice())
+            built = image_of(decoder, source, wanted, device)
+            assert held(built) == held(build_image(source, wanted, device))
+
+
 def test_what_a_compile_will_ask_for_is_decoded_once(
     sample: PipelineSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
