@@ -11,8 +11,8 @@ shaders, vertex input of mesh pipelines, everything after rasterizer discard, an
 state of other parts (specification, "Graphics Pipeline Library").
 
 Guarantees: an unknown member, name, key, constant or entry point, and a stage of the wrong kind for its
-group, are ManifestErrors that name the entry. A record is written whole or not at all, after all records that
-it refers to.
+pipeline or group, are ManifestErrors that name the entry. A record is written whole or not at all, after all
+records that it refers to.
 Assumptions: one thread builds; the records can be read from any thread once building has ended.
 """
 
@@ -42,6 +42,7 @@ from orchestrator.sets.authoring.structures import (
 )
 from orchestrator.sets.groups import Application, encode_application, encode_link, is_vulkan_version
 from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.needs.context import wrong_stages
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
 from orchestrator.sets.spirv.walk import EntryPoint
@@ -942,11 +943,10 @@ class PipelineSetBuilder:
         parts = own or ALL_PARTS & ~linked
         number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if own else 0)
         drawn, formats = self._drawn(parts, rendering)
-        bits, encoded_stages = 0, []
-        for stage in stages:
-            interface = self.interface(stage.module)
-            bits |= stage_bit(stage, interface, where)
-            encoded_stages.append(encode_stage(stage, interface, where))
+        bits = 0
+        for bit in self._stage_bits("VkGraphicsPipelineCreateInfo", stages):
+            bits |= bit
+        encoded_stages = [encode_stage(each, self.interface(each.module), where) for each in stages]
         if parts & PRE_RASTERIZATION_SHADERS and not bits & (1 | MESH_STAGE):
             raise ManifestError(f"{where}: a vertex or mesh shader is needed")
         chosen = self._graphics_layout(layout, stages, libraries, parts)
@@ -1024,7 +1024,7 @@ class PipelineSetBuilder:
             raise unknown(
                 where, "ray-tracing state", next(each for each in given if each not in known), known
             )
-        bits = [stage_bit(each, self.interface(each.module), where) for each in stages]
+        bits = self._stage_bits("VkRayTracingPipelineCreateInfoKHR", stages)
         chosen = self._layout(layout, stages, libraries)
         document: dict[str, object] = {
             "flags": number,
@@ -1051,6 +1051,14 @@ class PipelineSetBuilder:
         if number & _LIBRARY:
             self._libraries[key] = _Library(chosen)
         return key
+
+    def _stage_bits(self, structure: str, stages: Sequence[ShaderStage]) -> list[int]:
+        """VkShaderStageFlagBits of the stages of a pipeline, which may have them together."""
+        bits = [stage_bit(each, self.interface(each.module), self.where) for each in stages]
+        wrong = wrong_stages(structure, bits)
+        if wrong is not None:
+            raise ManifestError(f"{self.where}: {wrong}")
+        return bits
 
     def _drawn(self, parts: int, rendering: Rendering | Subpass | None) -> tuple[Attachments, Members | None]:
         """The attachments, and the chained structure for dynamic rendering."""

@@ -854,6 +854,7 @@ def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
 _LIBRARY = 0x800
 _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
+_COMPUTE, _RAY_TRACING = "VkComputePipelineCreateInfo", "VkRayTracingPipelineCreateInfoKHR"
 _FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
 _UNUSED_SHADER = 0xFFFF_FFFF
 # Members of a group, and the stages that they may name: ray generation, miss and callable, then hit shaders.
@@ -865,6 +866,16 @@ _GROUP_SHADERS = {
 }
 
 
+# The stages that each kind of pipeline may have; cluster culling is one of the graphics stages.
+_STAGES_OF_KIND = {
+    _GRAPHICS: 0x1F | 0x40 | 0x80 | 0x8_0000,
+    _COMPUTE: 0x20,
+    _RAY_TRACING: 0x100 | 0x200 | 0x400 | 0x800 | 0x1000 | 0x2000,
+}
+# Those of any of them. A stage that is not known here is left to the registry, which names what it needs.
+_STAGES_OF_KINDS = sum(_STAGES_OF_KIND.values())
+_MESH_STAGES, _PRIMITIVE_STAGES = 0x40 | 0x80, 0x1 | 0x2 | 0x4 | 0x8
+
 # The shader that a group of a VkRayTracingShaderGroupTypeKHR must have: general, procedural hit.
 _GROUP_NEEDS = {0: "generalShader", 2: "intersectionShader"}
 
@@ -873,20 +884,54 @@ _ALL_PARTS = 0xF
 _LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
 
 
+def wrong_stages(structure: str, stages: Sequence[int]) -> Malformed | None:
+    """What is wrong with the stages of a pipeline of any kind; drivers index tables by them without a check.
+
+    VUID-VkGraphicsPipelineCreateInfo-pStages-06896, -stage-06897, -pStages-02095, -00729 and -00730;
+    VUID-VkComputePipelineCreateInfo-stage-00701; VUID-VkRayTracingPipelineCreateInfoKHR-stage-06899.
+
+    Args:
+        structure: The create info of its kind.
+        stages: VkShaderStageFlagBits of each of its stages.
+    """
+    foreign = _STAGES_OF_KINDS & ~_STAGES_OF_KIND[structure]
+    for each in stages:
+        if each & foreign:
+            return Malformed(f"{_stage_name(each)} is no stage of a {structure}")
+    if structure != _GRAPHICS:
+        return None
+    together = 0
+    for each in stages:
+        if each & together:
+            return Malformed(f"pStages: {_stage_name(each)} is there twice")
+        together |= each
+    if together & _MESH_STAGES and together & _PRIMITIVE_STAGES:
+        return Malformed("pStages: a task or mesh stage beside one for vertices")
+    if together & _TESSELLATION and together & _TESSELLATION != _TESSELLATION:
+        return Malformed("pStages: one tessellation stage without the other")
+    return None
+
+
+def _stage_name(stage: int) -> str:
+    known = registry().enums["VkShaderStageFlagBits"].values.get(stage)
+    return known.name if known is not None else f"stage {stage:#x}"
+
+
 def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """State that belongs to the pipeline's own parts.
+    """Stages and state that belong to the pipeline's own parts.
 
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
     states that may replace it; this looks for one of each.
-    VUID-VkGraphicsPipelineCreateInfo-pStages-00729 to -00731 for tessellation.
+    VUID-VkGraphicsPipelineCreateInfo-pStages-00731 for tessellation; `wrong_stages` for the stages.
     """
-    parts, stages = own_parts(value), 0
-    for each in value.pStages or ():
-        stages |= each.stage
+    parts, listed, stages = own_parts(value), [each.stage for each in value.pStages or ()], 0
+    wrong = wrong_stages(_GRAPHICS, listed)
+    if wrong is not None:
+        return wrong
+    for each in listed:
+        stages |= each
     if parts == _ALL_PARTS and not stages & _FIRST_STAGES:
         return None  # `incomplete_pipeline` reports it
-    if stages & _TESSELLATION and stages & _TESSELLATION != _TESSELLATION:
-        return Malformed("pStages: one tessellation stage without the other")
     raster = value.pRasterizationState
     if parts & _PRE_RASTERIZATION_PART:
         if stages & _TESSELLATION and value.pTessellationState is None:
@@ -1005,8 +1050,16 @@ def create_flags(value: Any) -> int:
     return int(value.flags if wide is None else wide.flags)
 
 
+def complete_compute(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """The stage of a compute pipeline, see `wrong_stages`."""
+    return wrong_stages(_COMPUTE, [value.stage.stage])
+
+
 def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Stages that groups name, unless a library is linked, which may have them."""
+    """Stages, and those that groups name, unless a library is linked, which may have them."""
+    wrong = wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
+    if wrong is not None:
+        return wrong
     if value.pLibraryInfo is not None and value.pLibraryInfo.pLibraries:
         return None
     return _group_shaders(value, len(value.pStages or ()))
@@ -1192,8 +1245,9 @@ def complete_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates)
 
 
 COMPLETENESS: dict[str, Context] = {
-    "VkGraphicsPipelineCreateInfo": complete_graphics,
-    "VkRayTracingPipelineCreateInfoKHR": complete_ray_tracing,
+    _GRAPHICS: complete_graphics,
+    _COMPUTE: complete_compute,
+    _RAY_TRACING: complete_ray_tracing,
     "VkDescriptorSetLayoutCreateInfo": complete_set_layout,
     "VkPipelineLayoutCreateInfo": complete_pipeline_layout,
     "VkRenderPassCreateInfo": complete_render_pass,

@@ -439,6 +439,30 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), flags="library"),
             "needs library_interface",
         ),
+        (
+            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen", "ui.vert")),
+            "entry: VK_SHADER_STAGE_VERTEX_BIT is no stage of a VkRayTracingPipelineCreateInfoKHR",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "path.rgen"), rendering=COLOR),
+            "entry: VK_SHADER_STAGE_RAYGEN_BIT_KHR is no stage of a VkGraphicsPipelineCreateInfo",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "blur.comp"), rendering=COLOR),
+            "entry: VK_SHADER_STAGE_COMPUTE_BIT is no stage",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "ui.vert"), rendering=COLOR),
+            "entry: pStages: VK_SHADER_STAGE_VERTEX_BIT is there twice",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "meshlet.mesh"), rendering=COLOR),
+            "entry: pStages: a task or mesh stage beside one for vertices",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ray_stages(b, "terrain.vert", "terrain.tesc"), rendering=COLOR),
+            "entry: pStages: one tessellation stage without the other",
+        ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
         (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
         (lambda b: b.application("x", api_version="1.1024"), "no version of Vulkan"),
