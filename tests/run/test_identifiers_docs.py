@@ -142,10 +142,13 @@ def test_what_a_module_without_code_cannot_say() -> None:
     for key in (0, -1, 1 << 64):
         with pytest.raises(ManifestError, match="a number from 1 to"):
             builder.supplied_module(key, "compute")
+    with pytest.raises(ManifestError, match="declare the layout"):
+        builder.compute_pipeline("auto", module)
+    layout = builder.pipeline_layout()
     with pytest.raises(ManifestError, match="no entry point 'other'"):
-        builder.compute_pipeline("auto", module, "other")
+        builder.compute_pipeline(layout, module, "other")
     with pytest.raises(ManifestError, match="specialization constant"):
-        builder.compute_pipeline("auto", module, specialization={0: 1})
+        builder.compute_pipeline(layout, module, specialization={0: 1})
 
 
 @pytest.mark.driver(NAVI21)

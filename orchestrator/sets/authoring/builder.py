@@ -650,6 +650,7 @@ class PipelineSetBuilder:
     where: str = "set"
     _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
     _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
+    _guessed: set[int] = field(init=False, factory=set)  # modules of whose interface only stages are known
     _render_passes: dict[int, dict[str, object]] = field(init=False, factory=dict)
     _subpasses: dict[int, tuple[SubpassUse, ...]] = field(init=False, factory=dict)
     _application: int | None = field(init=False, default=None)
@@ -727,6 +728,8 @@ class PipelineSetBuilder:
     ) -> int:
         """Name a shader module whose code is supplied later, see `PipelineSet.supplied_by`.
 
+        Called again with the same key, it adds another entry point of the same code.
+
         Args:
             key: The application's own key of the shader, 64 bits and not 0.
             stage: Name of the stage of its entry point, such as ``compute``.
@@ -738,11 +741,22 @@ class PipelineSetBuilder:
             raise ManifestError(
                 f"{self.where}: the key of a shader is a number from 1 to 2^64 - 1, not {key}"
             )
-        if key in self._interfaces:
-            return key
         bit = enum_number("VkShaderStageFlagBits", stage, self.where)
-        point = EntryPoint.of_stage(bit, entry)
-        self._interfaces[key] = interface or ShaderInterface((point,), (), None, (), ())
+        try:
+            point = EntryPoint.of_stage(bit, entry)
+        except StopIteration:
+            raise ManifestError(f"{self.where}: {stage!r} is not one stage that code is for") from None
+        known = self._interfaces.get(key)
+        if known is not None and key not in self._guessed:
+            return key
+        if interface is not None:
+            self._interfaces[key] = interface
+            self._guessed.discard(key)
+            return key
+        points = known.entry_points if known is not None else ()
+        if point not in points:
+            self._interfaces[key] = ShaderInterface((*points, point), (), None, (), ())
+            self._guessed.add(key)
         return key
 
     def interface(self, module: int) -> ShaderInterface:
@@ -751,6 +765,15 @@ class PipelineSetBuilder:
             shown = f"{module:016x}" if isinstance(module, int) else repr(module)[:80]
             raise ManifestError(f"{self.where}: shader module {shown} was not added to this set")
         return self._interfaces[module]
+
+    def _read_interface(self, module: int, needed: str) -> ShaderInterface:
+        """The interface of a module, which nobody can guess where the code is supplied later."""
+        interface = self.interface(module)
+        if module in self._guessed:
+            raise ManifestError(
+                f"{self.where}: declare the {needed}: the code of shader {module:016x} is not there"
+            )
+        return interface
 
     def sampler(self, **members: object) -> int:
         """Add a sampler.
@@ -812,7 +835,10 @@ class PipelineSetBuilder:
     def automatic_layout(self, stages: Sequence[ShaderStage]) -> int:
         """Add the pipeline layout that some shaders need together, by the decorations in their modules."""
         shaders = [
-            (stage_bit(each, self.interface(each.module), self.where), self.interface(each.module))
+            (
+                stage_bit(each, self.interface(each.module), self.where),
+                self._read_interface(each.module, "layout"),
+            )
             for each in stages
         ]
         sets, ranges = automatic_bindings(shaders, self.where)
@@ -1104,7 +1130,7 @@ class PipelineSetBuilder:
             }
         else:
             vertex = [
-                self.interface(each.module)
+                each.module
                 for each in stages
                 if stage_bit(each, self.interface(each.module), self.where) == 1
             ]
@@ -1112,7 +1138,7 @@ class PipelineSetBuilder:
                 raise ManifestError(
                     f"{self.where}: without a vertex shader, vertex_input cannot be automatic"
                 )
-            members = automatic_vertex_input(vertex[0])
+            members = automatic_vertex_input(self._read_interface(vertex[0], "vertex input"))
         return encode_structure("VkPipelineVertexInputStateCreateInfo", members, f"{self.where}.vertex_input")
 
 

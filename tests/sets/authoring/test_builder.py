@@ -18,6 +18,7 @@ from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, S
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.sets.spirv.interface import shader_interface
 from tests.sets.spirv.shader_words import compute_module
 
 SHADERS = sample_manifest_path().parent / "shaders"
@@ -474,6 +475,43 @@ def test_mistakes_are_named(builder: PipelineSetBuilder, call: Any, message: str
     with pytest.raises(ManifestError, match=message) as caught:
         call(builder)
     assert str(caught.value).startswith("entry")
+
+
+def test_what_only_code_says_is_declared_where_the_code_is_supplied_later(
+    builder: PipelineSetBuilder,
+) -> None:
+    """An empty layout in its place ended the program in the driver."""
+    kernel, vertex = builder.supplied_module(5, "compute"), builder.supplied_module(6, "vertex")
+    with pytest.raises(ManifestError, match="declare the layout: the code of shader 0000000000000005"):
+        builder.compute_pipeline("auto", kernel)
+    layout = builder.pipeline_layout()
+    assert builder.compute_pipeline(layout, kernel)
+    stages = [ShaderStage(vertex)]
+    with pytest.raises(ManifestError, match="declare the layout: the code of shader 0000000000000006"):
+        builder.graphics_pipeline(stages, rendering=COLOR, state={"vertex_input": {}})
+    with pytest.raises(ManifestError, match="declare the vertex input: the code of shader 0000000000000006"):
+        builder.graphics_pipeline(stages, layout, rendering=COLOR)
+    assert builder.graphics_pipeline(stages, layout, rendering=COLOR, state={"vertex_input": {}})
+    given = builder.supplied_module(7, "compute", interface=shader_interface(spirv("particles.comp")))
+    automatic = document(builder, RecordTag.COMPUTE_PIPELINE, builder.compute_pipeline("auto", given)).layout
+    assert automatic not in (0, layout)
+
+
+def test_supplied_code_may_have_several_entry_points(builder: PipelineSetBuilder) -> None:
+    layout = builder.pipeline_layout()
+    for stage, entry in (("compute", "a"), ("compute", "b"), ("vertex", "a"), ("compute", "b")):
+        assert builder.supplied_module(5, stage, entry) == 5
+    keys = {builder.compute_pipeline(layout, 5, entry) for entry in ("a", "b")}
+    assert len(keys) == 2
+    assert len(builder.interface(5).entry_points) == 3
+    # Of code whose interface is given, all entry points are known, then or later.
+    interface = shader_interface(spirv("blur.comp"))
+    for _ in range(2):
+        builder.supplied_module(5, "compute", interface=interface)
+        builder.supplied_module(5, "compute", "c")
+        assert builder.interface(5) == interface
+    with pytest.raises(ManifestError, match="'all' is not one stage"):
+        builder.supplied_module(8, "all")
 
 
 def test_a_pipeline_that_fails_leaves_no_record(builder: PipelineSetBuilder) -> None:
