@@ -37,6 +37,7 @@ from orchestrator.sets.authoring.structures import (
     encode_chain,
     encode_structure,
     handle,
+    in_snake_case,
     member_names,
     sequence,
 )
@@ -426,7 +427,7 @@ def _blend_attachment(blend: object, mask: object, where: str) -> dict[str, obje
             raise unknown(where, "blend preset", blend, BLEND_PRESETS)
         return {"color_write_mask": mask, **BLEND_PRESETS[blend]}
     if isinstance(blend, Mapping):
-        return {"color_write_mask": mask, **blend}
+        return {"color_write_mask": mask, **in_snake_case(_ATTACHMENT, blend, where)}
     raise ManifestError(f"{where}: a preset or a table of {_ATTACHMENT} is expected, not {blend!r}")
 
 
@@ -508,10 +509,11 @@ def encode_render_pass(document: Members, where: str, *, version: int = 2) -> di
         where: The entry, for errors.
         version: 2 for VkRenderPassCreateInfo2, 1 for VkRenderPassCreateInfo.
     """
-    full = dict(document)
+    structure = _versioned("VkRenderPassCreateInfo", version)
+    full = in_snake_case(structure, document, where)
     attachments = sequence(full.get("attachments", ()), f"{where}.attachments")
     full["attachments"] = [
-        _attachment(each, f"{where}.attachments[{i}]") for i, each in enumerate(attachments)
+        _attachment(each, f"{where}.attachments[{i}]", version=version) for i, each in enumerate(attachments)
     ]
     subpasses = sequence(full.get("subpasses", ()), f"{where}.subpasses")
     if not subpasses:
@@ -520,8 +522,12 @@ def encode_render_pass(document: Members, where: str, *, version: int = 2) -> di
         _subpass(each, len(attachments), f"{where}.subpasses[{i}]", version=version)
         for i, each in enumerate(subpasses)
     ]
-    structure = "VkRenderPassCreateInfo2" if version == 2 else "VkRenderPassCreateInfo"
     return encode_structure(structure, full, where)
+
+
+def _versioned(structure: str, version: int) -> str:
+    """A structure of render passes by its name in version 1."""
+    return f"{structure}2" if version == 2 else structure
 
 
 def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attachments:
@@ -542,41 +548,40 @@ def subpass_attachments(render_pass: Members, subpass: int, where: str) -> Attac
     return Attachments(len(colors), "D" in kinds, "S" in kinds)
 
 
-def _attachment(value: object, where: str) -> dict[str, object]:
-    given = {"format": value} if isinstance(value, str | int) else dict(_table(value, where))
+def _attachment(value: object, where: str, *, version: int) -> dict[str, object]:
+    given: object = {"format": value} if isinstance(value, str | int) else value
+    given = in_snake_case(_versioned("VkAttachmentDescription", version), given, where)
     if "format" not in given:
         raise ManifestError(f"{where}: an attachment needs a format")
     kinds = components(enum_number("VkFormat", given["format"], f"{where}.format"))
     load, store = ("clear", "store") if "S" in kinds else ("dont_care", "dont_care")
     defaults: dict[str, object] = {"samples": 1, "load_op": "clear", "store_op": "store"}
     defaults |= {"stencil_load_op": load, "stencil_store_op": store}
-    if "finalLayout" not in given:
-        kind = "depth_stencil" if "D" in kinds or "S" in kinds else "color"
-        defaults["final_layout"] = f"{kind}_attachment_optimal"
+    kind = "depth_stencil" if "D" in kinds or "S" in kinds else "color"
+    defaults["final_layout"] = f"{kind}_attachment_optimal"
     return {**defaults, **given}
 
 
 _REFERENCES = {
-    "input_attachments": ("inputAttachments", "shader_read_only_optimal"),
-    "color_attachments": ("colorAttachments", "color_attachment_optimal"),
-    "resolve_attachments": ("resolveAttachments", "color_attachment_optimal"),
-    "depth_stencil_attachment": ("depthStencilAttachment", "depth_stencil_attachment_optimal"),
+    "input_attachments": "shader_read_only_optimal",
+    "color_attachments": "color_attachment_optimal",
+    "resolve_attachments": "color_attachment_optimal",
+    "depth_stencil_attachment": "depth_stencil_attachment_optimal",
 }
 
 
 def _subpass(value: object, attachments: int, where: str, *, version: int) -> dict[str, object]:
-    given = dict(_table(value, where))
-    for snake, (written, layout) in _REFERENCES.items():
-        for name in (snake, written):
-            if name not in given:
-                continue
-            at = f"{where}.{name}"
-            one = snake == "depth_stencil_attachment"
-            references = [
-                _reference(each, layout, attachments, at, version=version)
-                for each in ([given[name]] if one else sequence(given[name], at))
-            ]
-            given[name] = references[0] if one else references
+    given = in_snake_case(_versioned("VkSubpassDescription", version), value, where)
+    for name, layout in _REFERENCES.items():
+        if name not in given:
+            continue
+        at = f"{where}.{name}"
+        one = name == "depth_stencil_attachment"
+        references = [
+            _reference(each, layout, attachments, at, version=version)
+            for each in ([given[name]] if one else sequence(given[name], at))
+        ]
+        given[name] = references[0] if one else references
     return given
 
 
@@ -592,7 +597,7 @@ def _reference(
         if version == 2 and layout == "shader_read_only_optimal":
             given["aspect_mask"] = "color"
     else:
-        given = dict(_table(value, where))
+        given = in_snake_case(_versioned("VkAttachmentReference", version), value, where)
     index = given.get("attachment")
     if index != UNUSED and (not isinstance(index, int) or not 0 <= index < attachments):
         raise ManifestError(
@@ -782,7 +787,8 @@ class PipelineSetBuilder:
             **members: Members of VkSamplerCreateInfo, in snake case; ``p_next`` for its pNext chain.
         """
         defaults = {"max_lod": 1000.0, "max_anisotropy": 1.0}
-        document = encode_structure("VkSamplerCreateInfo", {**defaults, **members}, self.where)
+        given = in_snake_case("VkSamplerCreateInfo", members, self.where)
+        document = encode_structure("VkSamplerCreateInfo", {**defaults, **given}, self.where)
         return self._add(RecordTag.SAMPLER, document)
 
     def descriptor_set_layout(
@@ -797,7 +803,13 @@ class PipelineSetBuilder:
             flags: VkDescriptorSetLayoutCreateFlags.
             p_next: Structures of the pNext chain.
         """
-        full = [{"stage_flags": "all", **each} for each in bindings]
+        full = [
+            {
+                "stage_flags": "all",
+                **in_snake_case("VkDescriptorSetLayoutBinding", each, f"{self.where}.bindings[{index}]"),
+            }
+            for index, each in enumerate(bindings)
+        ]
         for each in full:
             if not each.get("immutable_samplers"):
                 each.setdefault("descriptor_count", 1)
@@ -1152,6 +1164,7 @@ _MEMBER_BY_STAGE = {
     0x200: "any_hit_shader",
     0x1000: "intersection_shader",
 }
+GROUP = "VkRayTracingShaderGroupCreateInfoKHR"
 SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "closest_hit_shader")
 
 
@@ -1170,16 +1183,17 @@ def encode_groups(
 
 
 def _encode_group(group: Members, stages: Sequence[int], where: str) -> dict[str, object]:
+    given = in_snake_case(GROUP, group, where)
     members: dict[str, object] = dict.fromkeys(SHADER_MEMBERS, UNUSED_SHADER)
-    if "general_shader" in group:
+    if "general_shader" in given:
         members["type"] = "general"
-    elif "intersection_shader" in group:
+    elif "intersection_shader" in given:
         members["type"] = "procedural_hit_group"
     else:
         members["type"] = "triangles_hit_group"
-    document = encode_structure("VkRayTracingShaderGroupCreateInfoKHR", {**members, **group}, where)
+    document = encode_structure(GROUP, {**members, **given}, where)
     for name in SHADER_MEMBERS:
-        index = group.get(name, UNUSED_SHADER)
+        index = given.get(name, UNUSED_SHADER)
         if index == UNUSED_SHADER:
             continue
         if not isinstance(index, int) or not 0 <= index < len(stages):

@@ -30,6 +30,7 @@ from orchestrator.errors import ManifestError
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import (
+    GROUP,
     SHADER_MEMBERS,
     PipelineSetBuilder,
     Rendering,
@@ -40,6 +41,7 @@ from orchestrator.sets.authoring.builder import (
     find_constant,
 )
 from orchestrator.sets.authoring.names import unknown
+from orchestrator.sets.authoring.structures import in_snake_case
 from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
@@ -489,9 +491,10 @@ class _Packer:
 
     def _pack_layouts(self) -> None:
         for name, table in self.manifest.descriptor_set_layouts.items():
-            self._at(f"descriptor_set_layouts.{name}")
+            where = self._at(f"descriptor_set_layouts.{name}")
             bindings = []
-            for binding in table.bindings:
+            for index, given in enumerate(table.bindings):
+                binding = in_snake_case("VkDescriptorSetLayoutBinding", given, f"{where}.bindings[{index}]")
                 names = binding.get("immutable_samplers", [])
                 if not isinstance(names, list):
                     raise self._error("immutable_samplers: a list of names of [samplers] is expected")
@@ -683,7 +686,10 @@ class _Packer:
         flags = table.flags if isinstance(table.flags, list) else [table.flags]
         groups: Sequence[Table] | Literal["auto"] = table.groups
         if not isinstance(groups, str):
-            groups = [self._group(each, names) for each in groups]
+            groups = [
+                self._group(in_snake_case(GROUP, each, f"{where}.groups[{index}]"), names)
+                for index, each in enumerate(groups)
+            ]
         return self.builder.ray_tracing_pipeline(
             self._stages(table.stages, values, where),
             groups,

@@ -62,19 +62,35 @@ def member_names(structure: str) -> dict[str, Member]:
     return names
 
 
+def in_snake_case(structure: str, members: object, where: str) -> dict[str, object]:
+    """The members of a structure by one spelling, so that a default is merged with, and a check sees, any.
+
+    Raises:
+        ManifestError: There is no such member, or one is given in both spellings.
+    """
+    if not isinstance(members, Mapping):
+        raise ManifestError(f"{where}: a table of members of {structure} is expected, not {members!r}")
+    struct, names = registry().struct(structure), member_names(structure)
+    given: dict[str, object] = {}
+    for name, value in members.items():
+        if name != "p_next" and name not in names:
+            readable = [each for each in names if each == each.lower()]
+            raise unknown(where, f"member of {struct.name}", name, [*readable, "p_next"])
+        snake = snake_case(name)
+        if snake in given:
+            raise ManifestError(f"{where}.{snake}: is given twice, in two spellings")
+        given[snake] = value
+    return given
+
+
 def encode_structure(structure: str, members: Mapping[str, object], where: str) -> dict[str, object]:
     """A structure in the archive's form, without sType."""
     struct = registry().struct(structure)
     names = member_names(structure)
-    given: dict[str, tuple[str, object]] = {}
-    for name, value in members.items():
-        if name == "p_next":
-            continue
-        member = names.get(name)
-        if member is None:
-            readable = [each for each in names if each == each.lower()]
-            raise unknown(where, f"member of {struct.name}", name, [*readable, "p_next"])
-        given[member.name] = (f"{where}.{name}", value)
+    members = in_snake_case(structure, members, where)
+    given = {
+        names[name].name: (f"{where}.{name}", value) for name, value in members.items() if name != "p_next"
+    }
     encoded: dict[str, object] = {}
     counts = count_members(struct)
     leaves = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
@@ -177,9 +193,7 @@ def _encode_value(member: Member, value: object, where: str) -> object:
         element = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
         return [_encode_value(element, each, where) for each in sequence(value, where)]
     if member.category == "struct":
-        if not isinstance(value, Mapping):
-            raise ManifestError(f"{where}: a table of members of {member.type} is expected, not {value!r}")
-        return encode_structure(member.type, value, where)
+        return encode_structure(member.type, in_snake_case(member.type, value, where), where)
     return encode_scalar(member, value, where)
 
 

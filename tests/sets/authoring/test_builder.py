@@ -514,6 +514,44 @@ def test_supplied_code_may_have_several_entry_points(builder: PipelineSetBuilder
         builder.supplied_module(8, "all")
 
 
+def test_both_spellings_of_a_member_give_one_record(builder: PipelineSetBuilder) -> None:
+    """Defaults give way to either, and either is checked."""
+    buffer = {"binding": 0, "descriptor_type": "storage_buffer"}
+    five = builder.descriptor_set_layout([{**buffer, "descriptor_count": 5, "stage_flags": "compute"}])
+    assert builder.descriptor_set_layout([{**buffer, "descriptorCount": 5, "stageFlags": "compute"}]) == five
+    assert document(builder, RecordTag.DESCRIPTOR_SET_LAYOUT, five).pBindings[0].descriptorCount == 5
+    with pytest.raises(ManifestError, match="sampler 0000000000003039 was not added"):
+        builder.descriptor_set_layout([{"binding": 0, "immutableSamplers": [12345]}])
+    with pytest.raises(ManifestError, match=r"bindings\[0\]\.descriptor_count: is given twice"):
+        builder.descriptor_set_layout([{**buffer, "descriptor_count": 5, "descriptorCount": 5}])
+    assert builder.sampler(maxLod=3.0) == builder.sampler(max_lod=3.0) != builder.sampler()
+    stages = ray_stages(builder, "path.rgen", "sphere.rint", "sphere.rchit")
+    snake = [{"general_shader": 0}, {"intersection_shader": 1, "closest_hit_shader": 2}]
+    camel = [{"generalShader": 0}, {"intersectionShader": 1, "closestHitShader": 2}]
+    keys = {builder.ray_tracing_pipeline(stages, groups) for groups in (snake, camel)}
+    assert len(keys) == 1
+    with pytest.raises(ManifestError, match="stage 99 does not exist"):
+        builder.ray_tracing_pipeline(stages, [{"generalShader": 0}, {"closestHitShader": 99}])
+    passes = {
+        builder.render_pass(
+            {
+                "attachments": [{"format": "d32_sfloat", final: "general", store: "dont_care"}],
+                "subpasses": [{depth: 0, "flags": 0}],
+            }
+        )
+        for final, store, depth in (
+            ("final_layout", "store_op", "depth_stencil_attachment"),
+            ("finalLayout", "storeOp", "depthStencilAttachment"),
+        )
+    }
+    assert len(passes) == 1
+    written = {
+        builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state={"blend": {mask: "r"}})
+        for mask in ("color_write_mask", "colorWriteMask")
+    }
+    assert len(written) == 1
+
+
 def test_a_pipeline_that_fails_leaves_no_record(builder: PipelineSetBuilder) -> None:
     with pytest.raises(ManifestError):
         builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state={"cull_mode": "sideways"})

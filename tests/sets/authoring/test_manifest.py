@@ -251,6 +251,28 @@ def test_mistakes_name_the_file_the_entry_and_the_key(
     assert "set.toml" in str(caught.value)
 
 
+def test_names_of_shaders_and_samplers_go_with_either_spelling(write: Any) -> None:
+    text = """
+manifest = 1
+[samplers.a]
+[descriptor_set_layouts.s]
+bindings = [{ binding = 0, descriptorType = "sampler", immutableSamplers = ["a"] }]
+[pipeline_layouts.l]
+set_layouts = ["s"]
+[ray_tracing.r]
+layout = "l"
+stages = ["shaders/path.rgen.spv"]
+groups = [{ generalShader = "shaders/path.rgen.spv" }]
+"""
+    packed = load_manifest(write(text))
+    group = decoded(packed, "ray_tracing.r").pGroups[0]
+    assert (group.type, group.generalShader) == (0, 0)
+    with pytest.raises(ManifestError, match="unknown sampler 12345"):
+        load_manifest(write(text.replace('["a"]', "[12345]")))
+    with pytest.raises(ManifestError, match=r"groups\[0\]\.general_shader: is given twice"):
+        load_manifest(write(text.replace("{ general", "{ general_shader = 0, general")))
+
+
 def test_a_manifest_without_pipelines_is_refused(write: Any) -> None:
     with pytest.raises(ManifestError, match="describes no pipeline"):
         load_manifest(write("manifest = 1\n"))
