@@ -67,7 +67,9 @@ def show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
     if report.set.damage:
         lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
         hint = "" if code is ExitCode.OK else "; with --allow-damaged this is no error"
-        say(styled(f"damaged: {lost}, so some pipelines were not compiled{hint}", "bad"))
+        # What was cut off may have held pipelines, which nobody can count.
+        what = "some pipelines were not compiled" if report.outcomes.failed else "it may lack pipelines"
+        say(styled(f"damaged: {lost}, so {what}{hint}", "bad"))
     if report.cache_file.error:
         say(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
     if report.binaries is not None and report.binaries.lost:

@@ -299,6 +299,7 @@ def test_a_damaged_pipeline_fails_and_the_others_compile(
     assert shown.code == ExitCode.PIPELINES_FAILED
     assert f"{key:016x}" in shown.out
     assert "damage in the set: 1 place" in shown.out
+    assert "so some pipelines were not compiled" in shown.out.splitlines()[-1]
 
 
 def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -518,6 +519,7 @@ def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Pa
     assert done.code == ExitCode.PIPELINES_FAILED
     last = done.out.splitlines()[-1]
     assert last.startswith("damaged: 1 place of the set could not be read")
+    assert "may lack pipelines" in last  # none that is left failed
     assert "--allow-damaged" in last
     allowed = call(*arguments, "--allow-damaged")
     assert allowed.code == ExitCode.OK

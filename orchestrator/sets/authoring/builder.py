@@ -27,7 +27,7 @@ import msgspec
 from attrs import Factory, define, field, frozen
 
 from orchestrator.devices.request import RECORDED_STRUCTURES, Feature
-from orchestrator.errors import ManifestError, RecordError
+from orchestrator.errors import ManifestError, RecordError, shown
 from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
@@ -35,6 +35,7 @@ from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpa
 from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
 from orchestrator.sets.authoring.structures import (
     encode_chain,
+    encode_scalar,
     encode_structure,
     handle,
     in_snake_case,
@@ -116,9 +117,17 @@ def encode_stage(stage: ShaderStage, interface: ShaderInterface, where: str) -> 
     return document
 
 
+_MOST_DIGITS = 10
+"""Of a 32-bit number."""
+
+
 def find_constant(interface: ShaderInterface, name: int | str) -> SpecializationConstant | None:
     """A specialization constant by its id (a number, or its digits) or by its name in the module."""
-    number = int(name) if isinstance(name, int) or name.isdecimal() else None
+    number = None
+    if isinstance(name, int):
+        number = name
+    elif name.isascii() and name.isdecimal():
+        number = int(name) if len(name) <= _MOST_DIGITS else -1  # which no constant has
     for each in interface.specialization:
         if each.constant_id == number if number is not None else each.name == name:
             return each
@@ -689,6 +698,11 @@ class PipelineSetBuilder:
         if self._application is not None or self._keys:
             raise ManifestError(f"{self.where}: the application is named once, before everything else")
         version = api_version_number(api_version, self.where)
+        for member, number in (
+            ("application_version", application_version),
+            ("engine_version", engine_version),
+        ):
+            encode_scalar(member_names("VkApplicationInfo")[member], number, f"{self.where}.{member}")
         for each in features:
             struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
             if struct in registry().structs and struct not in RECORDED_STRUCTURES:
@@ -721,6 +735,7 @@ class PipelineSetBuilder:
             spirv: Its code, little-endian words.
             flags: VkShaderModuleCreateFlags.
         """
+        flags = flags_number("VkShaderModuleCreateFlags", flags, f"{self.where}: flags")
         interface = shader_interface(spirv, self.where)
         key = module_hash(spirv, flags)
         if key not in self._interfaces:
@@ -780,7 +795,7 @@ class PipelineSetBuilder:
             )
         return interface
 
-    def sampler(self, **members: object) -> int:
+    def sampler(self, /, **members: object) -> int:
         """Add a sampler.
 
         Args:
@@ -1219,8 +1234,10 @@ def feature_tables(features: Iterable[Feature]) -> list[dict[str, object]]:
 def api_version_number(text: str, where: str) -> int:
     """VkApplicationInfo::apiVersion for a text such as "1.3"; ManifestError for an invalid one."""
     parts = text.split(".")
-    if not 2 <= len(parts) <= 3 or not all(each.isdecimal() for each in parts):
-        raise ManifestError(f'{where}.api_version: {text!r} is not a version such as "1.3"')
+    if not 2 <= len(parts) <= 3 or not all(
+        each.isascii() and each.isdecimal() and len(each) <= _MOST_DIGITS for each in parts
+    ):
+        raise ManifestError(f'{where}.api_version: {shown(repr(text))} is not a version such as "1.3"')
     major, minor, patch = (int(each) for each in (*parts, "0")[:3])
     version = major << 22 | minor << 12 | patch
     if version == 0 or minor >> 10 or patch >> 12 or not is_vulkan_version(version):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from orchestrator.errors import ManifestError
+from orchestrator.errors import ManifestError, shown
 from orchestrator.registry.tables import EnumType, registry
 
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -38,7 +38,7 @@ def unknown(where: str, what: str, name: object, known: Iterable[str]) -> Manife
         hint = f"; there is {', '.join(choices)}" if choices else ""
     else:
         hint = ""
-    return ManifestError(f"{where}: unknown {what} {name!r}{hint}")
+    return ManifestError(f"{where}: unknown {what} {shown(repr(name))}{hint}")
 
 
 def enum_number(type_name: str, value: object, where: str) -> int:
@@ -74,7 +74,10 @@ def flags_number(type_name: str, value: object, where: str) -> int:
             for letter in value.lower():
                 total |= enum_number(type_name, letter, where)
             return total
-    return enum_number(type_name, value, where)
+    number, most = enum_number(type_name, value, where), (1 << _enum_type(type_name).bits) - 1
+    if not 0 <= number <= most:
+        raise ManifestError(f"{where}: {number} is outside 0..{most}")
+    return number
 
 
 @lru_cache(maxsize=256)

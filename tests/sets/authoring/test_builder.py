@@ -114,6 +114,12 @@ def test_compute_pipeline_with_specialization(builder: PipelineSetBuilder) -> No
     ]
 
 
+def test_a_constant_is_found_by_the_digits_of_its_id(builder: PipelineSetBuilder) -> None:
+    module = builder.shader_module(spirv("particles.comp"))
+    keys = {builder.compute_pipeline("auto", module, specialization={each: 64}) for each in (0, "0")}
+    assert len(keys) == 1
+
+
 def test_automatic_layouts_join_stages(builder: PipelineSetBuilder) -> None:
     stages = [ShaderStage(builder.shader_module(spirv(each))) for each in ("water.vert", "water.frag")]
     layout = document(builder, RecordTag.PIPELINE_LAYOUT, builder.automatic_layout(stages))
@@ -465,6 +471,38 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "entry: pStages: one tessellation stage without the other",
         ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
+        (lambda b: b.application("x", api_version="1." + "9" * 5000), r"not a version"),
+        (lambda b: b.application("x", api_version="1.\u0663"), "not a version"),
+        (
+            lambda b: b.application("x", application_version=99999999999),
+            r"entry\.application_version: 99999999999 is outside 0\.\.4294967295",
+        ),
+        (
+            lambda b: b.application("x", engine_version=-1),
+            r"entry\.engine_version: -1 is outside 0\.\.4294967295",
+        ),
+        (
+            lambda b: b.shader_module(spirv("blur.comp"), 1 << 32),
+            r"entry: flags: 4294967296 is outside 0\.\.4294967295",
+        ),
+        (lambda b: b.shader_module(spirv("blur.comp"), -1), r"entry: flags: -1 is outside"),
+        (
+            lambda b: b.compute_pipeline("auto", b.shader_module(spirv("blur.comp")), flags=-1),
+            r"entry\.flags: -1 is outside",
+        ),
+        (
+            lambda b: b.compute_pipeline(
+                "auto", b.shader_module(spirv("blur.comp")), specialization={"9" * 5000: 1}
+            ),
+            r"unknown specialization constant '9+\.\.\.",
+        ),
+        (
+            lambda b: b.compute_pipeline(
+                "auto", b.shader_module(spirv("blur.comp")), specialization={"\u0660": 1}
+            ),
+            "unknown specialization constant",
+        ),
+        (lambda b: b.sampler(self=1), "unknown member of VkSamplerCreateInfo 'self'"),
         (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
         (lambda b: b.application("x", api_version="1.1024"), "no version of Vulkan"),
         (lambda b: b.compute_pipeline("auto", b.shader_module(ONE_BUFFER_IN_SET_256)), "256 are allowed"),

@@ -240,6 +240,18 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
             ("[graphics.ui]", "[samplers.s]\nmag_filter = 'liner'\n[graphics.ui]"),
             r"samplers\.s\.mag_filter: unknown VkFilter 'liner'",
         ),
+        (
+            ("[graphics.ui]", "[samplers.s]\nself = 1\n[graphics.ui]"),
+            r"samplers\.s: unknown member of VkSamplerCreateInfo 'self'",
+        ),
+        (
+            ("[graphics.ui]", "[shaders]\na = { path = 'shaders/ui.vert.spv', flags = -1 }\n[graphics.ui]"),
+            r"shaders\.a: shaders/ui\.vert\.spv: flags: -1 is outside 0\.\.4294967295",
+        ),
+        (
+            ("[graphics.ui]", "[application]\nengine_version = -1\n[graphics.ui]"),
+            r"application\.engine_version: -1 is outside 0\.\.4294967295",
+        ),
     ],
 )
 def test_mistakes_name_the_file_the_entry_and_the_key(
