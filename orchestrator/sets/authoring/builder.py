@@ -150,7 +150,10 @@ def encode_specialization(
             raise unknown(where, "specialization constant", name, known)
         if constant.constant_id in entries:
             raise ManifestError(f"{where}: specialization constant {constant.constant_id} is given twice")
-        entries[constant.constant_id] = constant, _pack(constant, value, f"{where}.specialization.{name}")
+        entries[constant.constant_id] = (
+            constant,
+            pack_constant(constant, value, f"{where}.specialization.{name}"),
+        )
     if not entries:
         return None
     data = b""
@@ -163,8 +166,9 @@ def encode_specialization(
     return {"dataSize": len(data), "data": base64.b64encode(data).decode(), "mapEntries": mapped}
 
 
-def _pack(constant: SpecializationConstant, value: object, where: str) -> bytes:
-    name = f"{constant.kind}{constant.size * 8}"
+def pack_constant(constant: SpecializationConstant, value: object, where: str) -> bytes:
+    """The value of a specialization constant as VkSpecializationInfo has it; it must fit its type."""
+    name = constant.kind if constant.kind == "bool" else f"{constant.kind}{constant.size * 8}"
     if constant.kind == "bool":
         fits = isinstance(value, bool)
     else:

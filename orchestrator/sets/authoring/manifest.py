@@ -39,6 +39,7 @@ from orchestrator.sets.authoring.builder import (
     api_version_number,
     feature_tables,
     find_constant,
+    pack_constant,
 )
 from orchestrator.sets.authoring.names import unknown
 from orchestrator.sets.authoring.structures import in_snake_case
@@ -538,10 +539,18 @@ class _Packer:
         shader = self._shader(table.shader, where.removeprefix(f"{self.path}: "))
         interface = self.builder.interface(shader.module)
         specialization: dict[int | str, Value] = {}
+        names: dict[int, str] = {}
         for name, value in {**values, **table.specialization}.items():
             number = shader.table.constants.get(name, name)
             constant = find_constant(interface, number)
             if constant is not None:
+                other = names.setdefault(constant.constant_id, name)
+                if other != name:
+                    raise ManifestError(
+                        f"{where}: {other!r} and {name!r} are the same specialization constant of "
+                        f"{table.shader}; give one"
+                    )
+                pack_constant(constant, value, f"{where}.specialization.{name}")  # its name is known here
                 specialization[constant.constant_id] = value
             elif name in table.specialization:
                 specialization[number] = value  # the builder refuses it by name
@@ -558,18 +567,25 @@ class _Packer:
     def _stages(
         self, given: Sequence[str | StageTable], values: Mapping[str, Value], where: str
     ) -> list[ShaderStage]:
-        """The stages of an entry; every value must belong to one of them."""
+        """The stages of an entry; every value must reach one of them."""
         stages = [self._stage(each, values, where) for each in given]
-        names = [each if isinstance(each, str) else each.shader for each in given]
-        shaders = [self._shader(each, where) for each in names]
+        tables = [StageTable(shader=each) if isinstance(each, str) else each for each in given]
+        shaders = [self._shader(each.shader, where) for each in tables]
         interfaces = [(self.builder.interface(each.module), each.table.constants) for each in shaders]
         for name in values:
-            if not any(
-                find_constant(interface, constants.get(name, name)) for interface, constants in interfaces
-            ):
+            having = [
+                table
+                for table, (interface, constants) in zip(tables, interfaces, strict=True)
+                if find_constant(interface, constants.get(name, name))
+            ]
+            if not having:
                 there = [each for interface, _ in interfaces for each in interface.specialization]
                 known = [each.name or str(each.constant_id) for each in there]
                 raise unknown(where, "specialization constant", name, known)
+            if all(name in table.specialization for table in having):
+                raise ManifestError(
+                    f"{where}.specialization.{name}: would be ignored: each stage that has it gives its own"
+                )
         return stages
 
     def _layout(self, name: str) -> int | Literal["auto"]:

@@ -385,6 +385,12 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
         ),
         (
             lambda b: b.compute_pipeline(
+                "auto", b.shader_module(spirv("particles.comp")), specialization={"COLLISIONS": 1}
+            ),
+            r"entry\.specialization\.COLLISIONS: 1 does not fit a constant of type bool$",
+        ),
+        (
+            lambda b: b.compute_pipeline(
                 "auto", b.shader_module(spirv("blur.comp")), specialization={"RADIUS": 1 << 31}
             ),
             "out of the range of int32",

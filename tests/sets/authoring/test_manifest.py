@@ -263,6 +263,50 @@ def test_mistakes_name_the_file_the_entry_and_the_key(
     assert "set.toml" in str(caught.value)
 
 
+TONEMAP = """
+manifest = 1
+[shaders]
+tonemap = { path = "shaders/tonemap.comp.spv", constants = { KIND = 0 } }
+[compute.x]
+shader = "tonemap"
+"""
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ("specialization = { OPERATOR = 1, 0 = 2 }", "'OPERATOR' and '0' are the same"),
+        ("specialization = { KIND = 1, OPERATOR = 2 }", "'KIND' and 'OPERATOR' are the same"),
+        ("specialization = { 0 = 1, 00 = 2 }", "'0' and '00' are the same"),
+        (
+            "permutations.specialization = { OPERATOR = [0, 1], 0 = [3, 4] }",
+            r"compute\.x\[OPERATOR=0,0=3\]: 'OPERATOR' and '0' are the same",
+        ),
+        (
+            "specialization = { 0 = 3 }\npermutations.specialization = { OPERATOR = [1, 2] }",
+            "'0' and 'OPERATOR' are the same specialization constant of tonemap",
+        ),
+        ("specialization = { SRGB = 1 }", r"compute\.x\.specialization\.SRGB: 1 does not fit .* type bool$"),
+        ("specialization = { KIND = 0.5 }", r"compute\.x\.specialization\.KIND: 0\.5 does not fit"),
+    ],
+)
+def test_a_constant_is_named_once_and_by_the_name_that_was_given(
+    write: Any, values: str, message: str
+) -> None:
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(write(f"{TONEMAP}{values}\n"))
+
+
+def test_a_permuted_constant_is_not_overruled(write: Any) -> None:
+    """Its permutations would be one pipeline."""
+    text = UI.replace(
+        '"shaders/ui.frag.spv"', '{ shader = "shaders/ui.frag.spv", specialization = { OUTLINE = true } }'
+    )
+    load_manifest(write(text))
+    with pytest.raises(ManifestError, match=r"specialization\.OUTLINE: would be ignored"):
+        load_manifest(write(f"{text}permutations.specialization = {{ OUTLINE = [true, false] }}\n"))
+
+
 def test_names_of_shaders_and_samplers_go_with_either_spelling(write: Any) -> None:
     text = """
 manifest = 1
