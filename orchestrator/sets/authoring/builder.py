@@ -1028,8 +1028,9 @@ class PipelineSetBuilder:
         chain = [*p_next]
         if formats is not None:
             chain.append(formats)
-        if own:
-            chain.append({"structure": "VkGraphicsPipelineLibraryCreateInfoEXT", "flags": own})
+        # Beside libraries, a pipeline has no part of its own that it does not declare.
+        if declared := own or (parts if libraries else 0):
+            chain.append({"structure": "VkGraphicsPipelineLibraryCreateInfoEXT", "flags": declared})
         if libraries:
             chain.append({"structure": "VkPipelineLibraryCreateInfoKHR", "libraries": list(libraries)})
         if chain:

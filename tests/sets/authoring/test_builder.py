@@ -16,6 +16,7 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.state_hashes import state_hash
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage, Subpass
 from orchestrator.sets.image.documents import TABLES, decode_document
+from orchestrator.sets.needs.context import GraphicsParts, incomplete_pipeline
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.sets.spirv.interface import shader_interface
@@ -283,6 +284,10 @@ def test_libraries_hold_their_part_and_links_hold_none(builder: PipelineSetBuild
             [fragment], layout, libraries=libraries[:2], rendering=COLOR, state={"blend": "additive"}
         ),
     )
+    assert [each.flags for each in partial.pNext if hasattr(each, "flags")] == [4 | 8]
+    assert partial.flags == 0
+    assert incomplete_pipeline(partial, [GraphicsParts.of(each, []) for each in parts[:2]]) is None
+    assert not any(hasattr(each, "flags") for each in linked.pNext)
     assert partial.pColorBlendState.pAttachments[0].dstColorBlendFactor == 1
     assert partial.pRasterizationState is None
 
