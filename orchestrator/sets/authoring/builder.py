@@ -334,11 +334,13 @@ def encode_graphics_state(
     """
     owners = _owners()
     grouped: dict[str, dict[str, object]] = {table: {} for table in _STRUCTURES}
+    chains: dict[str, list[dict[str, object]]] = {}
     for name, value in state.items():
         if name in owners:
             grouped[owners[name]][name] = value
         elif name in _CHAINS:
-            grouped[_CHAINS[name]]["p_next"] = value
+            table = _CHAINS[name]
+            chains[table] = encode_chain(_STRUCTURES[table], value, f"{where}.{name}")
         elif name not in _OWN:
             raise unknown(where, "graphics state", name, state_names())
     dynamic = state.get("dynamic_state", ("viewport", "scissor"))
@@ -356,6 +358,8 @@ def encode_graphics_state(
     for table, structure in _STRUCTURES.items():
         # Encoded even where it is not wanted, so that mistakes are always reported.
         document = encode_structure(structure, {**defaults.get(table, {}), **grouped[table]}, where)
+        if chains.get(table):
+            document["pNext"] = chains[table]
         if table in wanted:
             encoded[table] = document
     return encoded

@@ -418,6 +418,17 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "unknown graphics state 'cul_mode'; did you mean cull_mode",
         ),
         (
+            lambda b: b.graphics_pipeline(
+                ui_stages(b), rendering=COLOR, state={"rasterization_p_next": [{"structure": "VkNone"}]}
+            ),
+            r"entry\.rasterization_p_next\[0\]: unknown structure in the pNext chain of "
+            "VkPipelineRasterizationStateCreateInfo",
+        ),
+        (
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"multisample_p_next": 5}),
+            r"entry\.multisample_p_next: a list of structures",
+        ),
+        (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"blend": "alfa"}),
             "unknown blend preset 'alfa'; did you mean alpha",
         ),
