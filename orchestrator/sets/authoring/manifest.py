@@ -40,8 +40,9 @@ from orchestrator.sets.authoring.builder import (
     feature_tables,
     find_constant,
     pack_constant,
+    stage_bit,
 )
-from orchestrator.sets.authoring.names import unknown
+from orchestrator.sets.authoring.names import enum_number, unknown
 from orchestrator.sets.authoring.structures import in_snake_case
 from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -189,6 +190,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
 _KINDS: dict[str, Any] = typing.get_type_hints(Manifest)
 _NAMED = {name: typing.get_args(kind)[1] for name, kind in _KINDS.items() if name != "application"}
+_WITH_AUTO = ("pipeline_layouts", "vertex_inputs")
 _SIGNS = re.compile(r"[=,\[\]{}#\n]")
 _MOST_DOTTED = 1 << 26
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
@@ -221,7 +223,7 @@ def decode_manifest(document: dict[str, Any], source: str) -> Manifest:
     """Check the tables of a manifest."""
     tables = dict(document)
     version = tables.pop("manifest", None)
-    if version != MANIFEST_VERSION:
+    if isinstance(version, bool | float) or version != MANIFEST_VERSION:  # true and 1.0 equal 1
         found = "is missing" if version is None else f"is {version!r}"
         raise ManifestError(
             f"{source}: `manifest = {MANIFEST_VERSION}` {found}; it names the manifest's format"
@@ -241,6 +243,8 @@ def decode_manifest(document: dict[str, Any], source: str) -> Manifest:
         decoded[table] = {
             name: _convert(each, kind, f"{source}: [{table}.{name}]") for name, each in entries.items()
         }
+        if table in _WITH_AUTO and "auto" in entries:
+            raise ManifestError(f'{source}: [{table}.auto]: "auto" means what the shaders need; rename it')
     return Manifest(
         application=None
         if application is None
@@ -320,6 +324,7 @@ def _readable(value: object) -> str:
 
 
 MAX_SHADER_BYTES = 64 << 20
+_COMPUTE_STAGE = 0x20
 
 
 @frozen
@@ -459,8 +464,13 @@ class _Packer:
             self._at("application")
             members = {name: getattr(table, name) for name in table.__struct_fields__}
             self.builder.application(**{**members, "features": table.features or []})
-        for name in manifest.shaders:
-            self._shader(name, f"shaders.{name}")
+        for name, shader in manifest.shaders.items():
+            module = self._shader(name, f"shaders.{name}").module
+            interface = self.builder.interface(module)
+            # An entry point of several stages may be used for each of them.
+            if shader.stage is not None or all(each.name != shader.entry for each in interface.entry_points):
+                stage = ShaderStage(module, shader.entry, shader.stage)
+                stage_bit(stage, interface, f"{self.path}: shaders.{name}")
         for name, sampler in manifest.samplers.items():
             self._at(f"samplers.{name}")
             self.samplers[name] = self.builder.sampler(**sampler)
@@ -469,7 +479,7 @@ class _Packer:
             self._at(f"render_passes.{name}")
             members = dict(document)
             version = members.pop("version", 2)
-            if version not in (1, 2):
+            if isinstance(version, bool | float) or version not in (1, 2):
                 raise self._error(f"version: 1 or 2 is expected, not {version!r}")
             self.render_passes[name] = self.builder.render_pass(members, version=version)
         for kind in PipelineKind.COMPUTE, PipelineKind.GRAPHICS, PipelineKind.RAY_TRACING:
@@ -640,6 +650,9 @@ class _Packer:
     def _compute(self, table: ComputeTable, permutation: Permutation, where: str) -> int:
         values = {**table.specialization, **permutation.specialization}
         stage = self._stages([table.shader], values, where)[0]
+        named = stage.stage
+        if named is not None and enum_number("VkShaderStageFlagBits", named, where) != _COMPUTE_STAGE:
+            raise self._error(f"shader {table.shader!r} is declared for stage {named!r}")
         return self.builder.compute_pipeline(
             self._layout(table.layout),
             stage.module,

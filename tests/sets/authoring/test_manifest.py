@@ -21,6 +21,7 @@ from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from tests.drivers import REPOSITORY
+from tests.sets.spirv.shader_words import compute_module, words_of
 
 SHADERS = sample_manifest_path().parent / "shaders"
 PAGE = REPOSITORY / "docs" / "manifest.md"
@@ -199,6 +200,41 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
     [
         (("manifest = 1", ""), r"set\.toml: `manifest = 1` is missing"),
         (("manifest = 1", "manifest = 2"), r"`manifest = 1` is 2"),
+        (("manifest = 1", "manifest = true"), r"`manifest = 1` is True"),
+        (("manifest = 1", "manifest = 1.0"), r"`manifest = 1` is 1\.0"),
+        (
+            ("[graphics.ui]", "[pipeline_layouts.auto]\n[graphics.ui]"),
+            r"\[pipeline_layouts\.auto\]: \"auto\" means",
+        ),
+        (
+            ("[graphics.ui]", "[vertex_inputs.auto]\n[graphics.ui]"),
+            r"\[vertex_inputs\.auto\]: \"auto\" means",
+        ),
+        (
+            (
+                "[graphics.ui]",
+                "[shaders]\na = { path = 'shaders/ui.vert.spv', entry = 'mian' }\n[graphics.ui]",
+            ),
+            r"shaders\.a: no entry point 'mian' in the module; there is 'main'",
+        ),
+        (
+            (
+                "[graphics.ui]",
+                "[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'vertx' }\n[graphics.ui]",
+            ),
+            r"shaders\.a: unknown VkShaderStageFlagBits 'vertx'",
+        ),
+        (
+            (
+                "[graphics.ui]",
+                "[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'fragment' }\n[graphics.ui]",
+            ),
+            r"shaders\.a: the module has no entry point 'main' for stage 'fragment'",
+        ),
+        (
+            ("[graphics.ui]", "[render_passes.p]\nversion = true\n[graphics.ui]"),
+            r"render_passes\.p: version: 1 or 2 is expected, not True",
+        ),
         (("[graphics.ui]", "[grafics.ui]"), r"unknown table \[grafics\]; did you mean graphics"),
         (
             ("color_formats", "colour_formats"),
@@ -327,6 +363,20 @@ groups = [{ generalShader = "shaders/path.rgen.spv" }]
         load_manifest(write(text.replace('["a"]', "[12345]")))
     with pytest.raises(ManifestError, match=r"groups\[0\]\.general_shader: is given twice"):
         load_manifest(write(text.replace("{ general", "{ general_shader = 0, general")))
+
+
+def test_a_module_with_one_name_for_several_stages(write: Any, tmp_path: Path) -> None:
+    """The pipeline decides the stage, unless the shader's own table does."""
+    (tmp_path / "both.spv").write_bytes(compute_module((15, 0, 2, *words_of("main"))))
+    text = 'manifest = 1\n[shaders]\nboth = "both.spv"\n[compute.x]\nshader = "both"\n'
+    assert decoded(load_manifest(write(text)), "compute.x").stage.stage == 0x20
+    for stage, fits in (("compute", True), ("vertex", False)):
+        path = write(text.replace('"both.spv"', f"{{ path = 'both.spv', stage = '{stage}' }}"))
+        if fits:
+            load_manifest(path)
+            continue
+        with pytest.raises(ManifestError, match=r"compute\.x: shader 'both' is declared for stage 'vertex'"):
+            load_manifest(path)
 
 
 def test_a_manifest_without_pipelines_is_refused(write: Any) -> None:
