@@ -26,6 +26,7 @@ from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.families import SELECTOR
 from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path
@@ -213,7 +214,9 @@ class GrowingPack:
 
     Targets that were there before stay. One that is compiled again is unfinished until it has ended, for its
     cache file changes meanwhile; it then keeps the parts that the file still holds, and is what it was where
-    its device did not open this time. Made by `begin`. Blocking; thread-safe.
+    its device did not open this time, or is another one now. One whose files are not what the manifest says
+    is unfinished too: a killed run may have compiled it under another name. Made by `begin`. Blocking;
+    thread-safe.
 
     Attributes:
         writer: Writes the pack.
@@ -225,7 +228,7 @@ class GrowingPack:
     earlier: Pack | None
     selectors: tuple[str, ...]
     _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
-    _known: dict[str, PackedFile] = field(factory=dict)
+    _known: dict[str, PackedFile | None] = field(factory=dict)
     _had: dict[ProfileIdentity, bytes] = field(factory=dict, repr=False)
     _lock: threading.Lock = field(factory=threading.Lock)
 
@@ -234,7 +237,7 @@ class GrowingPack:
         """Begin with what is in a directory, which is created where it is missing.
 
         Raises:
-            PackError: Others may write it, or what is there is damaged, or not signed with the key.
+            PackError: Others may write it, or its manifest is damaged, or not signed with the key.
             SaveError: It cannot be written.
         """
         earlier = Pack.open(directory, key) if is_pack(directory) else None
@@ -322,6 +325,7 @@ class GrowingPack:
         """What the earlier pack had of a device, read before that file is written for the first time."""
         if self.earlier is not None and identity not in self._had:
             before = self.earlier.manifest.target_of(identity)
+            before = None if before is None else _as_it_was(before)
             self._had[identity] = (
                 b"" if before is None or before.binaries is None else self.earlier.read_binaries(before)
             )
@@ -346,6 +350,7 @@ class GrowingPack:
                 identity = target.identity
                 again, earlier = now.get(identity), before.pop(identity, None)
                 if earlier is not None and report is not None:
+                    earlier = _as_it_was(earlier)
                     parts = earlier.parts if _went_on(report) else ()
                     # What this compile did not write; the rest is the target's own, or gone.
                     other = earlier.cache if report.mode is CacheMode.BINARIES else earlier.binaries
@@ -353,25 +358,65 @@ class GrowingPack:
                 if again is not None:  # another name of this device, just now
                     target = _with(target, again.parts, again.files)
                 now[identity] = target
-        kept = [self._unfinished(each) or self._whole(each) for each in before.values()]
-        there = {each.selector for each in kept}
-        return [*kept, *(each for each in now.values() if each.identity or each.selector not in there)]
+        # A driver with another version may write a file of the same name: it replaces the one before it.
+        written = {file.name for each in now.values() for file in each.files}
+        kept = [
+            _unfinished(each) if self._may_run(each) else self._whole(each)
+            for each in before.values()
+            if written.isdisjoint(file.name for file in _as_it_was(each).files)
+        ]
+        # What did not open, or did not begin, may be compiled another day.
+        names = set(map(plain_text, self.selectors))
+        kept += [each for each in known if each.identity is None and each.selector not in names]
+        there = {each.selector for each in (*kept, *now.values()) if each.identity is not None}
+        return [each for each in (*kept, *now.values()) if each.identity or each.selector not in there]
 
-    def _unfinished(self, target: Target) -> Target | None:
-        """A target of the earlier pack that is being compiled again, as long as it is; else None."""
-        running = target.selector in self.selectors and target.selector not in self._ended
-        return msgspec.structs.replace(target, files=(), problem=_UNFINISHED) if running else None
+    def _may_run(self, target: Target) -> bool:
+        """Whether a target of the earlier pack may be compiled now, by its name or by one that is new."""
+        assert self.earlier is not None  # noqa: S101 - it is of it
+        running = {plain_text(each) for each in self.selectors if each not in self._ended}
+        known = {each.selector for each in self.earlier.manifest.targets if each.identity is not None}
+        return target.selector in running or any(
+            _may_be_one(target.selector, each) for each in running - known
+        )
 
     def _whole(self, target: Target) -> Target:
-        return msgspec.structs.replace(target, files=self._proven(target.files))
+        """A target of the earlier pack; unfinished where its cache or its binaries are not what they were."""
+        had = _as_it_was(target)
+        files = self._proven(had.files)
+        found = msgspec.structs.replace(had, files=files, problem="" if files else had.problem)
+        lost = (found.cache is None, found.binaries is None) != (had.cache is None, had.binaries is None)
+        return _unfinished(target) if lost else found
 
     def _proven(self, files: Sequence[PackedFile]) -> tuple[PackedFile, ...]:
-        """Files of the earlier pack, each proven once."""
+        """Files of the earlier pack that are what they were, each proven once."""
         assert self.earlier is not None  # noqa: S101 - they are of it
         for each in files:
             if each.name not in self._known:
-                self._known[each.name] = self.writer.add(each.name, self.earlier.read(each))
-        return tuple(self._known[each.name] for each in files)
+                try:
+                    content = self.earlier.read(each)
+                except PackError:
+                    self._known[each.name] = None
+                else:
+                    self._known[each.name] = self.writer.add(each.name, content)
+        return tuple(filter(None, (self._known[each.name] for each in files)))
+
+
+def _as_it_was(target: Target) -> Target:
+    """A target of a pack with the files that it had before it was compiled again."""
+    return msgspec.structs.replace(target, files=target.before or target.files, before=())
+
+
+def _unfinished(target: Target) -> Target:
+    """A target while it is compiled again."""
+    before = target.before or target.files
+    return msgspec.structs.replace(target, files=(), before=before, problem=_UNFINISHED)
+
+
+def _may_be_one(one: str, other: str) -> bool:
+    """Whether two selectors may name one device. A family of null hardware has one name, in any case."""
+    families = [each.lower() for each in (one, other) if each.lower().startswith(f"{SELECTOR}:")]
+    return families[0] == families[1] if len(families) == 2 else not families
 
 
 def _continued(part: Part, before: Part | None) -> Part:

@@ -178,6 +178,8 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         files: Its cache file, its pipeline binaries, and what lies beside them; none where nothing was kept.
         parts: What was compiled.
         problem: Why there is nothing, or "".
+        before: While it is compiled again: the files that it had. Their hashes tell whoever goes on whether
+            they are still what they were.
     """
 
     selector: _Text
@@ -187,6 +189,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[PackedFile, ...] = ()
     parts: tuple[Part, ...] = ()
     problem: _Text = ""
+    before: tuple[PackedFile, ...] = ()
 
     @property
     def cache(self) -> PackedFile | None:
@@ -408,14 +411,14 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
     names: set[str] = set()
     identities: set[ProfileIdentity] = set()
     for target in manifest.targets:
-        for file in target.files:
+        for file in (*target.files, *target.before):
             if reason := _refuse_name(file.name):
                 raise PackError(path, f"target {target.name}: the file {file.name!r} {reason}")
             if file.name in names:
                 raise PackError(path, f"target {target.name}: the file {file.name!r} is there twice")
             names.add(file.name)
         if target.identity is None:
-            if target.files:
+            if target.files or target.before:
                 raise PackError(path, f"target {target.name} has files and no identity")
         elif target.identity in identities:
             raise PackError(path, f"target {target.name} has the identity of another target")

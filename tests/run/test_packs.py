@@ -11,9 +11,10 @@ import pytest
 import trio
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.simulated.options import without_bumped_uuid
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
@@ -21,7 +22,7 @@ from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_pack import import_content
 from orchestrator.stores.binary_store import BinaryStore
@@ -113,9 +114,114 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     assert manifest == Pack.open(place, KEY).manifest
     # One that does not open this time stays what it was, and so does one that is not asked for.
     pack = GrowingPack.begin(place, KEY, ["simulated"])
-    assert there() == {"simulated": missing, "other": (True, "")}
+    stays = {"other": (True, ""), "gone": (False, "it is not here")}
+    assert there() == {"simulated": missing, **stays}
     pack.finish([TargetResult("simulated", error=DeviceError("it is not here"))])
-    assert there() == {"simulated": (True, ""), "other": (True, "")}
+    assert there() == {"simulated": (True, ""), **stays}
+
+
+def report_of(
+    directory: Path, keys: Collection[int] = (), opener: DeviceOpener | None = None
+) -> CompileReport:
+    """The sample compiled for a simulated device, or those keys of it."""
+    subset = Subset(keys=frozenset(keys)) if keys else WHOLE
+
+    async def run() -> CompileReport:
+        with PipelineSet.open(sample_path()) as opened:
+            options = CompileOptions(selector="simulated", subset=subset)
+            return await compile_set(opened, options, cache_directory=directory, opener=opener)
+
+    return trio.run(run)
+
+
+def states(pack: Path) -> dict[str, tuple[bool, str]]:
+    """Of each target of a whole pack, whether it has a cache, and its problem."""
+    opened = Pack.open(pack)
+    assert list(opened.problems()) == []
+    return {each.selector: (each.cache is not None, each.problem) for each in opened.manifest.targets}
+
+
+UNFINISHED = (False, "not finished: run the same command again")
+
+
+def test_a_target_of_the_driver_before_is_what_it_was_after_a_kill(tmp_path: Path) -> None:
+    old = make_pack(tmp_path, OLD).manifest.targets[0]
+    GrowingPack.begin(tmp_path, None, ["simulated"])  # and is killed
+    assert states(tmp_path) == {"simulated": UNFINISHED}
+    pack = GrowingPack.begin(tmp_path, None, ["simulated"])
+    pack.finish([TargetResult("simulated", report_of(tmp_path, opener=other_driver))])
+    found = Pack.open(tmp_path)
+    assert list(found.problems()) == []
+    assert found.manifest.targets[0] == old
+    assert [each.identity for each in found.manifest.targets] == [
+        old.identity,
+        ProfileIdentity.of(OTHER_DRIVER),
+    ]
+
+
+def test_a_driver_whose_file_has_the_name_of_the_old_one_replaces_it(tmp_path: Path) -> None:
+    for version in (1, 2):
+        identity = without_bumped_uuid(simulated_identity(driver_version=version))
+
+        def opener(_: DeviceRequest, identity: DeviceIdentity = identity) -> SimulatedDevice:
+            return SimulatedDevice(SimulatedOptions(identity=identity))
+
+        pack = GrowingPack.begin(tmp_path, None, ["simulated"])
+        pack.finish([TargetResult("simulated", report_of(tmp_path, opener=opener))])
+        assert states(tmp_path) == {"simulated": (True, "")}
+        assert Pack.open(tmp_path).manifest.targets[0].identity == ProfileIdentity.of(identity)
+
+
+def test_what_is_compiled_under_another_name_is_unfinished_too(tmp_path: Path) -> None:
+    make_pack(tmp_path, OLD)
+    pack = GrowingPack.begin(tmp_path, None, ["0", "radv:navi21"])
+    assert states(tmp_path)["simulated"] == UNFINISHED
+    report = report_of(tmp_path)  # killed here, when the cache file has changed
+    assert states(tmp_path)["simulated"] == UNFINISHED
+    pack = GrowingPack.begin(tmp_path, None, ["0"])
+    pack.finish([TargetResult("0", report)])
+    assert states(tmp_path) == {"0": (True, ""), "radv:navi21": UNFINISHED}
+    (target,) = (each for each in Pack.open(tmp_path).manifest.targets if each.selector == "0")
+    assert len(target.parts) == 2
+    # A family has one name, in any case, so another one is another device.
+    other = GrowingPack.begin(tmp_path, None, ["radv:NAVI31"])
+    assert states(tmp_path)["0"] == (True, "")
+    other.finish([TargetResult("radv:NAVI31", error=DeviceError("it is not here"))])
+    assert states(tmp_path)["0"] == (True, "")
+
+
+def test_a_family_is_unfinished_in_any_case(tmp_path: Path) -> None:
+    make_pack(tmp_path, OLD, selector="radv:navi21")
+    GrowingPack.begin(tmp_path, None, ["radv:NAVI21"])
+    assert states(tmp_path)["radv:navi21"] == UNFINISHED
+
+
+def test_a_file_that_is_not_what_it_was_costs_its_target_alone(tmp_path: Path) -> None:
+    make_pack(tmp_path / "one", OLD)
+    make_pack(tmp_path / "two", OLD, identity=OTHER_DRIVER, selector="other")
+    join_packs([Pack.open(tmp_path / "one"), Pack.open(tmp_path / "two")], tmp_path / "all")
+    save_cache_file(path_in(tmp_path / "all"), IDENTITY, data_of(OURS))
+    pack = GrowingPack.begin(tmp_path / "all", None, ["radv:navi21"])
+    pack.finish([TargetResult("radv:navi21", error=DeviceError("it is not here"))])
+    assert states(tmp_path / "all") == {
+        "simulated": UNFINISHED,
+        "other": (True, ""),
+        "radv:navi21": (False, "it is not here"),
+    }
+    pack = GrowingPack.begin(tmp_path / "all", None, ["simulated"])
+    pack.finish([TargetResult("simulated", report_of(tmp_path / "all"))])
+    assert states(tmp_path / "all")["simulated"] == (True, "")
+
+
+def test_what_did_not_open_or_begin_stays_in_the_pack(tmp_path: Path) -> None:
+    gone = TargetResult("gone", error=DeviceError("it is not here"))
+    GrowingPack.begin(tmp_path, None, ["gone", "late"]).finish([gone, TargetResult("late")])
+    report = report_of(tmp_path)
+    GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
+    late = (False, "stopped before its turn")
+    assert states(tmp_path) == {"gone": (False, "it is not here"), "late": late, "one": (True, "")}
+    GrowingPack.begin(tmp_path, None, ["gone"]).finish([TargetResult("gone", report)])
+    assert states(tmp_path) == {"gone": (True, ""), "late": late}
 
 
 def binaries_report(directory: Path, keys: Collection[int] = ()) -> CompileReport:
