@@ -13,7 +13,7 @@ import importlib
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
@@ -445,12 +445,15 @@ def _compile_targets(
     options = [compile_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
     out = arguments.out
-    with nullcontext() if out is None else GrowingPack.writing(out, key, targets) as pack:
-        place = arguments.cache_dir or arguments.out
-        directory = None if arguments.mode == "none" else usable_directory(place).absolute()
+    with ExitStack() as writes:
+        # First, so that a mistake in the command takes no target out of a good pack.
+        source = writes.enter_context(open_paths(paths))
+        pipelines = _planned(source, options[0].subset, control)
+        directory = None if out is None else out.absolute()
+        if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
+            directory = usable_directory(arguments.cache_dir).absolute()
+        pack = None if out is None else writes.enter_context(GrowingPack.writing(out, key, targets))
         with ExitStack() as held:
-            source = held.enter_context(open_paths(paths))
-            pipelines = _planned(source, options[0].subset, control)
             # Before anything here starts a thread.
             servers = held.enter_context(target_servers(source, paths, options))
             lines = lines or ProgressLines(None)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.stores.pack import Pack
+from orchestrator.stores.pack import MANIFEST, Pack
 from tests.cli.conftest import Call, run_program
 from tests.drivers import (
     driver_environment,
@@ -207,7 +207,28 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     # A cache file that is not taken any more takes its parts along.
     path_in(out).write_bytes(b"")
     call("compile", other, "-d", "simulated", "--out", out)
-    assert [each.set_name for each in Pack.open(out).manifest.targets[1].parts] == ["other.foz"]
+    assert [each.set_name for each in Pack.open(out).manifest.targets[-1].parts] == ["other.foz"]
+
+
+def test_a_mistake_in_the_command_takes_nothing_out_of_a_pack(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    out, shared = tmp_path / "pack", tmp_path / "shared"
+    assert call("compile", small_set, "-d", "simulated", "--out", out).code == ExitCode.OK
+    before = (out / MANIFEST).read_bytes()
+    shared.mkdir()
+    shared.chmod(0o777)
+    mistakes: tuple[tuple[str | Path, ...], ...] = (
+        (tmp_path / "nothere.foz",),
+        (small_set, "--only", "0" * 16),
+        (small_set, "--cache-dir", shared),
+    )
+    for mistake in mistakes:
+        for place in (out, tmp_path / "new"):
+            done = call("compile", *mistake, "-d", "simulated", "--out", place)
+            assert done.code == ExitCode.BAD_INPUT, mistake
+        assert (out / MANIFEST).read_bytes() == before
+        assert not (tmp_path / "new").exists()
 
 
 def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: Path) -> None:
