@@ -13,6 +13,7 @@ Blocking; one thread a call.
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
@@ -85,11 +86,15 @@ class Join(msgspec.Struct, frozen=True, tag="join"):
 
 
 class Install(msgspec.Struct, frozen=True, tag="install"):
-    """A request: put what a pack has for the device into a cache directory; `key` as for `Join`."""
+    """A request: put what a pack has for the device into a cache directory; `key` as for `Join`.
+
+    With `again` it is the cache alone, as it was before its target was compiled again.
+    """
 
     pack: str
     key: str
     directory: str
+    again: bool = False
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -230,6 +235,7 @@ class GrowingPack:
     _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
     _known: dict[str, PackedFile | None] = field(factory=dict)
     _had: dict[ProfileIdentity, bytes] = field(factory=dict, repr=False)
+    _joined: set[ProfileIdentity] = field(factory=set)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
@@ -296,15 +302,16 @@ class GrowingPack:
             problem = "stopped before its turn" if result.error is None else plain_text(str(result.error))
             target = Target(selector=selector, problem=problem[:_PROBLEM])
         else:
-            target = target_of(selector, report, self._files(report))
+            target = target_of(selector, report, self._files(result.selector, report))
         self._ended[result.selector] = target, report
 
-    def _files(self, report: CompileReport) -> tuple[PackedFile, ...]:
+    def _files(self, selector: str, report: CompileReport) -> tuple[PackedFile, ...]:
         """What a compile kept, copied where it does not lie in the pack."""
         path, identity = report.cache_file.path, report.device.identity
         if path is None:
             return ()
         if report.mode is not CacheMode.BINARIES:
+            self._join_earlier(selector, ProfileIdentity.of(identity), path)
             return self.writer.files_at(path)
         from orchestrator.stores.binary_pack import device_binaries, join_binaries
         from orchestrator.stores.binary_store import BinaryStore, StoreError
@@ -321,11 +328,59 @@ class GrowingPack:
         content = join_binaries([each for each in held if each[1]])
         return (self.writer.add(name, content), *self.writer.notes_at(cache_file)) if content else ()
 
+    def _before(self, identity: ProfileIdentity) -> Target | None:
+        """The target that the earlier pack had for a device, as it was."""
+        found = None if self.earlier is None else self.earlier.manifest.target_of(identity)
+        return None if found is None else found.as_it_was
+
+    def _join_earlier(self, selector: str, identity: ProfileIdentity, cache_file: Path) -> None:
+        """Have the driver add the cache that the pack had to one elsewhere, which then takes its place.
+
+        A cache that is not what it was any more is not added.
+
+        Raises:
+            PackError: It was not added.
+        """
+        earlier, place = self._before(identity), cache_file.parent
+        if self.earlier is None or earlier is None or earlier.cache is None or identity in self._joined:
+            return
+        try:
+            content = self.earlier.read_cache(earlier)
+        except PackError:
+            return
+        if not self._is_here(cache_file) and content != self.writer.content(cache_file):
+            path = self.writer.directory / earlier.cache.name
+            request = Install(str(self.writer.directory.absolute()), "", str(place.absolute()), again=True)
+            try:
+                with Child[Answer]("packs", Answer) as child:
+                    _opened(child, selector, "")
+                    done = _answered(child, request, f"merging {path} with the cache in {place}")
+            except DeviceError as error:
+                raise PackError(path, f"it was not merged with the cache in {place}: {error}") from None
+            assert isinstance(done, Installed)  # noqa: S101 - what the service answers to Install
+            if done.target < 0 or done.notes:
+                why = "; ".join(done.notes) or "the device is another one now"
+                raise PackError(
+                    path,
+                    f"it was not merged with the cache in {place}: {why}",
+                    "name another --out, or leave --cache-dir out",
+                )
+        self._joined.add(identity)
+
+    def _is_here(self, cache_file: Path) -> bool:
+        return os.path.realpath(cache_file.parent) == os.path.realpath(self.writer.directory)
+
+    def _holds_earlier(self, earlier: Target, report: CompileReport) -> bool:
+        """Whether what a compile kept holds what the pack had for its device."""
+        path = report.cache_file.path
+        if path is None or report.mode is CacheMode.BINARIES or self._is_here(path):
+            return _went_on(report)
+        return earlier.cache is None or earlier.identity in self._joined
+
     def _earlier_binaries(self, identity: ProfileIdentity) -> bytes:
         """What the earlier pack had of a device, read before that file is written for the first time."""
         if self.earlier is not None and identity not in self._had:
-            before = self.earlier.manifest.target_of(identity)
-            before = None if before is None else _as_it_was(before)
+            before = self._before(identity)
             self._had[identity] = (
                 b"" if before is None or before.binaries is None else self.earlier.read_binaries(before)
             )
@@ -350,8 +405,8 @@ class GrowingPack:
                 identity = target.identity
                 again, earlier = now.get(identity), before.pop(identity, None)
                 if earlier is not None and report is not None:
-                    earlier = _as_it_was(earlier)
-                    parts = earlier.parts if _went_on(report) else ()
+                    earlier = earlier.as_it_was
+                    parts = earlier.parts if self._holds_earlier(earlier, report) else ()
                     # What this compile did not write; the rest is the target's own, or gone.
                     other = earlier.cache if report.mode is CacheMode.BINARIES else earlier.binaries
                     target = _with(target, parts, () if other is None else self._proven([other]))
@@ -363,7 +418,7 @@ class GrowingPack:
         kept = [
             _unfinished(each) if self._may_run(each) else self._whole(each)
             for each in before.values()
-            if written.isdisjoint(file.name for file in _as_it_was(each).files)
+            if written.isdisjoint(file.name for file in each.as_it_was.files)
         ]
         # What did not open, or did not begin, may be compiled another day.
         names = set(map(plain_text, self.selectors))
@@ -382,7 +437,7 @@ class GrowingPack:
 
     def _whole(self, target: Target) -> Target:
         """A target of the earlier pack; unfinished where its cache or its binaries are not what they were."""
-        had = _as_it_was(target)
+        had = target.as_it_was
         files = self._proven(had.files)
         found = msgspec.structs.replace(had, files=files, problem="" if files else had.problem)
         lost = (found.cache is None, found.binaries is None) != (had.cache is None, had.binaries is None)
@@ -400,11 +455,6 @@ class GrowingPack:
                 else:
                     self._known[each.name] = self.writer.add(each.name, content)
         return tuple(filter(None, (self._known[each.name] for each in files)))
-
-
-def _as_it_was(target: Target) -> Target:
-    """A target of a pack with the files that it had before it was compiled again."""
-    return msgspec.structs.replace(target, files=target.before or target.files, before=())
 
 
 def _unfinished(target: Target) -> Target:

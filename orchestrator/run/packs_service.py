@@ -121,10 +121,13 @@ def _install(device: Device, request: Install) -> Installed:
     path = cache_path(Path(request.directory), device.identity)
     if target is None:
         return Installed(-1, str(path))
-    done = Installed(pack.manifest.targets.index(target), str(path))
+    index = pack.manifest.targets.index(target)
+    if request.again:
+        target = target.as_it_was
+    done = Installed(index, str(path))
     if target.cache is not None:
         done = _install_cache(device, pack, target, done)
-    if target.binaries is not None:
+    if target.binaries is not None and not request.again:
         done = _install_binaries(pack, target, done)
     return done
 

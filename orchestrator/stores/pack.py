@@ -207,6 +207,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         of = ", ".join(filter(None, (self.device_name, self.driver)))
         return (self.selector or "the first device") + (f" ({of})" if of else "")
 
+    @property
+    def as_it_was(self) -> Target:
+        """It with the files that it had before it was compiled again."""
+        return msgspec.structs.replace(self, files=self.before or self.files, before=())
+
     def count(self, status: str) -> int:
         """How many pipelines have a status: "created" or one of `LeftOut`."""
         if status == "created":
@@ -498,7 +503,7 @@ class PackWriter:
             PackError: One that is there cannot be read, or is not whole.
             SaveError: One cannot be written.
         """
-        content = self._content(cache_file)
+        content = self.content(cache_file)
         if content is None:
             return ()
         _prove_cache(cache_file, content)
@@ -507,10 +512,15 @@ class PackWriter:
     def notes_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
         """What lies beside a cache file, which need not be there itself; as `files_at`."""
         notes = [each.path(cache_file) for each in NOTES]
-        found = [(each, content) for each in notes if (content := self._content(each)) is not None]
+        found = [(each, content) for each in notes if (content := self.content(each)) is not None]
         return tuple(self.add(path.name, content) for path, content in found)
 
-    def _content(self, path: Path) -> bytes | None:
+    def content(self, path: Path) -> bytes | None:
+        """The content of a file that may be packed; None where there is none.
+
+        Raises:
+            PackError: It cannot be read.
+        """
         try:
             return read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
         except MissingFileError:

@@ -210,6 +210,28 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     assert [each.set_name for each in Pack.open(out).manifest.targets[-1].parts] == ["other.foz"]
 
 
+@pytest.mark.parametrize("target", ["simulated", "radv:navi21"])
+def test_a_cache_of_another_directory_joins_what_the_pack_has(
+    call: Call, tmp_path: Path, target: str
+) -> None:
+    if target != "simulated":
+        driver_manifest(target)
+    out, cache = tmp_path / "pack", tmp_path / "cache"
+    one, other = tmp_path / "one.foz", tmp_path / "other.foz"
+    write_small_set(one, 0, 3)
+    write_small_set(other, 3, 8)
+    assert call("compile", one, "-d", target, "--out", out).code == ExitCode.OK
+    assert run_program("compile", other, "-d", target, "--cache-dir", cache).code == ExitCode.OK
+    done = call("compile", other, "-d", target, "--out", out, "--cache-dir", cache)
+    assert done.code == ExitCode.OK
+    assert call("verify", out).code == ExitCode.OK
+    (found,) = Pack.open(out).manifest.targets
+    assert [each.set_name for each in found.parts] == ["one.foz", "other.foz"]
+    (again,) = call("compile", one, other, "-d", target, "--out", out, "--json").document["targets"]
+    assert again["report"]["outcomes"]["compiled"] == 0
+    assert not list(cache.glob("*.lmdb"))
+
+
 def test_a_mistake_in_the_command_takes_nothing_out_of_a_pack(
     call: Call, small_set: Path, tmp_path: Path
 ) -> None:
