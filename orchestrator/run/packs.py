@@ -17,7 +17,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Final, Self
@@ -30,8 +30,8 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.families import SELECTOR
 from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
-from orchestrator.stores.cache_file import LoadStatus, cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128
+from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
+from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.pack import (
@@ -49,6 +49,7 @@ from orchestrator.stores.pack import (
     joined_parts,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.run_notes import read_contents
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")
 """Between the paths of a set of several archives, and of a sum of reports."""
 _UNFINISHED: Final = "not finished: run the same command again"
+_CREATED: Final = (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
 _LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
 
 
@@ -159,8 +161,13 @@ class Installation:
     done: Installed
 
 
-def part_of(report: CompileReport) -> Part:
-    """What a compile did, for a manifest; what could not be saved is left out of the cache."""
+def part_of(report: CompileReport, held: Collection[int] | None = None) -> Part:
+    """What a compile did, for a manifest.
+
+    Args:
+        report: Its report.
+        held: The pipelines that were kept, and maybe others; None: all that were created.
+    """
     culprits = () if report.supervision is None else report.supervision.culprits
     quarantined = {int(each.key, 16) for each in culprits if each.confirmed}
     by_reason: dict[tuple[str, str], list[str]] = {}
@@ -168,13 +175,14 @@ def part_of(report: CompileReport) -> Part:
         for each in report.of_status(status):
             said = "quarantined" if each.key in quarantined else status.value
             by_reason.setdefault((said, each.reason), []).append(f"{each.key:016x}")
-    counts = report.counts()
-    created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
-    saved_some = any(each.saved_bytes for each in report.cache_file.saves)
-    if (error := report.cache_file.error) and not saved_some:  # the file is as it was, and had the hits
-        lost = [f"{each.key:016x}" for each in report.of_status(OutcomeStatus.COMPILED)]
-        by_reason[OutcomeStatus.NOT_RUN.value, plain_text(f"not saved: {error}")[:_PROBLEM]] = lost
+    created = sum(report.counts()[status] for status in _CREATED)
+    if held is not None:
+        keys = [each.key for status in _CREATED for each in report.of_status(status)]
+        lost = [f"{each:016x}" for each in keys if each not in held]
         created -= len(lost)
+        error = report.cache_file.error
+        why = plain_text(f"not saved: {error}")[:_PROBLEM] if error else "created, and not kept"
+        by_reason.setdefault((OutcomeStatus.NOT_RUN.value, why), []).extend(lost)
     subset = report.set.subset
     return Part(
         set_name=" + ".join(PurePath(each).name for each in _PATHS.split(report.set.path)),
@@ -187,6 +195,7 @@ def part_of(report: CompileReport) -> Part:
         left_out=tuple(
             LeftOut(status=status, reason=reason, keys=tuple(sorted(keys)))
             for (status, reason), keys in sorted(by_reason.items())
+            if keys
         ),
     )
 
@@ -197,8 +206,13 @@ def _chosen(subset: SubsetRecord | None) -> str:
     return content_hash128("".join(f"{each:016x}" for each in subset.keys).encode()).hex()
 
 
-def target_of(selector: str, report: CompileReport, files: tuple[PackedFile, ...]) -> Target:
-    """What a pack says of a device that a set was compiled for."""
+def target_of(
+    selector: str,
+    report: CompileReport,
+    files: tuple[PackedFile, ...],
+    held: Collection[int] | None = None,
+) -> Target:
+    """What a pack says of a device that a set was compiled for; `held` as for `part_of`."""
     device = report.device
     empty = "no binaries" if report.mode is CacheMode.BINARIES else "the driver's cache is empty"
     why = report.cache_file.error or report.cache_file.not_saved or empty
@@ -208,7 +222,7 @@ def target_of(selector: str, report: CompileReport, files: tuple[PackedFile, ...
         device_name=device.device_name,
         driver=driver_words(device.identity),
         files=files,
-        parts=(part_of(report),),
+        parts=(part_of(report, held),),
         problem="" if files else why,
     )
 
@@ -302,31 +316,44 @@ class GrowingPack:
             problem = "stopped before its turn" if result.error is None else plain_text(str(result.error))
             target = Target(selector=selector, problem=problem[:_PROBLEM])
         else:
-            target = target_of(selector, report, self._files(result.selector, report))
+            target = target_of(selector, report, *self._kept(result.selector, report))
         self._ended[result.selector] = target, report
 
-    def _files(self, selector: str, report: CompileReport) -> tuple[PackedFile, ...]:
-        """What a compile kept, copied where it does not lie in the pack."""
-        path, identity = report.cache_file.path, report.device.identity
+    def _kept(
+        self, selector: str, report: CompileReport
+    ) -> tuple[tuple[PackedFile, ...], Collection[int] | None]:
+        """What a compile kept, copied where it does not lie in the pack; and `held` as for `part_of`."""
+        path = report.cache_file.path
+        if report.mode is CacheMode.BINARIES:
+            return self._kept_binaries(report)
         if path is None:
-            return ()
-        if report.mode is not CacheMode.BINARIES:
-            self._join_earlier(selector, ProfileIdentity.of(identity), path)
-            return self.writer.files_at(path)
-        from orchestrator.stores.binary_pack import device_binaries, join_binaries
+            return (), ()
+        self._join_earlier(selector, ProfileIdentity.of(report.device.identity), path)
+        return self.writer.files_at(path), _saved(path) if report.cache_file.error else None
+
+    def _kept_binaries(self, report: CompileReport) -> tuple[tuple[PackedFile, ...], Collection[int]]:
+        from orchestrator.run.binaries import state_key
+        from orchestrator.stores.binary_pack import device_binaries, join_binaries, packed_states
         from orchestrator.stores.binary_store import BinaryStore, StoreError
 
-        cache_file = cache_path(path.parent, identity)
-        name = cache_file.stem + BINARIES_SUFFIX
-        held = [(self.writer.directory / name, self._earlier_binaries(ProfileIdentity.of(identity)))]
-        if not report.cache_file.error:
+        store_path, identity = report.cache_file.path, ProfileIdentity.of(report.device.identity)
+        place = self.writer.directory if store_path is None else store_path.parent
+        cache_file = cache_path(place, report.device.identity)
+        path = self.writer.directory / (cache_file.stem + BINARIES_SUFFIX)
+        held = [(path, self._earlier_binaries(identity))]
+        if store_path is not None and not report.cache_file.error:
             try:
-                with BinaryStore.open(path.parent, create=False) as store:
-                    held.append((path, device_binaries(store, ProfileIdentity.of(identity))))
+                with BinaryStore.open(place, create=False) as store:
+                    held.append((store_path, device_binaries(store, identity)))
             except StoreError as error:
                 raise PackError(error.path, error.reason) from None
         content = join_binaries([each for each in held if each[1]])
-        return (self.writer.add(name, content), *self.writer.notes_at(cache_file)) if content else ()
+        if not content:
+            return (), ()
+        states, table = packed_states(path, content), report.pipelines
+        pairs = zip(table.kinds.tolist(), table.keys.tolist(), strict=True)
+        kept = frozenset(key for kind, key in pairs if state_key(kind, key) in states)
+        return (self.writer.add(path.name, content), *self.writer.notes_at(cache_file)), kept
 
     def _before(self, identity: ProfileIdentity) -> Target | None:
         """The target that the earlier pack had for a device, as it was."""
@@ -370,20 +397,26 @@ class GrowingPack:
     def _is_here(self, cache_file: Path) -> bool:
         return os.path.realpath(cache_file.parent) == os.path.realpath(self.writer.directory)
 
-    def _holds_earlier(self, earlier: Target, report: CompileReport) -> bool:
+    def _holds_earlier(self, earlier: Target, identity: ProfileIdentity, report: CompileReport) -> bool:
         """Whether what a compile kept holds what the pack had for its device."""
-        path = report.cache_file.path
-        if path is None or report.mode is CacheMode.BINARIES or self._is_here(path):
-            return _went_on(report)
-        return earlier.cache is None or earlier.identity in self._joined
+        file = report.cache_file
+        if report.mode is CacheMode.BINARIES:
+            return earlier.binaries is None or bool(self._had.get(identity))
+        if file.path is None:
+            return True  # it was not touched
+        if not self._is_here(file.path):
+            return earlier.cache is None or identity in self._joined
+        # Neither begun anew nor back at the generation before.
+        return file.load_status is LoadStatus.LOADED and file.instead_of is None
 
     def _earlier_binaries(self, identity: ProfileIdentity) -> bytes:
         """What the earlier pack had of a device, read before that file is written for the first time."""
         if self.earlier is not None and identity not in self._had:
             before = self._before(identity)
-            self._had[identity] = (
-                b"" if before is None or before.binaries is None else self.earlier.read_binaries(before)
-            )
+            self._had[identity] = b""
+            if before is not None and before.binaries is not None:
+                with suppress(PackError):  # it is not what it was any more
+                    self._had[identity] = self.earlier.read_binaries(before)
         return self._had.get(identity, b"")
 
     def _write(self) -> Manifest:
@@ -406,10 +439,14 @@ class GrowingPack:
                 again, earlier = now.get(identity), before.pop(identity, None)
                 if earlier is not None and report is not None:
                     earlier = earlier.as_it_was
-                    parts = earlier.parts if self._holds_earlier(earlier, report) else ()
+                    parts = earlier.parts if self._holds_earlier(earlier, identity, report) else ()
                     # What this compile did not write; the rest is the target's own, or gone.
-                    other = earlier.cache if report.mode is CacheMode.BINARIES else earlier.binaries
-                    target = _with(target, parts, () if other is None else self._proven([other]))
+                    others = earlier.files
+                    if report.mode is not CacheMode.BINARIES and report.cache_file.path is not None:
+                        others = () if earlier.binaries is None else (earlier.binaries,)
+                    names = {each.name for each in target.files}
+                    others = tuple(each for each in others if each.name not in names)
+                    target = _with(target, parts, self._proven(others))
                 if again is not None:  # another name of this device, just now
                     target = _with(target, again.parts, again.files)
                 now[identity] = target
@@ -488,25 +525,28 @@ def _continued(part: Part, before: Part | None) -> Part:
 def _with(target: Target, parts: Sequence[Part], files: Sequence[PackedFile]) -> Target:
     """A target with what else there is for its device, and what its own parts went on from."""
     others, own_files = {each.of: each for each in parts}, {each.name for each in target.files}
+    files = (*target.files, *(each for each in files if each.name not in own_files))
     own = [_continued(each, others.pop(each.of, None)) for each in target.parts]
     return msgspec.structs.replace(
         target,
         parts=joined_parts([*own, *others.values()]),
-        files=(*target.files, *(each for each in files if each.name not in own_files)),
+        files=files,
+        problem="" if files else target.problem,
     )
-
-
-def _went_on(report: CompileReport) -> bool:
-    """Whether what is kept holds what it held: no cache file was begun anew, or went back a generation."""
-    file = report.cache_file
-    if report.mode is CacheMode.BINARIES:
-        return True  # they are joined with those that the pack had
-    return file.load_status is LoadStatus.LOADED and file.instead_of is None
 
 
 def driver_words(identity: DeviceIdentity) -> str:
     """Name and version of a driver, as a pack says it."""
     return f"{identity.driver_name} {identity.driver_info}".strip()
+
+
+def _saved(cache_file: Path) -> Collection[int]:
+    """The pipelines that a cache file is known to hold, where a save of it failed."""
+    known = read_contents(cache_file)
+    with suppress(ReadError):
+        if known.data_hash == stored_data_hash(cache_file):
+            return frozenset(known.keys.tolist())
+    return ()
 
 
 def manifest_of(targets: Sequence[Target]) -> Manifest:

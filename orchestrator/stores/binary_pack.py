@@ -146,6 +146,16 @@ def join_binaries(packs: Sequence[tuple[Path, bytes]]) -> bytes:
     return b"".join(_parts(((about, held.values()) for about, held in joined.values()), None))
 
 
+def packed_states(path: Path, content: bytes) -> frozenset[bytes]:
+    """State keys of the pipelines that a pack has binaries of; `path` is what messages call it.
+
+    Raises:
+        BinaryPackError: It is no pack, or damaged.
+    """
+    listed = (each for each in _frames(path, memoryview(content)) if each[0] == _PIPELINE)
+    return frozenset(_decode(path, each, _Pipeline).state_key for each in listed)
+
+
 @frozen
 class ProvenPack:
     """A pack of binaries that is whole.

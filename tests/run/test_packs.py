@@ -19,7 +19,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of, part_of, target_of
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.records import CacheFileRecord, CompileReport, OutcomeStatus
 from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
@@ -28,6 +28,7 @@ from orchestrator.stores.binary_pack import import_content
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
 from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.kinds import CONTENTS
 from orchestrator.stores.pack import Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import add_contents, read_contents
@@ -339,15 +340,70 @@ def test_what_a_stopped_run_did_not_try_stays_in_its_pack(tmp_path: Path) -> Non
 
 
 def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
+    """Nothing, the whole set, or what the first of several saves had."""
     with PipelineSet.open(sample_path()) as opened:
-        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), tmp_path)
+        keys = sorted(each.key for each in opened.pipelines)
+    path = path_in(tmp_path)
+
+    def packed(report: CompileReport) -> tuple[int, int]:
+        failed = replace(report, cache_file=replace(report.cache_file, error="No space left on device"))
+        GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", failed)])
+        (target,) = Pack.open(tmp_path).manifest.targets
+        (part,) = target.parts
+        assert any("not saved: No space left" in each.reason for each in part.left_out) == bool(
+            target.count("not_run")
+        )
+        (tmp_path / "manifest.json").unlink()
+        return target.count("created"), target.count("not_run")
+
+    report = report_of(tmp_path)
     counts = report.counts()
-    failed = replace(report.cache_file, error="No space left on device")
-    assert part_of(replace(report, cache_file=failed)) == part_of(report), "it was saved on the way"
-    part = part_of(replace(report, cache_file=replace(failed, saves=())))
-    assert part.created == counts[OutcomeStatus.CACHE_HIT]
-    assert part.count("not_run") == counts[OutcomeStatus.COMPILED] > 0
-    assert any("not saved: No space left" in each.reason for each in part.left_out)
+    created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+    assert packed(report) == (created, 0)
+    some = np.array(keys[: created // 2], np.uint64)
+    CONTENTS.path(path).unlink()
+    add_contents(path, some, stored_data_hash(path) or b"", ())
+    assert packed(report) == (len(some), created - len(some))
+    # What another file held says nothing.
+    CONTENTS.path(path).unlink()
+    add_contents(path, some, bytes(16), ())
+    assert packed(report) == (0, created)
+    path.unlink()
+    assert packed(report) == (0, created)
+
+
+def test_what_cannot_be_kept_as_binaries_costs_a_pack_none(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        keys = sorted(each.key for each in opened.pipelines)
+    before = packed_binaries(tmp_path / "pack", keys[:5])
+    held = binaries_in(before, tmp_path / "before")
+    report = binaries_report(tmp_path / "new", keys[5:])
+    nothing = replace(report, cache_file=CacheFileRecord())
+    assert before.manifest.targets[0].count("created") == 5  # it holds their libraries, too
+    GrowingPack.begin(tmp_path / "pack", KEY, ["simulated"]).finish([TargetResult("simulated", nothing)])
+    grown = Pack.open(tmp_path / "pack", KEY)
+    assert list(grown.problems()) == []
+    assert binaries_in(grown, tmp_path / "after") == held
+    (target,) = grown.manifest.targets
+    assert (target.problem, target.count("created")) == ("", len(held))
+    created = report.outcomes.compiled + report.outcomes.cache_hits
+    (reason,) = (each for part in target.parts for each in part.left_out if each.status == "not_run")
+    assert (reason.reason, len(reason.keys)) == ("created, and not kept", created - (len(held) - 5))
+    # Where binaries can be kept, all of them are.
+    GrowingPack.begin(tmp_path / "all", KEY, ["one"]).finish([TargetResult("one", report)])
+    assert Pack.open(tmp_path / "all", KEY).manifest.targets[0].count("created") == created
+
+
+def test_a_cache_that_was_not_touched_stays_in_its_pack(tmp_path: Path) -> None:
+    """A driver may create no pipeline cache one day, and it may keep binaries only."""
+    pack = make_pack(tmp_path, OLD)
+    report = report_of(tmp_path / "elsewhere")
+    for mode in (CacheMode.PER_WORKER, CacheMode.BINARIES):
+        nothing = replace(report, cache_file=CacheFileRecord(), mode=mode)
+        GrowingPack.begin(tmp_path, None, ["simulated"]).finish([TargetResult("simulated", nothing)])
+        (target,) = Pack.open(tmp_path).manifest.targets
+        assert target.cache == pack.manifest.targets[0].cache
+        assert target.count("created") == pack.manifest.targets[0].count("created")
 
 
 def test_one_process_writes_a_pack(tmp_path: Path) -> None:
