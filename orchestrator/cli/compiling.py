@@ -417,6 +417,7 @@ def _compile_targets(
     """Compile for several targets, each in a child process, and make a pack where one is asked for."""
     with without_searching():
         import trio
+    from attrs import evolve
 
     from orchestrator.cli.compile_report import show_failed
     from orchestrator.cli.control import ProgressLines
@@ -427,6 +428,8 @@ def _compile_targets(
     from orchestrator.run.packs import GrowingPack
     from orchestrator.run.targets import compile_targets, selectors_of, target_servers
     from orchestrator.sets.opening import open_paths
+    from orchestrator.stores.files.atomic_file import SaveError
+    from orchestrator.stores.pack import PackError
 
     of_one = {
         "--trace": arguments.trace is not None,
@@ -473,7 +476,14 @@ def _compile_targets(
                 )
 
             results = trio.run(_until_signal, job, view, control)
-        manifest = None if pack is None else pack.finish(results)
+        manifest, unwritten = None, None
+        if pack is not None:
+            try:
+                manifest = pack.finish(results)
+            except (PackError, SaveError) as error:
+                unwritten = error  # it costs the pack, not the report
+            lost = pack.problems
+            results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
     output.document(lambda: _targets_document(results, arguments.out))
     if not display.quiet:
         show_results(output, results)
@@ -484,6 +494,8 @@ def _compile_targets(
                 show_failed(output, result.report.failed)
         if manifest is not None and arguments.out is not None:
             show_pack(output, arguments.out, manifest, signed=key is not None)
+    if unwritten is not None:
+        raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
 
 
@@ -506,11 +518,14 @@ def _targets_document(results: Sequence[TargetResult], out: Path | None) -> Targ
 
 def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) -> ExitCode:
     """The worst of the targets'; where none could be compiled, that of the first error."""
-    errors = [each.error for each in results if each.error is not None]
+    errors = [each.error for each in results if each.error is not None and each.report is None]
     if len(errors) == len(results):
         return explain(errors[0]).exit_code
     codes = {
-        _exit_code(each.report, allow_damaged=allow_damaged) for each in results if each.report is not None
+        # One with both was compiled, and the pack did not take it.
+        ExitCode.BAD_INPUT if each.error else _exit_code(each.report, allow_damaged=allow_damaged)
+        for each in results
+        if each.report is not None
     }
     if any(each.report is None and each.error is None for each in results):
         codes.add(ExitCode.OUT_OF_TIME if ExitCode.OUT_OF_TIME in codes else ExitCode.INTERRUPTED)

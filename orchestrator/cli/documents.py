@@ -451,8 +451,8 @@ class CompiledTarget(Record, frozen=True, kw_only=True):
 
     Attributes:
         selector: Selector of the device.
-        problem: Why the compile failed, or null.
-        report: The report of the compile; null if there was a problem, or if it did not begin.
+        problem: Why the compile failed, or why the pack has nothing of it; else null.
+        report: The report of the compile; null if it failed or did not begin.
     """
 
     selector: str

@@ -185,6 +185,7 @@ def held_text(targets: Sequence[Target]) -> str:
 def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bool) -> None:
     """Show the path and the contents of a pack."""
     held = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
+    unfinished = [each.selector for each in manifest.targets if each.before]
     output.line("")
     output.line(
         styled("pack ", "dim"),
@@ -192,3 +193,5 @@ def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bo
         f"  {plural(len(manifest.targets), 'target')} with {held_text(manifest.targets)}, "
         f"{byte_text(sum(each.size for each in held))}, {'signed' if signed else 'not signed'}",
     )
+    for each in unfinished:
+        output.line(styled("not finished: ", "warn"), f"{each}: its files changed; compile for it again")

@@ -241,11 +241,13 @@ class GrowingPack:
         writer: Writes the pack.
         earlier: The pack that was there before, or None.
         selectors: The targets that are compiled now.
+        problems: Why what was compiled for a target is not in the pack, by selector; after `finish`.
     """
 
     writer: PackWriter
     earlier: Pack | None
     selectors: tuple[str, ...]
+    problems: dict[str, PackError | SaveError] = field(factory=dict)
     _ended: dict[str, tuple[Target, CompileReport | None]] = field(factory=dict)
     _known: dict[str, PackedFile | None] = field(factory=dict)
     _had: dict[ProfileIdentity, bytes] = field(factory=dict, repr=False)
@@ -298,25 +300,29 @@ class GrowingPack:
             self._write()
 
     def finish(self, results: Sequence[TargetResult]) -> Manifest:
-        """All have ended, those that did not begin too.
+        """All have ended, those that did not begin too. One that cannot be packed costs no other one.
 
         Raises:
-            PackError: A file is damaged.
-            SaveError: Something could not be written.
+            PackError: The manifest would be refused when it is read.
+            SaveError: The manifest could not be written.
         """
         with self._lock:
             for each in results:
                 if each.selector not in self._ended:
-                    self._take(each)
+                    try:
+                        self._take(each)
+                    except (PackError, SaveError) as error:
+                        self.problems[each.selector] = error
+                        self._ended[each.selector] = _not_there(each.selector, str(error)), None
             return self._write()
 
     def _take(self, result: TargetResult) -> None:
-        selector, report = plain_text(result.selector), result.report
+        selector, report = result.selector, result.report
         if report is None:
-            problem = "stopped before its turn" if result.error is None else plain_text(str(result.error))
-            target = Target(selector=selector, problem=problem[:_PROBLEM])
+            why = "stopped before its turn" if result.error is None else str(result.error)
+            target = _not_there(selector, why)
         else:
-            target = target_of(selector, report, *self._kept(result.selector, report))
+            target = target_of(selector, report, *self._kept(selector, report))
         self._ended[result.selector] = target, report
 
     def _kept(
@@ -431,7 +437,7 @@ class GrowingPack:
         for selector in self.selectors:
             target, report = self._ended.get(selector, (None, None))
             if target is None:
-                now[selector] = Target(selector=plain_text(selector), problem=_UNFINISHED)
+                now[selector] = _not_there(selector, _UNFINISHED)
             elif target.identity is None:
                 now[selector] = target
             else:
@@ -492,6 +498,11 @@ class GrowingPack:
                 else:
                     self._known[each.name] = self.writer.add(each.name, content)
         return tuple(filter(None, (self._known[each.name] for each in files)))
+
+
+def _not_there(selector: str, why: str) -> Target:
+    """A target that the pack has nothing of."""
+    return Target(selector=plain_text(selector), problem=plain_text(why)[:_PROBLEM])
 
 
 def _unfinished(target: Target) -> Target:

@@ -60,7 +60,7 @@ class TargetResult:
     Attributes:
         selector: The target.
         report: What was done; None where nothing was, or an error ended it.
-        error: That error.
+        error: That error; with a report, why a pack has nothing of it.
         elapsed_s: Seconds from begin to end, with processes that the driver ended; 0 if it never began.
     """
 

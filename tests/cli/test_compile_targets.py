@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.stores.pack import MANIFEST, Pack
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.kinds import FEATURE_GROUPS
+from orchestrator.stores.pack import MANIFEST, Manifest, Pack, PackWriter
 from tests.cli.conftest import Call, run_program
 from tests.drivers import (
     driver_environment,
@@ -208,6 +210,53 @@ def test_a_pack_grows_by_sets_and_targets(call: Call, small_set: Path, tmp_path:
     path_in(out).write_bytes(b"")
     call("compile", other, "-d", "simulated", "--out", out)
     assert [each.set_name for each in Pack.open(out).manifest.targets[-1].parts] == ["other.foz"]
+
+
+def test_what_a_pack_cannot_take_is_the_problem_of_its_target(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    driver_manifest("radv:navi21")
+    out = tmp_path / "pack"
+    FEATURE_GROUPS.path(path_in(out)).mkdir(parents=True)
+    out.chmod(0o700)
+    arguments = ("compile", small_set, "-d", "simulated", "-d", "radv:navi21", "--out", out)
+    done = call(*arguments, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    lost, kept = done.document["targets"]
+    assert "not a regular file" in lost["problem"]
+    assert lost["report"]["outcomes"]["failed"] == kept["report"]["outcomes"]["failed"] == 0
+    assert [(each.cache is None, each.problem[-18:]) for each in Pack.open(out).manifest.targets] == [
+        (True, "not a regular file"),
+        (False, ""),
+    ]
+    shown = call(*arguments)
+    assert "cache hits" in shown.out
+    assert "simulated: " in shown.out
+    FEATURE_GROUPS.path(path_in(out)).rmdir()
+    assert call(*arguments).code == ExitCode.OK
+    assert [each.problem for each in Pack.open(out).manifest.targets] == ["", ""]
+    path_in(out).write_bytes(path_in(out).read_bytes() + b"x")
+    other = call("compile", small_set, "-d", "radv:navi21", "--out", out)
+    assert other.code == ExitCode.OK
+    assert "not finished: simulated: " in other.out
+
+
+def test_the_report_of_a_pack_that_cannot_be_written_is_shown(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, calls = PackWriter.finish, []
+
+    def once(writer: PackWriter, manifest: Manifest) -> None:
+        calls.append(manifest)
+        if len(calls) > 1:
+            raise SaveError(writer.directory / MANIFEST, "write", "No space left on device")
+        finish(writer, manifest)
+
+    monkeypatch.setattr(PackWriter, "finish", once)
+    done = call("compile", small_set, "-d", "simulated", "--out", tmp_path / "pack", "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["targets"][0]["report"]["outcomes"]["failed"] == 0
+    assert "No space left" in done.err
 
 
 @pytest.mark.parametrize("target", ["simulated", "radv:navi21"])
