@@ -452,6 +452,7 @@ class GrowingPack:
                         others = () if earlier.binaries is None else (earlier.binaries,)
                     names = {each.name for each in target.files}
                     others = tuple(each for each in others if each.name not in names)
+                    parts = _completed(parts, report, target.parts[0])
                     target = _with(target, parts, self._proven(others))
                 if again is not None:  # another name of this device, just now
                     target = _with(target, again.parts, again.files)
@@ -522,12 +523,29 @@ def _continued(part: Part, before: Part | None) -> Part:
     if before is None:
         return part
     lacked = {key for each in before.left_out for key in each.keys}
+    return _with_created(
+        part, lambda status, key: status == OutcomeStatus.NOT_RUN.value and key not in lacked
+    )
+
+
+def _completed(parts: Sequence[Part], report: CompileReport, own: Part) -> tuple[Part, ...]:
+    """Parts with what a compile of pipelines of their set that were chosen by key created since."""
+    if not own.chosen:
+        return tuple(parts)
+    lacked = {key for each in own.left_out for key in each.keys}
+    made = {f"{each.key:016x}" for status in _CREATED for each in report.of_status(status)} - lacked
+    return tuple(
+        _with_created(each, lambda _, key: key in made) if each.set_hash == own.set_hash else each
+        for each in parts
+    )
+
+
+def _with_created(part: Part, was_created: Callable[[str, str], bool]) -> Part:
+    """A part with what it left out and was created all the same; by status and key."""
     left_out, created = [], part.created
     for each in part.left_out:
-        keys = each.keys
-        if each.status == OutcomeStatus.NOT_RUN.value:
-            keys = tuple(key for key in keys if key in lacked)
-            created += len(each.keys) - len(keys)
+        keys = tuple(key for key in each.keys if not was_created(each.status, key))
+        created += len(each.keys) - len(keys)
         if keys:
             left_out.append(msgspec.structs.replace(each, keys=keys))
     return msgspec.structs.replace(part, created=created, left_out=tuple(left_out))

@@ -593,7 +593,10 @@ class PackWriter:
 
 
 def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of several packs; of two compiles of the same, or of a set and its shards, what created more."""
+    """Parts of several packs; of two compiles of the same, or of a set and its shards, what created more.
+
+    What was chosen by key counts only where the set is not all there: else it would count twice.
+    """
     best: dict[tuple[object, ...], Part] = {}
     for each in parts:
         known = best.get(each.of)
@@ -607,8 +610,14 @@ def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
     def counts(part: Part) -> bool:
         """Whether it is of the division of its set that created the most; of equal ones the coarsest."""
-        divided = created.get(part.set_hash, {})
-        return bool(part.chosen) or part.shards == max(divided, key=lambda shards: (divided[shards], -shards))
+        divided = created.get(part.set_hash)
+        if not divided:
+            return True
+        most = max(divided, key=lambda shards: (divided[shards], -shards))
+        if not part.chosen:
+            return part.shards == most
+        there = {each.shard for each in best.values() if each.of == (part.set_hash, each.shard, most, "")}
+        return len(there) < most
 
     kept = filter(counts, best.values())
     return tuple(sorted(kept, key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard)))

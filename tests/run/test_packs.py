@@ -372,6 +372,24 @@ def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
     assert packed(report) == (0, created)
 
 
+def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        keys = sorted(each.key for each in opened.pipelines)
+    report = report_of(tmp_path)
+    places = [int(np.flatnonzero(report.pipelines.keys == key)[0]) for key in keys[:2]]
+    report.pipelines.settle(OutcomeStatus.FAILED, dict.fromkeys(places, "the driver"))
+
+    def packed(report: CompileReport) -> tuple[int, int]:
+        GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
+        (target,) = Pack.open(tmp_path).manifest.targets
+        return target.count("created"), target.count("failed")
+
+    created = report.counts()[OutcomeStatus.COMPILED] + report.counts()[OutcomeStatus.CACHE_HIT]
+    assert packed(report) == (created, 2)
+    assert packed(report_of(tmp_path, keys[5:6])) == (created, 2)
+    assert packed(report_of(tmp_path, keys[:1])) == (created + 1, 1)
+
+
 def test_what_cannot_be_kept_as_binaries_costs_a_pack_none(tmp_path: Path) -> None:
     with PipelineSet.open(sample_path()) as opened:
         keys = sorted(each.key for each in opened.pipelines)

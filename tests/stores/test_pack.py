@@ -384,4 +384,8 @@ def test_parts_of_several_packs_add_up() -> None:
         set_name="game.foz", set_hash=SET_HASH, chosen="0" * 32, pipelines=1, created=1, shard=1, shards=2
     )
     assert missing_shards([chosen]) == []
+    # What was chosen of a set that is all there is in it already.
+    assert joined_parts([whole, chosen]) == (whole,)
+    assert chosen in joined_parts([one, two, chosen])
+    assert chosen not in joined_parts([one, two, part(shard=3, shards=3), chosen])
     assert chosen.text == "game.foz, shard 1/2, chosen by key"
