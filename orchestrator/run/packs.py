@@ -33,7 +33,7 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord,
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
     MANIFEST,
@@ -283,14 +283,8 @@ class GrowingPack:
             PackError: As `begin`; or another process writes it.
             SaveError: It cannot be written.
         """
-        PackWriter(directory, key).prepare()
-        with writer_lock(directory / MANIFEST, wait_s=0) as is_alone:
-            if not is_alone:
-                raise PackError(
-                    directory,
-                    "another process writes this pack",
-                    "wait for it; or name another --out, and put both together with `orchestrator merge`",
-                )
+        otherwise = "name another --out, and put both together with `orchestrator merge`"
+        with _alone(PackWriter(directory, key), otherwise):
             yield cls.begin(directory, key, selectors)
 
     def take(self, result: TargetResult) -> None:
@@ -634,26 +628,64 @@ def join_packs(
         opener: As in `TrialLimits`.
 
     Raises:
-        PackError: Shards of a set were compiled by different drivers, a file is damaged, or there is
-            something at the output; nothing was written. Or the driver that is here is another one.
+        PackError: Shards of a set were compiled by different drivers, a file is damaged, there is something
+            at the output, or another process writes it. Or the driver that is here is another one.
         DeviceError: A device that has to merge caches is not here, or died of them.
         SaveError: Something could not be written.
     """
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise PackError(output, "there is something already", "name a directory that is empty or not there")
+    _require_empty(output)
     groups = _groups(packs)
     _refuse_foreign(groups)
     for pack in packs:
         for path, reason in pack.problems():
             raise PackError(path, reason, f"leave {pack.directory} out, or make it again")
     writer = PackWriter(output, None if key_file is None else MacKey.read(key_file))
-    writer.prepare()
-    joined = []
-    for group in groups:
-        on_target(group.first)
-        joined.append(_join(group, writer, key_file, opener))
-    writer.finish(manifest_of([each.target for each in joined]))
+    with _alone(writer, "name another directory"):
+        _require_empty(output)  # another process may have ended since
+        try:
+            joined = []
+            for group in groups:
+                on_target(group.first)
+                joined.append(_join(group, writer, key_file, opener))
+            writer.finish(manifest_of([each.target for each in joined]))
+        except BaseException:
+            # Else the same command would be refused for what this one left.
+            for each in _names_in(output):
+                with suppress(OSError):
+                    (output / each).unlink()
+            raise
     return joined
+
+
+def _names_in(directory: Path) -> list[str]:
+    """What is in a directory, without the lock of whoever writes a pack there."""
+    own = lock_path(directory / MANIFEST).name
+    return [each.name for each in directory.iterdir() if each.name != own]
+
+
+def _require_empty(output: Path) -> None:
+    if output.exists() and (not output.is_dir() or _names_in(output)):
+        raise PackError(output, "there is something already", "name a directory that is empty or not there")
+
+
+@contextmanager
+def _alone(writer: PackWriter, otherwise: str) -> Iterator[None]:
+    """Be the only process that writes a pack, in a block.
+
+    Args:
+        writer: Writes it.
+        otherwise: What to do but wait for another process.
+
+    Raises:
+        PackError: Another process writes it, or others may write its directory.
+        SaveError: The directory cannot be created.
+    """
+    writer.prepare()
+    with writer_lock(writer.directory / MANIFEST, wait_s=0) as is_alone:
+        if not is_alone:
+            said = f"wait for it; or {otherwise}"
+            raise PackError(writer.directory, "another process writes this pack", said)
+        yield
 
 
 def _groups(packs: Sequence[Pack]) -> list[_Group]:
@@ -697,7 +729,8 @@ def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str)
 
     caches = group.having(lambda target: target.cache)
     binaries = group.having(lambda target: target.binaries)
-    parts = joined_parts(part for _, target in group.targets for part in target.parts)
+    finished = [target for _, target in group.targets if not target.before]
+    parts = joined_parts(part for target in finished for part in target.parts)
     files: tuple[PackedFile, ...] = ()
     if len(caches) == 1 or (binaries and not caches):
         pack, target, _ = (caches or binaries)[0]
@@ -711,7 +744,7 @@ def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str)
         files += (writer.add(binaries[0][2].name, join_binaries(contents)),)
     problem = "" if files else "; ".join(dict.fromkeys(each.problem for _, each in group.targets))
     return JoinedTarget(
-        msgspec.structs.replace(group.first, files=files, parts=parts, problem=problem),
+        msgspec.structs.replace(group.first, files=files, before=(), parts=parts, problem=problem),
         tuple(dict.fromkeys(pack.directory for pack, _, _ in (*caches, *binaries))),
         len(caches) > 1,
     )

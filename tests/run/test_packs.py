@@ -562,6 +562,43 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
         join_packs([one], tmp_path / "all")
 
 
+def test_a_merge_that_fails_can_be_run_again(tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
+    other = make_pack(tmp_path / "three", OLD, identity=OTHER_DRIVER)
+    (tmp_path / "all").mkdir(mode=0o700)
+    packs = [other, one, two]
+    with pytest.raises(DeviceError):
+        join_packs(packs, tmp_path / "all", opener=f"{__name__}:dying_driver")
+    join_packs(packs, tmp_path / "all")
+    assert len(Pack.open(tmp_path / "all").manifest.targets) == 2
+
+
+def test_of_two_merges_to_one_place_one_is_refused(tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
+    place, refused = tmp_path / "all", []
+
+    def meanwhile(_: Target) -> None:
+        with pytest.raises(PackError, match="another process writes this pack") as caught:
+            join_packs([two], place)
+        refused.append(caught.value)
+
+    join_packs([one], place, on_target=meanwhile)
+    assert len(refused) == 1
+    assert held(Pack.open(place)) == OLD
+    with pytest.raises(PackError, match="there is something already"):
+        join_packs([two], place)
+
+
+def test_what_is_not_finished_is_not_joined(tmp_path: Path) -> None:
+    made = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
+    GrowingPack.begin(tmp_path / "one", None, ["simulated"])
+    two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=2)])
+    join_packs([Pack.open(made.directory), two], tmp_path / "all")
+    pack = Pack.open(tmp_path / "all")
+    assert held(pack) == OURS
+    assert [each.shard for each in pack.manifest.targets[0].parts] == [2]
+
+
 def test_signed_packs_make_a_signed_pack(tmp_path: Path) -> None:
     path = key_file(tmp_path)
     one, two = make_pack(tmp_path / "one", OLD, KEY), make_pack(tmp_path / "two", OURS, KEY)
