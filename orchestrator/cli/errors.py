@@ -219,8 +219,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
 
     if isinstance(error, PackError):
         where = {"path": _utf8(str(error.path))}
-        step = error.next_step or "check who owns it, and its mode (`ls -ld`); or name another directory"
-        return Failure("pack", message, step, ExitCode.BAD_INPUT, where)
+        return Failure("pack", message, error.next_step, ExitCode.BAD_INPUT, where)
 
     steps: dict[type[OrchestratorError], str] = {
         StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",

@@ -37,7 +37,8 @@ def install_verb(
 
     The cache is merged with the existing one. Pipeline binaries go into the store of `compile --mode
     binaries`. The exit code is 0 if the pack has data for this device and driver; 1 if not, and the nearest
-    target is shown; 2 if the pack is damaged or not trusted.
+    target is shown, or if the driver does not merge it with what is there, which is larger; 2 if the pack is
+    damaged or not trusted.
 
     **EXAMPLES**
 
@@ -68,7 +69,7 @@ def install_verb(
     _show(out, opened, done)
     target = _target(opened, done)
     has = target is not None and (target.cache is not None or target.binaries is not None)
-    return ExitCode.OK if has else ExitCode.PIPELINES_FAILED
+    return ExitCode.OK if has and not done.done.is_kept_out else ExitCode.PIPELINES_FAILED
 
 
 def _target(pack: Pack, done: Installation) -> Target | None:
@@ -135,10 +136,10 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
             else styled(f"no: {found.skipped}", "warn")
         )
         was_there = byte_text(found.bytes_before)
-        rows += [("cache file", found.path), ("was there", was_there), ("installed", installed)]
+        rows += [("cache file", path_text(found.path)), ("was there", was_there), ("installed", installed)]
     if target.binaries is not None:
         new = f"{plural(found.binaries, 'pipeline')}, {byte_text(found.binaries_new)} new"
-        rows += [("binaries", found.store), ("installed", styled(new, "good"))]
+        rows += [("binaries", path_text(found.store)), ("installed", styled(new, "good"))]
     out.facts(rows)
     for note in found.notes:
         out.line(styled("note: ", "warn"), note)

@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
-from orchestrator.devices.families import SELECTOR
+from orchestrator.devices.families import SELECTOR, require_family
 from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
@@ -46,6 +46,7 @@ from orchestrator.stores.pack import (
     Part,
     Target,
     is_pack,
+    is_signed,
     joined_parts,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
@@ -60,6 +61,7 @@ _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")
 """Between the paths of a set of several archives, and of a sum of reports."""
 _UNFINISHED: Final = "not finished: run the same command again"
+_ELSEWHERE: Final = "name another --out, or leave --cache-dir out"
 _CREATED: Final = (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
 _LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
 
@@ -123,6 +125,7 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
         skipped: Why none was, or "".
         bytes_before: Driver's data that was there before.
         bytes_after: Driver's data that is there now.
+        is_kept_out: Whether the driver does not merge, and what was there is larger, so that it stays alone.
         store: The store of pipeline binaries, where the target has some.
         binaries: Pipelines whose binaries are in the store now.
         binaries_new: Bytes of those that it did not have before.
@@ -135,6 +138,7 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
     skipped: str = ""
     bytes_before: int = 0
     bytes_after: int = 0
+    is_kept_out: bool = False
     store: str = ""
     binaries: int = 0
     binaries_new: int = 0
@@ -142,11 +146,21 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why it was not done; with a `path` it is the pack's fault, else the device's."""
+    """Why it was not done.
+
+    Attributes:
+        reason: Why.
+        path: The file at fault; "" where it is the device.
+        next_step: What to do.
+        step: What failed where the file could not be written, else "".
+        replaced: As in `SaveError`.
+    """
 
     reason: str
     path: str = ""
     next_step: str = ""
+    step: str = ""
+    replaced: bool = False
 
 
 Request = Setup | Join | Install
@@ -262,6 +276,12 @@ class GrowingPack:
             PackError: Others may write it, or its manifest is damaged, or not signed with the key.
             SaveError: It cannot be written.
         """
+        if key is not None and is_pack(directory) and not is_signed(directory):
+            raise PackError(
+                directory,
+                "the pack is not signed, and nothing proves what a signature would be for",
+                "leave --key out; or name another --out",
+            )
         earlier = Pack.open(directory, key) if is_pack(directory) else None
         if earlier is not None and earlier.signed and key is None:
             raise PackError(
@@ -383,14 +403,16 @@ class GrowingPack:
                     _opened(child, selector, "")
                     done = _answered(child, request, f"merging {path} with the cache in {place}")
             except DeviceError as error:
-                raise PackError(path, f"it was not merged with the cache in {place}: {error}") from None
+                raise PackError(
+                    path, f"it was not merged with the cache in {place}: {error}", _ELSEWHERE
+                ) from None
             assert isinstance(done, Installed)  # noqa: S101 - what the service answers to Install
             if done.target < 0 or done.notes:
                 why = "; ".join(done.notes) or "the device is another one now"
                 raise PackError(
                     path,
                     f"it was not merged with the cache in {place}: {why}",
-                    "name another --out, or leave --cache-dir out",
+                    _ELSEWHERE,
                 )
         self._joined.add(identity)
 
@@ -813,6 +835,8 @@ def install(
 
 
 def _opened(child: Child[Answer], selector: str, opener: str) -> Opened:
+    if not opener:
+        require_family(selector)
     answer = _answered(child, Setup(selector, opener), f"opening {selector or 'the first device'}")
     assert isinstance(answer, Opened)  # noqa: S101 - what the service answers to Setup
     return answer
@@ -829,6 +853,9 @@ def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
             raise DeviceError(f"{doing}: the process of the driver ended with {answer.how}{words}")
         case Refused(path=""):
             raise DeviceError(answer.reason)
+        case Refused() if answer.step:
+            path = Path(answer.path)
+            raise SaveError(path, answer.step, answer.reason, replaced=answer.replaced)
         case Refused():
             raise PackError(Path(answer.path), answer.reason, answer.next_step)
     return answer

@@ -15,7 +15,7 @@ from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.cache_joining import join_loaded, taken
 from orchestrator.run.packs import (
     Answer,
@@ -39,6 +39,7 @@ from orchestrator.stores.cache_file import (
     save_merged,
     stored_data_hash,
 )
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS
 from orchestrator.stores.pack import Pack, PackError, Target
@@ -73,11 +74,20 @@ def serve(channel: Channel[Request, Answer]) -> None:
                         channel.send(_join(device, request))
                     case Install():
                         channel.send(_install(device, request))
-            except PackError as error:
-                path = str(error.path)
-                channel.send(Refused(str(error).removeprefix(f"{path}: "), path, error.next_step))
             except OrchestratorError as error:
-                channel.send(Refused(str(error)))
+                channel.send(_refused(error))
+
+
+def _refused(error: OrchestratorError) -> Refused:
+    match error:
+        case SaveError():
+            path = str(error.path)
+            return Refused(error.reason, path, step=error.step, replaced=error.replaced)
+        case DeviceError():
+            return Refused(str(error))
+    path = str(getattr(error, "path", ""))
+    step = getattr(error, "next_step", "")
+    return Refused(str(error).removeprefix(f"{path}: "), path, step)
 
 
 def _pack(path: str, key: str) -> Pack:
@@ -140,33 +150,49 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
             raise PackError(pack.directory / target.cache.name, problem)
         saved = save_merged(device, path, cache)
     if saved.locked_out or saved.lost:
-        raise PackError(path, f"it was not written: {saved.skipped}", "try again")
+        step = "try again" if saved.locked_out else "move what is there away, or name another --cache-dir"
+        raise PackError(path, f"it was not written: {saved.skipped}", step)
     if saved.saved_bytes:
         before = b"" if saved.found is None else saved.found.data_hash
         # With a note one of the two may have been dropped.
-        _note(pack, target, path, before, is_joined=not saved.note)
+        done = _noted(done, pack, target, before, is_joined=not saved.note)
     return replace(
         done,
         saved_bytes=saved.saved_bytes,
         skipped=saved.skipped or "",
         bytes_before=saved.bytes_before,
         bytes_after=saved.bytes_after,
-        notes=(saved.note,) if saved.note else (),
+        is_kept_out=bool(saved.note) and not saved.saved_bytes,
+        notes=(*filter(None, [saved.note]), *done.notes),
     )
 
 
 def _install_binaries(pack: Pack, target: Target, done: Installed) -> Installed:
     """Take the binaries into the store; the driver is asked about each when it is used."""
     from orchestrator.stores.binary_pack import import_content
-    from orchestrator.stores.binary_store import BinaryStore
+    from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     assert target.binaries is not None  # noqa: S101 - asked before
     content, path = pack.read_binaries(target), Path(done.path)
-    with BinaryStore.open(path.parent) as store:
-        put = import_content(store, pack.directory / target.binaries.name, content, unsigned=True).put
-        where = str(store.path)
-    _note(pack, target, path)
+    try:
+        with BinaryStore.open(path.parent) as store:
+            put = import_content(store, pack.directory / target.binaries.name, content, unsigned=True).put
+            where = str(store.path)
+    except StoreError as error:
+        raise SaveError(error.path, "storing the binaries", error.reason) from error
+    done = _noted(done, pack, target)
     return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
+
+
+def _noted(
+    done: Installed, pack: Pack, target: Target, before: bytes = b"", *, is_joined: bool = True
+) -> Installed:
+    """As `_note`; the cache is there already, so what cannot be noted is a note for the user."""
+    try:
+        _note(pack, target, Path(done.path), before, is_joined=is_joined)
+    except SaveError as error:
+        return replace(done, notes=(*done.notes, f"what the pack knows of it was not noted: {error}"))
+    return done
 
 
 def _note(

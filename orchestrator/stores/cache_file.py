@@ -989,7 +989,9 @@ class _MergedSave(msgspec.Struct, eq=False):
             if cache is not None:
                 self.device.destroy_pipeline_cache(cache)
         report = evolve(report, bytes_before=held, bytes_after=held)
-        current = found.instead_of is None
+        current, skipped = found.instead_of is None, "nothing is new: what is there holds all of it"
+        if current and self.data == found.data:
+            return self._skip(report, skipped)
         if len(merged) < _MERGED_FRACTION * max(held, len(self.data)):
             report = evolve(
                 report,
@@ -997,6 +999,7 @@ class _MergedSave(msgspec.Struct, eq=False):
                 f"cache ({len(self.data)} bytes) the larger one is kept",
             )
             merged = self.data if len(self.data) > held else found.data
+            skipped = "the driver did not merge it with what is there, which is larger and stays"
         elif _is_over(merged, self.cap):
             # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             report = evolve(
@@ -1006,7 +1009,7 @@ class _MergedSave(msgspec.Struct, eq=False):
             )
             merged = self.data
         if current and merged == found.data:
-            return self._skip(report)
+            return self._skip(report, skipped)
         return self._write(report, merged, proven=current)
 
     def _not_replaced(self, found: LoadResult) -> str | None:
@@ -1044,12 +1047,12 @@ class _MergedSave(msgspec.Struct, eq=False):
             for one in made:
                 self.device.destroy_pipeline_cache(one)
 
-    def _skip(self, report: SaveReport) -> SaveReport:
+    def _skip(self, report: SaveReport, skipped: str) -> SaveReport:
         try:
             self.operations.sync_directory(self.path.parent)
         except OSError as error:
             raise SaveError(self.path, "fsync of the directory", likely_cause(error)) from error
-        return evolve(report, skipped="nothing is new: what is there holds all of it")
+        return evolve(report, skipped=skipped)
 
     def _write(self, report: SaveReport, data: bytes, *, proven: bool) -> SaveReport:
         reason = not_worth_saving(self.device.identity, data, self.cap)

@@ -26,7 +26,7 @@ from typing import Annotated, Final
 import msgspec
 from attrs import define, frozen
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, shown
 from orchestrator.stores.cache_file import (
     DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
@@ -73,6 +73,7 @@ _CAP: Final = 64 << 20
 _MAC_CAP: Final = 256
 _SIGNS_MANIFEST: Final = "pack manifest"
 _SIGNS_FILE: Final = "pack file"
+_ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another directory"
 _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 
@@ -92,7 +93,7 @@ class PackError(OrchestratorError):
         next_step: What to do.
     """
 
-    def __init__(self, path: Path, reason: str, next_step: str = "") -> None:
+    def __init__(self, path: Path, reason: str, next_step: str = "copy or make the pack again") -> None:
         super().__init__(f"{path}: {reason}")
         self.path = path
         self.next_step = next_step
@@ -256,6 +257,11 @@ def is_pack(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bo
     return _no_pack(path, operations) is None
 
 
+def is_signed(pack: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+    """Whether a pack has a MAC, which may be a wrong one."""
+    return _stored_macs(pack, operations) is not None
+
+
 def _no_pack(path: Path, operations: FileOperations) -> str | None:
     """Why a path is no directory with a manifest; None if it is one."""
     try:
@@ -305,14 +311,14 @@ class Pack:
         except ReadError as error:
             if (why := _no_pack(directory, operations)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
-            raise PackError(path, error.reason, "check who owns it, and its mode (`ls -l`)") from None
+            raise PackError(path, error.reason, _ACCESS) from None
         signed = _stored_macs(directory, operations)
         if key is not None:
             _prove_manifest(directory, content, signed, key)
         try:
             manifest = _decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise PackError(path, f"it is damaged: {error}", "copy or make the pack again") from None
+            raise PackError(path, f"it is damaged: {error}") from None
         _check_manifest(path, manifest)
         return cls(directory, manifest, signed is not None, key, operations)
 
@@ -323,18 +329,15 @@ class Pack:
             PackError: It is missing, damaged, or not signed with the key.
         """
         path = self.directory / file.name
-        again = "copy or make the pack again"
         try:
             content = read_capped(path, DEFAULT_CAP, self.operations)
         except ReadError as error:
-            raise PackError(path, error.reason, again) from None
+            raise PackError(path, error.reason) from None
         if len(content) != file.size:
-            raise PackError(
-                path, f"it is damaged: {len(content)} bytes, and the manifest says {file.size}", again
-            )
+            raise PackError(path, f"it is damaged: {len(content)} bytes, and the manifest says {file.size}")
         if (found := content_hash128(content).hex()) != file.xxh3_128:
             raise PackError(
-                path, f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}", again
+                path, f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}"
             )
         if self.key is not None and not self.key.proves(
             bytes.fromhex(file.mac), _SIGNS_FILE, _signed_parts(file.name, content)
@@ -410,15 +413,18 @@ def _prove_cache(path: Path, content: bytes) -> PipelineCachePrefixHeader:
 
 def _check_manifest(path: Path, manifest: Manifest) -> None:
     if manifest.what != _WHAT:
-        raise PackError(path, f"it is the manifest of something else: {manifest.what[:40]!r}")
+        raise PackError(path, f"it is the manifest of something else: {manifest.what[:40]!r}", _NAME_ONE)
     if manifest.format != FORMAT:
-        raise PackError(path, f"it has format {manifest.format}, and this version reads {FORMAT}")
+        by = f" (orchestrator {shown(manifest.orchestrator)} made it)" if manifest.orchestrator else ""
+        said = f"it has format {manifest.format}, and this version reads {FORMAT}{by}"
+        raise PackError(path, said, "use that version, or make the pack again with this one")
     names: set[str] = set()
     identities: set[ProfileIdentity] = set()
     for target in manifest.targets:
         for file in (*target.files, *target.before):
             if reason := _refuse_name(file.name):
-                raise PackError(path, f"target {target.name}: the file {file.name!r} {reason}")
+                said = f"target {target.name}: the file {file.name!r} {reason}"
+                raise PackError(path, said, "use the version that made it, or make the pack again")
             if file.name in names:
                 raise PackError(path, f"target {target.name}: the file {file.name!r} is there twice")
             names.add(file.name)
@@ -491,7 +497,7 @@ class PackWriter:
             SaveError: It cannot be created.
         """
         if reason := check_directory(self.directory / MANIFEST, self.operations):
-            raise PackError(self.directory, reason)
+            raise PackError(self.directory, reason, _ACCESS)
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
         """A cache file and what lies beside it, copied where it does not lie in the pack.
@@ -526,7 +532,7 @@ class PackWriter:
         except MissingFileError:
             return None
         except ReadError as error:
-            raise PackError(path, error.reason) from None
+            raise PackError(path, error.reason, _ACCESS) from None
 
     def add(self, name: str, content: bytes) -> PackedFile:
         """A file of the pack with this content, written where it is not there; what the manifest says of it.

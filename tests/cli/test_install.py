@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.pack import MANIFEST
-from tests.cli.conftest import Call
-from tests.stores.faults.sets import OLD, OURS, UNION, loaded_keys, path_in
+from orchestrator.run import packs
+from orchestrator.stores.cache_file import save_cache_file
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, content_hash128
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
+from orchestrator.stores.kinds import DURATIONS
+from orchestrator.stores.pack import MANIFEST, PackWriter
+from orchestrator.stores.run_notes import add_durations
+from tests.cli.conftest import Call, Done
+from tests.drivers import driver_manifest
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 from tests.stores.packs import KEY, key_file, make_pack, part
 
 OTHER_DRIVER = simulated_identity(driver_version=2)
@@ -169,3 +179,106 @@ def test_options_of_the_two_merges_do_not_mix(call: Call, tmp_path: Path) -> Non
         done = call("merge", *arguments, "-o", tmp_path / "out")
         assert done.code == ExitCode.BAD_INPUT
         assert not (tmp_path / "out").exists()
+
+
+def install_in(call: Call, pack: Path, cache: Path, *more: str) -> Done:
+    return call("install", pack, "--unsigned", "-d", "simulated", "--cache-dir", cache, *more)
+
+
+def test_what_cannot_be_saved_is_not_the_device(call: Call, tmp_path: Path) -> None:
+    pack, path = make_pack(tmp_path / "pack").directory, path_in(tmp_path / "cache")
+    lock_path(path).mkdir(parents=True)
+    path.parent.chmod(0o700)
+    done = install_in(call, pack, path.parent, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.document["error"]["kind"] == "store"
+    assert "locking" in done.err
+    lock_path(path).rmdir()
+    path.mkdir()
+    done = install_in(call, pack, path.parent)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "next:  move what is there away" in done.err
+
+
+def test_notes_that_cannot_be_saved_do_not_undo_an_installation(call: Call, tmp_path: Path) -> None:
+    made, path = make_pack(tmp_path / "pack"), path_in(tmp_path / "cache")
+    add_durations(path_in(made.directory), np.array([1], np.uint64), np.array([1], np.uint64))
+    writer = PackWriter(made.directory)
+    (target,) = made.manifest.targets
+    files = writer.files_at(path_in(made.directory))
+    assert len(files) == 2
+    writer.finish(replace(made.manifest, targets=(replace(target, files=files),)))
+    DURATIONS.path(path).mkdir(parents=True)
+    path.parent.chmod(0o700)
+    done = install_in(call, made.directory, path.parent, "--json")
+    assert done.code == ExitCode.OK
+    assert loaded_keys(path)[0] == OLD
+    (note,) = done.document["notes"]
+    assert "was not noted" in note
+
+
+def test_a_driver_that_does_not_merge_takes_nothing(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack, path = make_pack(tmp_path / "pack", OLD).directory, path_in(tmp_path / "cache")
+    monkeypatch.setattr(packs, "install", partial(packs.install, opener="tests.run.test_packs:not_merging"))
+    save_cache_file(path, IDENTITY, data_of(UNION))
+    done = install_in(call, pack, path.parent)
+    assert done.code == ExitCode.PIPELINES_FAILED
+    assert "no: the driver did not merge it with what is there" in done.out
+    assert "nothing is new" not in done.out
+    assert loaded_keys(path)[0] == UNION
+    # The same data is there already, whatever the driver does.
+    save_cache_file(path, IDENTITY, data_of(OLD))
+    done = install_in(call, pack, path.parent)
+    assert done.code == ExitCode.OK
+    assert "nothing is new" in done.out
+
+
+@pytest.mark.parametrize(
+    ("device", "said"), [("radv:nope", "has no family 'nope'"), ("radv:*", "stands for several devices")]
+)
+def test_a_family_is_looked_up_before_the_driver_dies_of_it(
+    call: Call, tmp_path: Path, device: str, said: str
+) -> None:
+    driver_manifest("radv:navi21")
+    pack = make_pack(tmp_path / "pack").directory
+    done = call("install", pack, "--unsigned", "-d", device, "--cache-dir", tmp_path / "cache")
+    assert done.code == ExitCode.NO_DEVICE
+    assert said in done.err
+
+
+def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    manifest, file = pack.directory / MANIFEST, path_in(pack.directory)
+    text, content = manifest.read_text(), file.read_bytes()
+
+    def step(verb: str = "install") -> str:
+        more = (
+            () if verb == "verify" else ("--unsigned", "-d", "simulated", "--cache-dir", tmp_path / "cache")
+        )
+        done = call(verb, pack.directory, *more, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        found = done.document["checked"][0] if verb == "verify" else done.document["error"]
+        assert isinstance(found["next_step"], str)
+        return found["next_step"]
+
+    for verb in ("install", "verify"):
+        manifest.write_text(text.replace('"format": 1', '"format": 2'))
+        assert "make the pack again with this one" in step(verb)
+        manifest.write_text(text.replace("orchestrator pack", "something else"))
+        assert "name a directory that" in step(verb)
+        manifest.write_text(text.replace(".pipeline-cache", ".new-kind"))
+        assert "use the version that made it" in step(verb)
+    manifest.write_text(text)
+    # Whole as a file, and not as a cache.
+    bad = content[:-1] + bytes([content[-1] ^ 1])
+    file.write_bytes(bad)
+    found = content_hash128(bad).hex()
+    manifest.write_text(text.replace(pack.manifest.targets[0].files[0].xxh3_128, found))
+    assert "copy or make the pack again" in step()
+    manifest.write_text(text)
+    key = key_file(tmp_path)
+    signed = call("compile", "sample", "-d", "simulated", "--out", pack.directory, "--key", key)
+    assert signed.code == ExitCode.BAD_INPUT
+    assert "leave --key out" in signed.err
