@@ -7,6 +7,7 @@ merge. Figures are bytes as the driver counts them; no driver reports numbers of
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -71,6 +72,7 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
     from orchestrator.run.cache_joining import join_files
     from orchestrator.stores.cache_file import save_cache_file
     from orchestrator.stores.files.atomic_file import SaveError
+    from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
     from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
     def on_file(path: Path) -> None:
@@ -80,6 +82,10 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
 
     if output.exists() and not output.is_file():
         raise UsageError(f"{path_text(output)}: cannot be written: not a regular file", "name a file")
+    is_there = output.exists() and output.stat().st_size > 0
+    if is_there and inspect_cache_file(output).kind is not CacheFileKind.CACHE_FILE:
+        said = f"{path_text(output)}: cannot be written: what is there is no cache file, and would be lost"
+        raise UsageError(said, "name another file")
     with opened_device(selector) as opened:
         merged, data = join_files(opened, files, on_file)
         identity = opened.identity
@@ -149,7 +155,7 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
     packs = [Pack.open(each, key) for each in paths]
     joined = join_packs(packs, output, key_file=key_file, on_target=on_target)
     targets = [each.target for each in joined]
-    missing = {each.selector: missing_shards(each.parts) for each in targets}
+    twice = Counter(each.selector for each in targets)
 
     def document() -> MergePacksDocument:
         from orchestrator.cli.documents import JoinedTargetRecord, MergePacksDocument
@@ -170,8 +176,9 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
     show_targets(out, targets)
     if merged := sum(each.merged for each in joined):
         out.line(f"{plural(merged, 'cache')} merged by the driver, the others copied")
-    for selector, lacks in missing.items():
-        for each in lacks:
-            out.line(styled("missing: ", "warn"), f"{selector}: {each}")
+    for target in targets:
+        name = target.name if twice[target.selector] > 1 else target.selector
+        for each in missing_shards(target.parts):
+            out.line(styled("missing: ", "warn"), f"{name}: {each}")
     out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
     return ExitCode.OK

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.cli.application import JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode
@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from orchestrator.stores.files.mac import MacKey
 
 _PROBLEMS_SHOWN = 5
+_BINARIES = "pack of binaries"
+_SIGNED = ("pack", _BINARIES, "unreadable")
+"""Kinds whose signature is checked, or of which nothing is known."""
 
 
 @frozen
@@ -64,7 +67,7 @@ def verify_verb(
     - identifiers of shader modules: exact length, hash, permissions
     - store of binaries: structure, hashes, references
     - archive: every record, with its key recomputed
-    - pack: its manifest, each file in it, and with --key its MAC
+    - pack: its manifest, each file in it, and with --key its MAC; with --key, anything else is wrong
     - other directory: its permissions and all such files in it
 
     The exit code is 0 if nothing is wrong, else 2.
@@ -82,6 +85,8 @@ def verify_verb(
     output = Output(json=json)
     secret = read_key(key)
     checked = [each for path in paths for each in _check(path, secret, output)]
+    if secret is not None:
+        checked = [each if each.kind in _SIGNED else _unsigned(each) for each in checked]
     bad = [each for each in checked if each.problems]
     output.document(lambda: _document(checked, len(bad)))
     for each in checked:
@@ -99,6 +104,13 @@ def verify_verb(
             output.line(f"       next: {each.next_step}")
     output.line(f"{plural(len(checked), 'check')}: {len(checked) - len(bad)} good, {len(bad)} bad")
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
+
+
+def _unsigned(checked: _Checked) -> _Checked:
+    """The result for a file that a signature is demanded of, and that can have none."""
+    said = f"nothing proves who made it: {checked.kind} files have no signature"
+    step = (checked.problems and checked.next_step) or "check it without --key, or the pack that it came with"
+    return evolve(checked, problems=(*checked.problems, said), next_step=step)
 
 
 def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
@@ -163,7 +175,7 @@ def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
     from orchestrator.stores.binary_pack import prove_binaries
 
     size = path.stat().st_size
-    made = partial(_Checked, path, "pack of binaries", facts={"bytes": size})
+    made = partial(_Checked, path, _BINARIES, facts={"bytes": size})
     try:
         found = prove_binaries(path, key=key)
     except OrchestratorError as error:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run import packs
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, content_hash128
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
@@ -144,6 +145,17 @@ def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
     assert call("verify", tmp_path, "--key", key).code == ExitCode.BAD_INPUT
 
 
+def test_what_has_no_signature_is_not_proven_by_a_key(call: Call, tmp_path: Path) -> None:
+    file, key = path_in(make_pack(tmp_path / "pack", key=KEY).directory), key_file(tmp_path)
+    for path in (file, sample_path()):
+        assert call("verify", path).code == ExitCode.OK
+        done = call("verify", path, "--key", key, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        (found,) = done.document["checked"]
+        assert "have no signature" in found["problems"][0]
+        assert "without --key" in found["next_step"]
+
+
 def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=3)]).directory
     two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=3)]).directory
@@ -156,6 +168,19 @@ def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) 
     shown = call("merge", one, two, "-o", tmp_path / "again")
     assert "missing: simulated: game.foz: shard 3 of 3" in shown.out
     assert call("verify", tmp_path / "all").code == ExitCode.OK
+
+
+def test_what_is_missing_is_said_of_each_of_two_drivers(call: Call, tmp_path: Path) -> None:
+    parts = [part(shard=1, shards=2)]
+    one = make_pack(tmp_path / "one", OLD, parts=parts).directory
+    chosen = [replace(each, set_name="other.foz", set_hash="0" * 16) for each in parts]
+    two = make_pack(tmp_path / "two", OLD, identity=OTHER_DRIVER, parts=chosen).directory
+    done = call("merge", one, two, "-o", tmp_path / "all")
+    assert done.code == ExitCode.OK
+    missing = [each for each in done.out.splitlines() if each.startswith("missing: ")]
+    assert len(missing) == 2
+    assert "game.foz: shard 2 of 2" in missing[0]
+    assert "other.foz: shard 2 of 2" in missing[1]
 
 
 def test_merge_refuses_foreign_packs_by_name(call: Call, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups, read_feature_groups
@@ -105,3 +106,17 @@ def test_a_directory_is_no_output(call: Call, two: tuple[Path, Path], tmp_path: 
     done = call("merge", *two, "-o", tmp_path, "-d", "simulated")
     assert done.code == ExitCode.BAD_INPUT
     assert "name a file" in done.err
+
+
+def test_what_is_no_cache_file_is_not_overwritten(call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:
+    archive, empty = tmp_path / "game.foz", tmp_path / "empty"
+    archive.write_bytes(sample_path().read_bytes())
+    done = call("merge", *two, "-o", archive, "-d", "simulated")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "is no cache file" in done.err
+    assert archive.read_bytes() == sample_path().read_bytes()
+    empty.touch(mode=0o600)
+    assert call("merge", *two, "-o", empty, "-d", "simulated").code == ExitCode.OK
+    # A damaged cache file holds nothing that could be lost.
+    empty.write_bytes(empty.read_bytes()[:-1])
+    assert call("merge", *two, "-o", empty, "-d", "simulated").code == ExitCode.OK
