@@ -560,20 +560,23 @@ _WRITERS = (0o020, "its group"), (0o002, "everybody")
 
 
 def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
-    """Why a file or directory is not trusted, and the command that mends it; None if it is trusted."""
+    """Why a file or directory is not trusted, and what mends it; None if it is trusted."""
     user = operations.effective_user()
     if user is None:
         return None
     what = "the directory" if status.is_directory else "the file"
+    # One that is sticky, such as /tmp, is for everybody on purpose.
+    is_shared = status.is_directory and status.permissions & stat.S_ISVTX
+    own = "use a directory of your own" if is_shared else ""
     if status.owner != user:
         return (
             f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this; "
-            f"mend: chown {user} {shlex.quote(str(path))}"
+            f"mend: {own or f'chown {user} {shlex.quote(str(path))}'}"
         )
     if writers := [name for bit, name in _WRITERS if status.permissions & bit]:
         return (
             f"{what} {path} may be written by {' and '.join(writers)} (mode {status.permissions:04o}); "
-            f"mend: chmod go-w {shlex.quote(str(path))}"
+            f"mend: {own or f'chmod go-w {shlex.quote(str(path))}'}"
         )
     return None
 

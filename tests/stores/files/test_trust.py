@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import FileOperations, FileStatus, distrust
+from orchestrator.stores.files.atomic_file import FileOperations, FileStatus, distrust, distrust_directory
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -55,8 +55,15 @@ def test_a_file_that_others_may_write_is_refused(tmp_path: Path, mode: int, writ
     assert readable(path) == [OURS]
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o702, 0o1777])
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "mend"),
+    [
+        (0o770, "chmod go-w '{}'"),
+        (0o702, "chmod go-w '{}'"),
+        (0o1777, "use a directory of your own"),
+    ],
+)
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int, mend: str) -> None:
     directory = tmp_path / "two words"
     directory.mkdir()
     path = path_in(directory)
@@ -65,13 +72,22 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path, mode: int)
     result = read_cache_file(path, IDENTITY)
     assert result.status is LoadStatus.UNTRUSTED_PERMISSIONS
     assert f"the directory {directory} may be written by" in result.detail
-    assert result.detail.endswith(f"mend: chmod go-w '{directory}'")
+    assert result.detail.endswith(f"mend: {mend.format(directory)}")
     report = save_cache_file(path, IDENTITY, data_of(OURS))
     assert report.saved_bytes == 0
     assert report.skipped is not None
     assert report.skipped.startswith(f"the file would be refused when loaded: the directory {directory}")
-    directory.chmod(0o755)
+    directory.chmod(mode & ~0o022)
     assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
+
+
+def test_a_directory_that_is_everybodys_need_not_be_ones_own(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    path = path_in(tmp_path)
+    path.write_bytes(file_of(OLD))
+    reason = distrust_directory(tmp_path, SomebodyElse())
+    assert reason is not None
+    assert reason.endswith("mend: use a directory of your own")
 
 
 def test_another_owner_is_refused(tmp_path: Path) -> None:
