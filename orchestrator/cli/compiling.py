@@ -31,7 +31,7 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.process import ending_signals, without_searching
 
 if TYPE_CHECKING:
@@ -161,10 +161,15 @@ def compile_options(arguments: CompileArguments, selector: str) -> CompileOption
     """What is asked for, on one device.
 
     Raises:
+        NoDeviceError: The selector is no text, so no device has it in its name.
         UsageError: A number or a time is none, or two options contradict each other.
     """
     from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 
+    try:
+        selector.encode()
+    except UnicodeEncodeError:
+        raise NoDeviceError(f"no device answers to {selector!r}: it is not UTF-8") from None
     if arguments.merge == "rolling" and arguments.mode in ("shared", "binaries", "none"):
         raise UsageError(
             f"--merge rolling: mode {arguments.mode} has no worker caches to merge",

@@ -28,7 +28,7 @@ from attrs import define, field, frozen
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.families import SELECTOR, require_family
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
@@ -151,6 +151,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
     Attributes:
         reason: Why.
         path: The file at fault; "" where it is the device.
+        is_missing: Whether no device answers.
         next_step: What to do.
         step: What failed where the file could not be written, else "".
         replaced: As in `SaveError`.
@@ -158,6 +159,7 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
 
     reason: str
     path: str = ""
+    is_missing: bool = False
     next_step: str = ""
     step: str = ""
     replaced: bool = False
@@ -852,7 +854,7 @@ def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
             words = f": {answer.words}" if answer.words else ""
             raise DeviceError(f"{doing}: the process of the driver ended with {answer.how}{words}")
         case Refused(path=""):
-            raise DeviceError(answer.reason)
+            raise (NoDeviceError if answer.is_missing else DeviceError)(answer.reason)
         case Refused() if answer.step:
             path = Path(answer.path)
             raise SaveError(path, answer.step, answer.reason, replaced=answer.replaced)

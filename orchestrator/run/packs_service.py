@@ -15,7 +15,7 @@ from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import DeviceError, OrchestratorError
+from orchestrator.errors import DeviceError, NoDeviceError, OrchestratorError
 from orchestrator.run.cache_joining import join_loaded, taken
 from orchestrator.run.packs import (
     Answer,
@@ -62,7 +62,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
     try:
         device = open_for_child(setup.opener, setup.selector, DeviceRequest())
     except OrchestratorError as error:
-        channel.send(Refused(str(error)))
+        channel.send(_refused(error))
         return
     with closing(device):
         identity = device.identity
@@ -84,10 +84,10 @@ def _refused(error: OrchestratorError) -> Refused:
             path = str(error.path)
             return Refused(error.reason, path, step=error.step, replaced=error.replaced)
         case DeviceError():
-            return Refused(str(error))
+            return Refused(str(error), is_missing=isinstance(error, NoDeviceError))
     path = str(getattr(error, "path", ""))
     step = getattr(error, "next_step", "")
-    return Refused(str(error).removeprefix(f"{path}: "), path, step)
+    return Refused(str(error).removeprefix(f"{path}: "), path, next_step=step)
 
 
 def _pack(path: str, key: str) -> Pack:

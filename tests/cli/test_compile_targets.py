@@ -302,6 +302,14 @@ def test_a_mistake_in_the_command_takes_nothing_out_of_a_pack(
         assert not (tmp_path / "new").exists()
 
 
+def test_a_selector_that_is_not_utf8_is_no_device(call: Call, small_set: Path, tmp_path: Path) -> None:
+    for more in ((), ("--out", tmp_path / "pack"), ("--in-process",)):
+        done = call("compile", small_set, "-d", "sim\udcff", "--cache-dir", tmp_path / "cache", *more)
+        assert done.code == ExitCode.NO_DEVICE
+        assert "it is not UTF-8" in done.err
+    assert not (tmp_path / "pack").exists()
+
+
 def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: Path) -> None:
     for more in ((), ("--out", tmp_path / "pack")):
         done = call("compile", small_set, "-q", "-d", "simulated", "--cache-dir", tmp_path / "cache", *more)

@@ -90,6 +90,14 @@ def test_a_device_that_does_not_open_ends_in_3(call: Call, tmp_path: Path) -> No
     done = call("install", pack, "--unsigned", "-d", "no such device", "--cache-dir", tmp_path / "cache")
     assert done.code == ExitCode.NO_DEVICE
     assert "no device answers to 'no such device'" in done.err
+    assert "`--device simulated` needs no driver" in done.err
+
+
+def test_paths_that_are_not_utf8_are_shown_as_elsewhere(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack").directory
+    done = install_in(call, pack, tmp_path / "od\udcff")
+    assert done.code == ExitCode.OK
+    assert "od\\xff" in done.out
 
 
 def test_a_pack_cannot_have_anything_read_or_written_elsewhere(call: Call, tmp_path: Path) -> None:
