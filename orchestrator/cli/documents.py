@@ -783,7 +783,8 @@ class PruneDocument(Document, frozen=True, kw_only=True):
         removed: Files that were removed, or would be.
         removed_bytes: Their size.
         failed: Files that could not be removed.
-        leftovers: Leftovers of killed processes that were removed.
+        leftovers: Leftovers of killed processes that were removed, or would be.
+        leftovers_failed: Those that could not be removed.
         kept: Files that stay.
         kept_bytes: Their size.
         drivers_asked: Number of devices whose driver build is known.
@@ -796,6 +797,7 @@ class PruneDocument(Document, frozen=True, kw_only=True):
     removed_bytes: int
     failed: tuple[PrunedFile, ...]
     leftovers: tuple[Path, ...]
+    leftovers_failed: tuple[Path, ...]
     kept: tuple[KeptFile, ...]
     kept_bytes: int
     drivers_asked: int

@@ -55,7 +55,7 @@ def prune_verb(
     import time
 
     from orchestrator.stores.cache_file import sweep_directory
-    from orchestrator.stores.files.recovery import SweepReport
+    from orchestrator.stores.pack import sweep_pack
     from orchestrator.stores.pruning import PruneReport, plan_prune, prune
 
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
@@ -64,7 +64,7 @@ def prune_verb(
     here, problem = devices_here()
     plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
     problem = "; ".join(filter(None, [problem, plan.note]))
-    swept = SweepReport() if dry_run else sweep_directory(directory)
+    swept = sweep_directory(directory, dry_run=dry_run) + sweep_pack(directory, dry_run=dry_run)
     report = PruneReport((), ()) if dry_run else prune(plan)
     shown = plan.items if dry_run else report.removed
     kept = (*plan.kept, *((each.path, each.size) for each, _ in report.failed))
@@ -83,6 +83,7 @@ def prune_verb(
             removed_bytes=removed_bytes,
             failed=tuple(pruned(each, cause=cause) for each, cause in report.failed),
             leftovers=swept.removed,
+            leftovers_failed=swept.failed,
             kept=tuple(KeptFile(path=path, bytes=size) for path, size in kept),
             kept_bytes=kept_bytes,
             drivers_asked=len(here),
@@ -99,15 +100,18 @@ def prune_verb(
         output.line(styled("not removed", "bad"), f"  {path_text(each.path)}: {cause}")
     for path in swept.removed:
         output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
+    for path in swept.failed:
+        output.line(styled("not removed", "bad"), f"  leftover of a killed process  {path_text(path)}")
     verb = "would be removed" if dry_run else "removed"
+    left = f", and {plural(len(swept.removed), 'leftover')}" if swept.removed else ""
     output.line(
-        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, "
-        f"{byte_text(removed_bytes)}; {plural(len(kept), 'file')} kept, "
+        f"{path_text(directory)}: {plural(len(shown), 'file')} {verb}, {byte_text(removed_bytes)}{left}; "
+        f"{plural(len(kept), 'file')} kept, "
         f"{byte_text(kept_bytes)}"
     )
     if problem:
         output.line(styled(problem, "dim"))
-    return ExitCode.BAD_INPUT if report.failed else ExitCode.OK
+    return ExitCode.BAD_INPUT if report.failed or swept.failed else ExitCode.OK
 
 
 def devices_here() -> tuple[list[DeviceIdentity], str]:

@@ -293,6 +293,7 @@ class GrowingPack:
             )
         pack = cls(PackWriter(directory, key), earlier, tuple(selectors))
         pack.writer.prepare()
+        pack.writer.sweep()
         pack._write()
         return pack
 

@@ -93,7 +93,7 @@ from orchestrator.stores.files.recovery import (
     set_aside,
     sweep_file,
 )
-from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
+from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, lock_that_is_there, writer_lock
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, check_directory, kind_of
 
 MAGIC = b"\x89OPCF\r\n\x1a"
@@ -1074,16 +1074,20 @@ class _MergedSave(msgspec.Struct, eq=False):
 
 
 def sweep_directory(
-    directory: Path, *, now_ns: int | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
+    directory: Path,
+    *,
+    now_ns: int | None = None,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+    dry_run: bool = False,
 ) -> SweepReport:
     """Remove leftovers of killed processes from a directory of cache files, if it exists. Does not wait.
+
+    With `dry_run` it changes nothing, and only finds out what would be removed.
 
     Raises:
         SaveError: The directory could not be listed, or a lock file not be opened.
     """
-    removed: list[Path] = []
-    failed: list[Path] = []
-    busy: list[Path] = []
+    swept = SweepReport()
     try:
         names = operations.list_directory(directory)
     except FileNotFoundError:
@@ -1094,11 +1098,12 @@ def sweep_directory(
         path = directory / name
         if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
             continue
-        with writer_lock(cache_file_of(path), operations, wait_s=0) as held:
-            if held:
-                swept = sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash)
-                removed += swept.removed
-                failed += swept.failed
-            else:
-                busy.append(path)
-    return SweepReport(tuple(removed), tuple(failed), tuple(busy))
+        guard = cache_file_of(path)
+        lock = lock_that_is_there(guard, operations) if dry_run else writer_lock(guard, operations, wait_s=0)
+        with lock as held:
+            swept += (
+                sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash, dry_run=dry_run)
+                if held
+                else SweepReport(busy=(path,))
+            )
+    return swept

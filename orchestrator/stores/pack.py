@@ -47,7 +47,8 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
-from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.recovery import SweepReport, leftover_of, previous_path, sweep_file
+from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
 from orchestrator.stores.kinds import (
     CACHE_FILE_SUFFIX,
     CONTENTS,
@@ -476,6 +477,23 @@ def _prove_manifest(directory: Path, content: bytes, macs: list[bytes] | None, k
         )
 
 
+def sweep_pack(
+    directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, dry_run: bool = False
+) -> SweepReport:
+    """As `sweep_directory`, of what only packs have: the manifest, its MAC, and pipeline binaries.
+
+    Raises:
+        SaveError: The directory could not be listed, or the lock file not be opened.
+    """
+    writer = PackWriter(directory, operations=operations)
+    if not (there := writer.sweep(dry_run=True).removed):
+        return SweepReport()
+    path = directory / MANIFEST
+    lock = lock_that_is_there(path, operations) if dry_run else writer_lock(path, operations, wait_s=0)
+    with lock as held:
+        return writer.sweep(dry_run=dry_run) if held else SweepReport(busy=there)
+
+
 @define(eq=False)
 class PackWriter:
     """Fills a directory and writes its manifest. One writer at a time; files that are in place stay.
@@ -498,6 +516,24 @@ class PackWriter:
         """
         if reason := check_directory(self.directory / MANIFEST, self.operations):
             raise PackError(self.directory, reason, _ACCESS)
+
+    def sweep(self, *, dry_run: bool = False) -> SweepReport:
+        """Remove what a killed writer left, if the directory exists, or only find out what that is.
+
+        Raises:
+            SaveError: The directory could not be listed.
+        """
+        try:
+            names = set(map(leftover_of, self.operations.list_directory(self.directory)))
+        except FileNotFoundError:
+            return SweepReport()
+        except OSError as error:
+            raise SaveError(self.directory, "listing the directory", likely_cause(error)) from error
+        swept = SweepReport()
+        for name in sorted(filter(None, names)):
+            if name in (MANIFEST, MANIFEST_MAC) or name.endswith(BINARIES_SUFFIX):
+                swept += sweep_file(self.directory / name, self.operations, dry_run=dry_run)
+        return swept
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
         """A cache file and what lies beside it, copied where it does not lie in the pack.

@@ -75,6 +75,51 @@ def test_everything_that_nobody_needs(call: Call, folder: Path) -> None:
     }
 
 
+def names(folder: Path) -> set[str]:
+    return {each.name for each in folder.iterdir()}
+
+
+def test_a_dry_run_finds_the_leftovers_and_changes_nothing(call: Call, folder: Path) -> None:
+    ours = cache_path(folder, IDENTITY).name
+    of = (ours, f"{ours}.previous", "other.durations", "manifest.json", "manifest.mac", "x.binaries")
+    leftovers = [folder / f".{each}.{'0' * 16}.tmp" for each in of]
+    for each in leftovers:
+        each.write_bytes(b"x")
+    foreign = folder / f".mine.{'0' * 16}.tmp"
+    foreign.write_bytes(b"x")
+    before = names(folder)
+    tried = call("prune", "--cache-dir", folder, "--dry-run", "--json").document
+    assert names(folder) == before
+    assert sorted(tried["leftovers"]) == sorted(map(str, leftovers))
+    assert "and 6 leftovers" in call("prune", "--cache-dir", folder, "--dry-run").out
+    done = call("prune", "--cache-dir", folder, "--json").document
+    assert (done["leftovers"], done["leftovers_failed"]) == (tried["leftovers"], [])
+    assert not any(each.exists() for each in leftovers)
+    assert foreign.exists()
+
+
+def test_what_is_being_written_is_no_leftover(call: Call, folder: Path) -> None:
+    for file in (cache_path(folder, IDENTITY), folder / "manifest.json"):
+        leftover = file.with_name(f".{file.name}.{'0' * 16}.tmp")
+        leftover.write_bytes(b"x")
+        with writer_lock(file):
+            for more in ((), ("--dry-run",)):
+                done = call("prune", "--cache-dir", folder, "--json", *more)
+                assert done.document["leftovers"] == []
+        assert leftover.exists()
+        leftover.unlink()
+
+
+def test_a_leftover_that_cannot_be_removed_is_told(call: Call, folder: Path) -> None:
+    leftover = folder / f".{cache_path(folder, IDENTITY).name}.{'0' * 16}.tmp"
+    leftover.mkdir()
+    done = call("prune", "--cache-dir", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert f"not removed  leftover of a killed process  {leftover}" in done.out
+    again = call("prune", "--cache-dir", folder, "--json")
+    assert again.document["leftovers_failed"] == [str(leftover)]
+
+
 def test_a_previous_generation_stays_where_the_current_one_is_damaged(call: Call, folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     shutil.copy(path, previous_path(path))

@@ -439,6 +439,14 @@ def test_one_process_writes_a_pack(tmp_path: Path) -> None:
     assert list(Pack.open(place).problems()) == []
 
 
+def test_whoever_writes_a_pack_removes_what_a_killed_one_left(tmp_path: Path) -> None:
+    leftovers = [tmp_path / f".{each}.{'0' * 16}.tmp" for each in ("manifest.json", "x.binaries")]
+    for each in leftovers:
+        each.write_bytes(b"x")
+    GrowingPack.begin(tmp_path, None, ["one"])
+    assert not any(each.exists() for each in leftovers)
+
+
 def test_a_signed_pack_stays_signed(tmp_path: Path) -> None:
     GrowingPack.begin(tmp_path / "pack", KEY, ["one"]).finish([TargetResult("one")])
     with pytest.raises(PackError, match="is signed") as told:

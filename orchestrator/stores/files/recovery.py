@@ -440,6 +440,10 @@ class SweepReport(msgspec.Struct, frozen=True):
     failed: tuple[Path, ...] = ()
     busy: tuple[Path, ...] = ()
 
+    def __add__(self, other: SweepReport) -> SweepReport:
+        """Both together."""
+        return SweepReport(self.removed + other.removed, self.failed + other.failed, self.busy + other.busy)
+
 
 def leftover_of(name: str) -> str | None:
     """The file's name, from the name of its temporary or sentinel; None for any other name."""
@@ -453,6 +457,7 @@ def sweep_file(
     *,
     now_ns: int | None = None,
     content_hash: Callable[[Path, FileOperations], bytes | None] = lambda _path, _operations: None,
+    dry_run: bool = False,
 ) -> SweepReport:
     """Remove what killed processes left of one file. Never raises an OSError.
 
@@ -464,6 +469,7 @@ def sweep_file(
         now_ns: The time, ns since the epoch; by default the clock's.
         content_hash: The hash by which sentinels name a generation's content, or None; may raise ReadError.
             A kind of file that has no sentinels needs none.
+        dry_run: Only find out what would be removed.
     """
     try:
         names = operations.list_directory(path.parent)
@@ -486,6 +492,8 @@ def sweep_file(
             for each in dead
             if (each.data_hash not in there if each.data_hash else _is_old(each.path, now_ns, operations))
         ]
+    if dry_run:
+        return SweepReport(tuple(stale))
     removed: list[Path] = []
     failed: list[Path] = []
     for one in stale:

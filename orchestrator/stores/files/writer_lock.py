@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from orchestrator.stores.files.atomic_file import (
@@ -21,6 +21,7 @@ from orchestrator.stores.files.atomic_file import (
     FileOperations,
     SaveError,
     close_quietly,
+    likely_cause,
     refused,
 )
 
@@ -73,6 +74,25 @@ def writer_lock(
     finally:
         if descriptor is not None:
             _give_back(descriptor, operations)
+
+
+@contextmanager
+def lock_that_is_there(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Iterator[bool]:
+    """As `writer_lock` without waiting; where there is no lock file none is created, and nobody writes.
+
+    Raises:
+        SaveError: The lock file could not be opened or locked.
+    """
+    try:
+        operations.stat(lock_path(path))
+    except FileNotFoundError:
+        lock: AbstractContextManager[bool] = nullcontext(True)
+    except OSError as error:
+        raise SaveError(path, f"locking {lock_path(path).name}", likely_cause(error)) from error
+    else:
+        lock = writer_lock(path, operations, wait_s=0)
+    with lock as held:
+        yield held
 
 
 def _try(path: Path, operations: FileOperations) -> int | None:
