@@ -369,7 +369,8 @@ class GrowingPack:
                 with BinaryStore.open(place, create=False) as store:
                     held.append((store_path, device_binaries(store, identity)))
             except StoreError as error:
-                raise PackError(error.path, error.reason) from None
+                step = "`orchestrator binaries verify` looks at all of it"
+                raise PackError(error.path, error.reason, step) from None
         content = join_binaries([each for each in held if each[1]])
         if not content:
             return (), ()
@@ -392,13 +393,15 @@ class GrowingPack:
             PackError: It was not added.
         """
         earlier, place = self._before(identity), cache_file.parent
-        if self.earlier is None or earlier is None or earlier.cache is None or identity in self._joined:
+        if self.earlier is None or earlier is None or earlier.cache is None:
+            return
+        if self._is_here(cache_file) or identity in self._joined:
             return
         try:
             content = self.earlier.read_cache(earlier)
         except PackError:
             return
-        if not self._is_here(cache_file) and content != self.writer.content(cache_file):
+        if content != self.writer.content(cache_file):
             path = self.writer.directory / earlier.cache.name
             request = Install(str(self.writer.directory.absolute()), "", str(place.absolute()), again=True)
             try:
