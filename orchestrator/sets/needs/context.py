@@ -922,7 +922,8 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
 
     VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
     states that may replace it; this looks for one of each.
-    VUID-VkGraphicsPipelineCreateInfo-pStages-00731 for tessellation; `wrong_stages` for the stages.
+    VUID-VkGraphicsPipelineCreateInfo-pStages-00731 for tessellation; `wrong_stages` for the stages;
+    VUID-VkPipelineMultisampleStateCreateInfo-rasterizationSamples-parameter.
     """
     parts, listed, stages = own_parts(value), [each.stage for each in value.pStages or ()], 0
     wrong = wrong_stages(_GRAPHICS, listed)
@@ -947,9 +948,12 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
         and raster.rasterizerDiscardEnable
         and dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
     )
-    if parts & _OUTPUT_PART and value.pMultisampleState is None and not discards:
-        replaced = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
-        return None if replaced else Malformed("no multisampleState, although it rasterizes")
+    if parts & _OUTPUT_PART and not discards and dynamic_state("RASTERIZATION_SAMPLES_EXT") not in dynamic:
+        if value.pMultisampleState is None:
+            return Malformed("no multisampleState, although it rasterizes")
+        samples = value.pMultisampleState.rasterizationSamples
+        if samples.bit_count() != 1:
+            return Malformed(f"rasterizationSamples {samples} is no number of samples")
     return None
 
 

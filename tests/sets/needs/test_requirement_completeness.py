@@ -59,6 +59,15 @@ def test_a_part_has_the_state_that_goes_with_it(part: int, lacks: str) -> None:
     assert lacks in found
 
 
+@pytest.mark.parametrize(("number", "is_one"), [(1, True), (64, True), (0, False), (3, False), (5, False)])
+def test_a_number_of_samples_is_one_bit(number: int, is_one: bool) -> None:
+    samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=number)
+    text = f"rasterizationSamples {number} is no number of samples"
+    assert missing(graphics(pMultisampleState=samples)) == (None if is_one else text)
+    assert missing(graphics(RASTERIZATION_SAMPLES, pMultisampleState=samples)) is None
+    assert missing(graphics(discard=1, pMultisampleState=samples)) is None
+
+
 def test_tessellation_is_whole() -> None:
     stages = [make("VkPipelineShaderStageCreateInfo", stage=each) for each in (1, 2, 4)]
     samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
