@@ -8,13 +8,15 @@ until it knows its verb, and one of generated methods.
 Guarantees: what is kept is used only where the interpreter would use the same. If a file is missing, damaged
 or of another interpreter, only time is lost. Nothing is written where that is forbidden
 (PYTHONDONTWRITEBYTECODE) or impossible. Several processes may add to a file; of two at once, one may be lost.
-Assumptions: a process of ours; one thread at a time. The files are as trusted as the interpreter's own. This
-module is imported before what it could give, so it imports only what every interpreter has loaded.
+Assumptions: a process of ours; one thread at a time. The files are as trusted as the interpreter's own, and
+replaced as a whole: they are mapped, so that only what is used is copied. This module is imported before what
+it could give, so it imports little that an interpreter has not loaded.
 """
 
 from __future__ import annotations
 
 import marshal
+import mmap
 import os
 import sys
 import zlib
@@ -26,11 +28,12 @@ if TYPE_CHECKING:
     from types import CodeType, ModuleType
     from typing import Any, Final
 
-    _Fields = tuple[str, str | None, bool, int, int, bytes]
+    _Fields = tuple[str, str | None, bool, int, int]
+    _Entry = tuple[Any, bytes | memoryview]
 
-_FORMAT: Final = 2  # another one where what is kept of a module or a class changes
+_FORMAT: Final = 3  # another one where what is kept of a module or a class changes
 _HEAD: Final = f"{_FORMAT} {sys.version}".encode()
-_SUM_BYTES: Final = 4
+_NUMBER_BYTES: Final = 4  # of a sum, and of a size
 _SALT: Final = r"^ +-?\d+,$"  # on a line of its own
 
 _kept: list[GeneratedCode | ModuleCode] = []
@@ -87,16 +90,17 @@ class GeneratedCode:
     def __init__(self, path: str) -> None:
         """Use a file, which need not exist."""
         self._path = path
-        self._known: dict[str, tuple[str, CodeType]] = _read(path)
+        self._known: dict[str, _Entry] = _read(path)
         self._has_news = False
 
     def compile(self, text: str, name: str, mode: str) -> CodeType:
         """As the builtin function of this name."""
         known, lasting = self._known.get(name), _lasting(text)
         if known is not None and known[0] == lasting:
-            return known[1]
+            kept: CodeType = marshal.loads(known[1])  # noqa: S302 - as the interpreter does
+            return kept
         code: CodeType = compile(text, name, mode)
-        self._known[name] = lasting, code
+        self._known[name] = lasting, marshal.dumps(code)
         self._has_news = True
         return code
 
@@ -159,7 +163,7 @@ class ModuleCode:
         news = {name: kept for name in missed if (kept := _module(name)) is not None}
         if news:
             current = {name: kept for name, kept in _modules(self._path).items() if kept.is_current()}
-            _write(self._path, {name: kept.fields for name, kept in (current | news).items()})
+            _write(self._path, {name: (kept.fields, kept.code) for name, kept in (current | news).items()})
 
 
 class _KeptModule:
@@ -175,15 +179,21 @@ class _KeptModule:
     """
 
     def __init__(
-        self, origin: str, cached: str | None, is_package: bool, modified_ns: int, size: int, code: bytes
+        self,
+        origin: str,
+        cached: str | None,
+        is_package: bool,
+        modified_ns: int,
+        size: int,
+        code: bytes | memoryview,
     ) -> None:
         self.origin, self.cached, self.is_package, self.code = origin, cached, is_package, code
         self._state = modified_ns, size
 
     @property
     def fields(self) -> _Fields:
-        """Those that it was made of."""
-        return (self.origin, self.cached, self.is_package, *self._state, self.code)
+        """Those that it was made of, but for the code."""
+        return (self.origin, self.cached, self.is_package, *self._state)
 
     @property
     def root(self) -> str:
@@ -203,7 +213,7 @@ class _KeptModule:
 class _KeptLoader(SourceFileLoader):
     """Has the byte code of its module already."""
 
-    def __init__(self, name: str, origin: str, code: bytes) -> None:
+    def __init__(self, name: str, origin: str, code: bytes | memoryview) -> None:
         super().__init__(name, origin)
         self._code = code
 
@@ -231,7 +241,7 @@ def _module(name: str) -> _KeptModule | None:
 
 
 def _modules(path: str) -> dict[str, _KeptModule]:
-    return {name: _KeptModule(*fields) for name, fields in _read(path).items()}
+    return {name: _KeptModule(*(*fields, code)) for name, (fields, code) in _read(path).items()}
 
 
 def _hidden(known: dict[str, _KeptModule]) -> Iterable[str]:
@@ -267,18 +277,24 @@ def _lasting(text: str) -> str:
     return re.sub(_SALT, "", text, flags=re.MULTILINE)
 
 
-def _read(path: str) -> dict[str, Any]:
+def _read(path: str) -> dict[str, _Entry]:
+    """What is kept in a file, by name: a value, and code in the mapped file."""
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            found = file.read()
-    except OSError:
+            found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except (OSError, ValueError):  # an empty one
         return {}
-    start = len(_HEAD) + _SUM_BYTES
-    data = memoryview(found)[start:]
-    if found[:start] != _HEAD + zlib.crc32(data).to_bytes(_SUM_BYTES, "little"):
+    start = len(_HEAD) + _NUMBER_BYTES
+    data = found[start:]
+    if found[:start] != _HEAD + _number(zlib.crc32(data)):
         return {}
-    known: dict[str, Any] = marshal.loads(data)  # noqa: S302 - as the interpreter does
-    return known
+    codes = _NUMBER_BYTES + int.from_bytes(data[:_NUMBER_BYTES], "little")
+    index = marshal.loads(data[_NUMBER_BYTES:codes])  # noqa: S302 - as the interpreter does
+    return {name: (value, data[codes + begin : codes + end]) for name, (value, begin, end) in index.items()}
+
+
+def _number(value: int) -> bytes:
+    return value.to_bytes(_NUMBER_BYTES, "little")
 
 
 def _may_write(path: str) -> bool:
@@ -293,15 +309,20 @@ def _may_write(path: str) -> bool:
     return os.access(folder, os.W_OK)
 
 
-def _write(path: str, known: dict[str, Any]) -> None:
+def _write(path: str, known: dict[str, _Entry]) -> None:
     """Replace a file, if byte code may be written there."""
     if not _may_write(path):
         return
-    data = marshal.dumps(known)
+    places, end = {}, 0
+    for name, (value, code) in known.items():
+        places[name] = value, end, end + len(code)
+        end += len(code)
+    index = marshal.dumps(places)
+    data = b"".join((_number(len(index)), index, *(code for _, code in known.values())))
     new = f"{path}.{os.getpid()}"
     try:
         with open(new, "wb") as file:  # noqa: PTH123
-            file.write(b"".join((_HEAD, zlib.crc32(data).to_bytes(_SUM_BYTES, "little"), data)))
+            file.write(b"".join((_HEAD, _number(zlib.crc32(data)), data)))
         os.replace(new, path)  # noqa: PTH105
     except OSError:
         return  # as the interpreter does
