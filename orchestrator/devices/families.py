@@ -12,7 +12,6 @@ Blocking: about a second, and a fifth of one for a single name. Thread-safe.
 from __future__ import annotations
 
 import fnmatch
-import json
 import mmap
 import os
 import struct
@@ -25,7 +24,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
-from orchestrator.devices.selectors import environment_of
+from orchestrator.devices.selectors import environment_of, library_path
 from orchestrator.errors import NoDeviceError
 
 SELECTOR: Final = "radv"
@@ -136,14 +135,14 @@ def _texts_of_families() -> tuple[str, ...]:
     """Texts of the driver's library from the first family on; none where it cannot be found or read."""
     manifest = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)[0]
     try:
-        named = str(json.loads(Path(manifest).read_bytes())["ICD"]["library_path"])
+        named = library_path(Path(manifest))
         library = next(filter(Path.is_file, (Path(each, named) for each in _library_folders())))
         with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             constants = _constants(content)
             found = (content.find(each, constants) for each in _FIRST_FAMILIES)
             start = next((each for each in found if each >= 0), None)
             texts = b"" if start is None else content[start : start + _NEIGHBOURHOOD]
-    except (OSError, ValueError, KeyError, TypeError, StopIteration, struct.error):
+    except (OSError, msgspec.MsgspecError, ValueError, StopIteration, struct.error):
         return ()  # the driver is asked
     return tuple(texts.decode("ascii", "replace").lower().split("\0"))
 

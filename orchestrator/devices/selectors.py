@@ -7,7 +7,6 @@ one target. Nothing here changes the environment or loads a driver. Thread-safe.
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -116,7 +115,25 @@ def _manifest(driver: str) -> Path:
 
 def _is_driver(manifest: Path, driver: str) -> bool:
     try:
-        library = json.loads(manifest.read_text())["ICD"]["library_path"]
-    except (OSError, ValueError, KeyError, TypeError):
+        library = library_path(manifest)
+    except (OSError, msgspec.MsgspecError):
         return False  # not a manifest: the loader passes over it too
-    return _LIBRARIES[driver] in Path(str(library)).name.lower()
+    return _LIBRARIES[driver] in Path(library).name.lower()
+
+
+class _Icd(msgspec.Struct):
+    library_path: str
+
+
+class _Manifest(msgspec.Struct, rename={"icd": "ICD"}):
+    icd: _Icd
+
+
+def library_path(manifest: Path) -> str:
+    """What a driver's manifest says of its library (loader interface documentation, "ICD manifest files").
+
+    Raises:
+        OSError: It cannot be read.
+        msgspec.MsgspecError: It is none.
+    """
+    return msgspec.json.decode(manifest.read_bytes(), type=_Manifest).icd.library_path
