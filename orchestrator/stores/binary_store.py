@@ -17,13 +17,14 @@ match.
 
 Guarantees:
 - Every binary is proven by its hash before it is returned. A damaged one is a miss.
+- The hash of an entry covers its generation and its key, so no damage gives a device what is another's.
 - Once `put` has returned, its pipelines are on disk, whatever happens to any process.
 - The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound the least valuable
   pipelines are removed, by GreedyDual-Size (Cao and Irani, 1997): compile cost per byte, aged by the value
   of those removed before.
-- A file that is truncated, damaged or made by another program is moved to the quarantine and never opened
-  (lmdb_file.py). The first process that opens the file checks all of it. Without write permission for the
-  file or its directory the store is read-only.
+- A file that is truncated, damaged, or made by another program or another version of this one is moved to
+  the quarantine and never opened (lmdb_file.py). The first process that opens the file checks all of it.
+  Without write permission for the file or its directory the store is read-only.
 Assumptions: one object per file and process, not used after a fork. Thread-safe. The user owns the directory.
 """
 
@@ -76,7 +77,6 @@ LEAST_BOUND: Final = 4 << 20
 
 _COMPACT_SUFFIX: Final = ".compact"
 _USERS_SUFFIX: Final = ".users"  # every process that has the store open holds a shared lock on this file
-_FORMAT: Final = 1
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
 _OPEN_WAIT_S: Final = 30.0
 _MOST_READERS: Final = 512
@@ -98,6 +98,8 @@ _USE: Final = struct.Struct("<dQ")
 _REFERENCE: Final = struct.Struct("<IQ")
 _HASH_BYTES: Final = 16
 _MOST_STATE_BYTES: Final = 64
+_PREFIX: Final = struct.Struct(">I")
+_MOST_NUMBER: Final = (1 << 32) - 1
 
 _T = TypeVar("_T")
 
@@ -155,10 +157,29 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
         return content_hash128(msgspec.msgpack.encode((self.identity, self.global_key)))
 
 
+@frozen
+class _Owner:
+    """A generation as the keys of its pipelines name it, and as the hashes of their entries do."""
+
+    prefix: bytes
+    digest: bytes
+
+    def read(self, key: bytes, value: Any) -> _Entry | None:
+        """An entry; None where it is damaged, or another generation's."""
+        try:
+            return _decode_entry.decode(_proven(value, self.digest, key))
+        except (ValueError, msgspec.MsgspecError):
+            return None
+
+
 class _KnownGeneration(msgspec.Struct, frozen=True):
     number: int
     about: Generation
     used_s: int
+
+    @property
+    def owner(self) -> _Owner:
+        return _Owner(_PREFIX.pack(self.number), self.about.digest)
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
@@ -435,7 +456,7 @@ class BinaryStore:
         """
         with self._reading() as transaction:
             known = self._known(transaction, generation.digest)
-            yield StoreReader(self, transaction, None if known is None else known.number)
+            yield StoreReader(self, transaction, None if known is None else known.owner)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -457,7 +478,7 @@ class BinaryStore:
         if found is None:
             return None
         try:
-            return _decode_generation.decode(_proven(found))
+            return _decode_generation.decode(_proven(found, digest))
         except (ValueError, msgspec.MsgspecError):
             return None
 
@@ -504,12 +525,12 @@ class BinaryStore:
         evicted = self.make_room(size)
 
         def write(transaction: Any) -> PutReport:
-            number = self._number(transaction, generation)
+            owner = self._owner(transaction, generation)
             age = self._age(transaction)
             now = int(time.time())
             report = PutReport()
             for pipeline, hashes in batch:
-                report += self._put_one(transaction, number, pipeline, hashes, age, now)
+                report += self._put_one(transaction, owner, pipeline, hashes, age, now)
             return report
 
         for share in _MORE_ROOM:
@@ -523,13 +544,13 @@ class BinaryStore:
     def _put_one(
         self,
         transaction: Any,
-        number: int,
+        owner: _Owner,
         pipeline: StoredPipeline,
         hashes: list[bytes],
         age: float,
         now: int,
     ) -> PutReport:
-        tables, key = self._tables, struct.pack(">I", number) + pipeline.state_key
+        tables, key = self._tables, owner.prefix + pipeline.state_key
         entry = _Entry(
             pipeline.driver_key,
             pipeline.cost_ns,
@@ -541,7 +562,7 @@ class BinaryStore:
         )
         size = pipeline.size
         cost = pipeline.cost_ns
-        known = self._entry(transaction, key)
+        known = self._entry(transaction, owner, key)
         same = (
             known is not None
             and known.driver_key == entry.driver_key
@@ -554,7 +575,7 @@ class BinaryStore:
             cost = cost or known.cost_ns
         if not same or cost != pipeline.cost_ns:
             encoded = msgspec.msgpack.encode(msgspec.structs.replace(entry, cost_ns=cost))
-            transaction.put(key, content_hash128(encoded) + encoded, db=tables["pipelines"])
+            transaction.put(key, _sealed(encoded, owner.digest, key), db=tables["pipelines"])
         if same:  # which says nothing of the payloads
             stored = sum(
                 map(partial(self._mend, transaction), hashes, (each.data for each in pipeline.binaries))
@@ -568,13 +589,13 @@ class BinaryStore:
             for table, name in _names(key, entry):
                 transaction.put(name, b"", db=tables[table])
             if pipeline.driver_key:
-                collisions, shared = self._namesakes(transaction, key, entry)
+                collisions, shared = self._namesakes(transaction, owner, key, entry)
         transaction.put(key, _USE.pack(age + _worth(cost, size), now), db=tables["use"])
         return PutReport(1, int(same), collisions, shared, 0, size, stored)
 
-    def _namesakes(self, transaction: Any, key: bytes, entry: _Entry) -> tuple[int, int]:
+    def _namesakes(self, transaction: Any, owner: _Owner, key: bytes, entry: _Entry) -> tuple[int, int]:
         """(1, 0) if another state has the driver's key and other binaries, (0, 1) if the same ones."""
-        prefix = _index_key(key[:4], entry.driver_key, b"")
+        prefix = _index_key(owner.prefix, entry.driver_key, b"")
         looked = 0
         with transaction.cursor(db=self._tables["keys"]) as cursor:
             there = cursor.set_range(prefix)
@@ -585,7 +606,7 @@ class BinaryStore:
                 state = found[len(prefix) :]
                 if state != key[4:]:
                     looked += 1
-                    other = self._entry(transaction, key[:4] + state)
+                    other = self._entry(transaction, owner, owner.prefix + state)
                     if other is not None and other.binaries != entry.binaries:
                         return 1, 0
                 there = cursor.next()
@@ -640,29 +661,30 @@ class BinaryStore:
             known = self._known(transaction, generation.digest)
             if known is None:
                 return 0
-            prefix = struct.pack(">I", known.number)
+            owner = known.owner
             aged = transaction.get(b"aged", db=self._tables["about"])
             aged_s = int.from_bytes(aged, "little") if aged is not None else 0
             stale = []
             for state in state_keys:
-                found = transaction.get(prefix + state, db=self._tables["use"])
+                found = transaction.get(owner.prefix + state, db=self._tables["use"])
                 if found is not None and len(found) == _USE.size:
                     used_s = _USE.unpack(found)[1]
                     if now - used_s >= (grain_s if used_s <= aged_s else grain_s and _LONG_S):
-                        stale.append(prefix + state)
+                        stale.append(owner.prefix + state)
         if not stale:
             return 0
         # Notes are small, but each may need a page of its own.
         at_once = max(1, self._bytes_a_commit // (2 * self._page_size))
         for start in range(0, len(stale), at_once):
-            self._write(partial(self._touch, keys=stale[start : start + at_once], now=now))
-        self._write(partial(self._number, generation=generation))
+            some = stale[start : start + at_once]
+            self._write(partial(self._touch, owner=owner, keys=some, now=now))
+        self._write(partial(self._owner, generation=generation))
         return len(stale)
 
-    def _touch(self, transaction: Any, keys: Sequence[bytes], now: int) -> None:
+    def _touch(self, transaction: Any, owner: _Owner, keys: Sequence[bytes], now: int) -> None:
         age = self._age(transaction)
         for key in keys:
-            entry = self._entry(transaction, key)
+            entry = self._entry(transaction, owner, key)
             if entry is not None:
                 worth = _worth(entry.cost_ns, sum(size for _, _, size in entry.binaries))
                 transaction.put(key, _USE.pack(age + worth, now), db=self._tables["use"])
@@ -676,7 +698,7 @@ class BinaryStore:
         number = self.generation(generation)
         if number is None:
             return 0
-        prefix = struct.pack(">I", number)
+        prefix = _PREFIX.pack(number)
         return self._remove([prefix + state for state in state_keys])
 
     def _remove(self, keys: Sequence[bytes]) -> int:
@@ -687,12 +709,13 @@ class BinaryStore:
         return removed
 
     def _drop_all(self, transaction: Any, keys: Sequence[bytes]) -> int:
-        return sum(self._drop(transaction, key) for key in keys)
+        owners = self._owners(transaction)
+        return sum(self._drop(transaction, owners, key) for key in keys)
 
-    def _drop(self, transaction: Any, key: bytes) -> bool:
+    def _drop(self, transaction: Any, owners: dict[bytes, _Owner], key: bytes) -> bool:
         """Remove one pipeline; returns whether it was there."""
         tables = self._tables
-        entry = self._entry(transaction, key)
+        entry = self._entry(transaction, owners.get(key[:4]), key)
         transaction.delete(key, db=tables["use"])
         if entry is not None:  # a damaged entry names nothing; `verify` finds what it used
             self._forget_names(transaction, key, entry)
@@ -738,13 +761,14 @@ class BinaryStore:
 
     def _evict(self, transaction: Any, ranked: Sequence[tuple[float, bytes]], most_bytes: int) -> int:
         gone = 0
+        owners = self._owners(transaction)
         for number, (worth, key) in enumerate(ranked):
             if number % _LOOK_EVERY == 0 and self._used_bytes(transaction) <= most_bytes:
                 break
             now = transaction.get(key, db=self._tables["use"])
             if now is None or _USE.unpack(now)[0] != worth:
                 continue  # removed or used since
-            gone += self._drop(transaction, key)
+            gone += self._drop(transaction, owners, key)
             self._grow_old(transaction, worth)
         return gone
 
@@ -758,7 +782,7 @@ class BinaryStore:
             found = list(self._generations(transaction))
         gone = [(digest, known) for digest, known in found if unwanted(known.about, known.used_s)]
         for digest, known in gone:
-            prefix = struct.pack(">I", known.number)
+            prefix = known.owner.prefix
             with self._reading() as transaction:
                 keys = [bytes(key) for key, _ in _from(transaction, self._tables["pipelines"], prefix)]
             self._remove(keys)
@@ -797,22 +821,44 @@ class BinaryStore:
             return False
         return system.f_bavail * system.f_frsize < self._bytes_a_commit
 
-    def _number(self, transaction: Any, generation: Generation) -> int:
-        """The number of a generation; notes its use."""
+    def _owner(self, transaction: Any, generation: Generation) -> _Owner:
+        """A generation, made where it is new; notes its use."""
         digest = generation.digest
         known = self._known(transaction, digest)
-        number = known.number if known is not None else self._new_number(transaction)
         now = int(time.time())
         if known is None or now - known.used_s >= _GRAIN_S:
-            encoded = msgspec.msgpack.encode(_KnownGeneration(number, generation, now))
-            transaction.put(digest, content_hash128(encoded) + encoded, db=self._tables["generations"])
-        return number
+            number = known.number if known is not None else self._new_number(transaction)
+            known = _KnownGeneration(number, generation, now)
+            sealed = _sealed(msgspec.msgpack.encode(known), digest)
+            transaction.put(digest, sealed, db=self._tables["generations"])
+        return known.owner
 
     def _new_number(self, transaction: Any) -> int:
+        """A number that no generation and no pipeline has, whatever became of the note of the next one."""
         found = transaction.get(b"next", db=self._tables["about"])
-        number = int.from_bytes(found, "little") if found is not None else 1
+        noted = int.from_bytes(found, "little") if found is not None and len(found) == 4 else 1
+        taken = {*self._owners(transaction), *self._prefixes(transaction)}
+        number = max(noted, 1 + max((_PREFIX.unpack(each)[0] for each in taken), default=0))
+        if number >= _MOST_NUMBER:  # as only damage makes it
+            number = next(each for each in range(1, _MOST_NUMBER) if _PREFIX.pack(each) not in taken)
         transaction.put(b"next", (number + 1).to_bytes(4, "little"), db=self._tables["about"])
         return number
+
+    def _owners(self, transaction: Any) -> dict[bytes, _Owner]:
+        """All generations, by what the keys of their pipelines begin with."""
+        return {known.owner.prefix: known.owner for _, known in self._generations(transaction)}
+
+    def _prefixes(self, transaction: Any) -> set[bytes]:
+        """What the keys of the stored pipelines begin with."""
+        found = set()
+        with transaction.cursor(db=self._tables["pipelines"]) as cursor:
+            there = cursor.first()
+            while there:
+                prefix = bytes(cursor.key())[: _PREFIX.size].ljust(_PREFIX.size, b"\0")
+                found.add(prefix)
+                (number,) = _PREFIX.unpack(prefix)
+                there = number < _MOST_NUMBER and cursor.set_range(_PREFIX.pack(number + 1))
+        return found
 
     def _age(self, transaction: Any) -> float:
         found = transaction.get(b"age", db=self._tables["about"])
@@ -825,9 +871,9 @@ class BinaryStore:
             transaction.put(b"age", struct.pack("<d", age), db=self._tables["about"])
             transaction.put(b"aged", int(time.time()).to_bytes(8, "little"), db=self._tables["about"])
 
-    def _entry(self, transaction: Any, key: bytes) -> _Entry | None:
+    def _entry(self, transaction: Any, owner: _Owner | None, key: bytes) -> _Entry | None:
         found = self._get(transaction, "pipelines", key)
-        return None if found is None else _decoded(found)
+        return None if found is None or owner is None else owner.read(key, found)
 
     # --- figures
 
@@ -867,16 +913,16 @@ class BinaryStore:
                 return self._stat((), 0, 0, 0)
             generations = []
             for _, known in self._generations(transaction):
-                prefix = struct.pack(">I", known.number)
+                owner = known.owner
                 pipelines = binaries = size = 0
-                for key, _ in _from(transaction, self._tables["pipelines"], prefix):
-                    entry = self._entry(transaction, bytes(key))
+                for key, value in _from(transaction, self._tables["pipelines"], owner.prefix):
+                    entry = owner.read(bytes(key), value)
                     if entry is not None:
                         pipelines += 1
                         binaries += len(entry.binaries)
                         size += sum(each for _, _, each in entry.binaries)
                 shared: dict[bytes, int] = {}
-                for key, _ in _from(transaction, self._tables["keys"], prefix):
+                for key, _ in _from(transaction, self._tables["keys"], owner.prefix):
                     driver_key = bytes(key)[5 : 5 + key[4]]
                     shared[driver_key] = shared.get(driver_key, 0) + 1
                 generations.append(
@@ -927,14 +973,27 @@ class BinaryStore:
     def _verify(self, transaction: Any) -> StoreVerification:
         problems: list[str] = []
         tables = self._tables
+        generations = list(self._generations(transaction))
+        numbers = [known.number for _, known in generations]
+        problems += [
+            f"{numbers.count(each)} generations have the number {each}"
+            for each in sorted(set(numbers))
+            if numbers.count(each) > 1
+        ]
+        owners = self._owners(transaction)
+        orphans: dict[bytes, int] = {}
         used: dict[bytes, int] = {}
         sizes: dict[bytes, int] = {}
         indexed = set()
         pipelines = 0
-        for raw_key, _ in transaction.cursor(db=tables["pipelines"]):
+        for raw_key, value in transaction.cursor(db=tables["pipelines"]):
             key = bytes(raw_key)
             pipelines += 1
-            entry = self._entry(transaction, key)
+            owner = owners.get(key[: _PREFIX.size])
+            if owner is None:
+                orphans[key[: _PREFIX.size]] = orphans.get(key[: _PREFIX.size], 0) + 1
+                continue
+            entry = owner.read(key, value)
             if entry is None:
                 problems.append(f"pipeline {key.hex()}: its entry is damaged")
                 continue
@@ -944,10 +1003,13 @@ class BinaryStore:
             for _, digest, size in entry.binaries:
                 used[digest] = used.get(digest, 0) + 1
                 sizes[digest] = size
+        problems += [
+            f"{count} pipelines are of the generation {prefix.hex()}, which is not there"
+            for prefix, count in orphans.items()
+        ]
         kept = {
             (table, bytes(name))
             for table in ("keys", "identified")
-            if table in tables
             for name, _ in transaction.cursor(db=tables[table])
         }
         if kept != indexed:
@@ -988,16 +1050,16 @@ class BinaryStore:
 class StoreReader:
     """A snapshot of one generation, made by `BinaryStore.reading`. Used by one thread."""
 
-    def __init__(self, store: BinaryStore, transaction: Any, number: int | None) -> None:
+    def __init__(self, store: BinaryStore, transaction: Any, owner: _Owner | None) -> None:
         self._store = store
         self._transaction = transaction
-        self._prefix = None if number is None else struct.pack(">I", number)
+        self._owner = owner
         self._proven: dict[bytes, Any] = {}
 
     @property
     def is_empty(self) -> bool:
         """Whether nothing of the generation is stored."""
-        return self._prefix is None
+        return self._owner is None
 
     def find(self, state_key: bytes, driver_key: bytes | None = None) -> tuple[str, StoredPipeline | None]:
         """Look a pipeline up: FOUND and the pipeline, or why there is none.
@@ -1006,13 +1068,13 @@ class StoreReader:
             state_key: The caller's key of its state.
             driver_key: The driver's key; None where it is not known: it cannot change in a generation.
         """
-        if self._prefix is None:
+        if self._owner is None:
             return MISSING, None
-        key = self._prefix + state_key
+        key = self._owner.prefix + state_key
         raw = self._store._get(self._transaction, "pipelines", key)
         if raw is None:
             return MISSING, None
-        entry = _decoded(raw)
+        entry = self._owner.read(key, raw)
         if entry is None:
             return DAMAGED, None
         if driver_key is not None and driver_key != entry.driver_key:
@@ -1038,15 +1100,16 @@ class StoreReader:
             FOUND and a pipeline with its stored state; COLLIDES where several with different binaries match;
             or why there is none.
         """
-        known = identifiers and driver_key and "identified" in self._store._tables
-        if self._prefix is None or not known:
+        if self._owner is None or not (identifiers and driver_key):
             return MISSING, None
-        prefix = _identified_key(self._prefix, driver_key, identifiers, b"")
+        prefix = _identified_key(self._owner.prefix, driver_key, identifiers, b"")
         outcome, found = MISSING, None
         for name, _ in _from(self._transaction, self._store._tables["identified"], prefix):
             outcome, other = self.find(bytes(name)[len(prefix) :], driver_key)
             if other is None:
                 return outcome, None
+            if other.identifiers != identifiers:
+                return DAMAGED, None  # no hash is over an index
             if found is not None and found.binaries != other.binaries:
                 return COLLIDES, None
             found = found or other
@@ -1054,9 +1117,9 @@ class StoreReader:
 
     def all(self) -> Iterator[StoredPipeline]:
         """All undamaged pipelines, by state key."""
-        if self._prefix is None:
+        if self._owner is None:
             return
-        for key, _ in _from(self._transaction, self._store._tables["pipelines"], self._prefix):
+        for key, _ in _from(self._transaction, self._store._tables["pipelines"], self._owner.prefix):
             _, found = self.find(bytes(key)[4:])
             if found is not None:
                 yield found
@@ -1202,7 +1265,7 @@ class _Opening:
             raise StoreError(self.path, reason)
         nonce = read_mark(self.path)
         if nonce is None:
-            return "another program made it"
+            return "another program made it, or another version of this one"
         try:
             stamp = read_capped(self.stamp, _STAMP_CAP, self.operations, trusted=True)
         except MissingFileError:
@@ -1277,8 +1340,6 @@ class _Opening:
                     try:
                         tables[name] = environment.open_db(name.encode(), create=False)
                     except lmdb.NotFoundError:
-                        if name == "identified":  # stores of earlier versions lack it
-                            continue
                         tables = {}  # it was made, but nothing was stored yet
                         break
             else:
@@ -1286,7 +1347,6 @@ class _Opening:
                 with environment.begin(write=True) as transaction:
                     for name in _TABLES:
                         tables[name] = environment.open_db(name.encode(), txn=transaction)
-                    transaction.put(b"format", bytes([_FORMAT]), db=tables["about"], overwrite=False)
                     said = _bound_of(transaction, tables)
                     if self.bound_bytes not in (None, said):
                         transaction.put(b"bound", bound.to_bytes(8, "little"), db=tables["about"])
@@ -1342,18 +1402,15 @@ def _names(key: bytes, entry: _Entry) -> list[tuple[str, bytes]]:
     return names
 
 
-def _decoded(value: Any) -> _Entry | None:
-    """An entry; None where it is damaged."""
-    try:
-        return _decode_entry.decode(_proven(value))
-    except (ValueError, msgspec.MsgspecError):
-        return None
+def _sealed(content: bytes, *names: bytes) -> bytes:
+    """Content behind a hash of it and of what it belongs to."""
+    return content_hash128(b"".join((*names, content))) + content
 
 
-def _proven(value: Any) -> bytes:
-    """The content behind its hash; raises ValueError where it is damaged."""
+def _proven(value: Any, *names: bytes) -> bytes:
+    """The content behind its hash; raises ValueError where it is damaged, or belongs to something else."""
     content = bytes(value[_HASH_BYTES:])
-    if content_hash128(content) != bytes(value[:_HASH_BYTES]):
+    if content_hash128(b"".join((*names, content))) != bytes(value[:_HASH_BYTES]):
         raise ValueError("it is not what was written")
     return content
 

@@ -41,7 +41,7 @@ _LOOKS: Final = 8
 
 _MARK_AT: Final = 2048
 _MARK: Final = struct.Struct("<8s16s")
-_MARK_MAGIC: Final = b"ORCHBIN1"
+_MARK_MAGIC: Final = b"ORCHBIN2"  # the digit is the version of what the file holds
 
 _MOST_PAGES: Final = 1 << 40
 _Pages = npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ def mark_file(path: Path, nonce: bytes) -> None:
 
 
 def read_mark(path: Path) -> bytes | None:
-    """What `mark_file` wrote; None where it wrote nothing into this file.
+    """What `mark_file` wrote; None where it wrote nothing into this file, or another version did.
 
     Raises:
         OSError: It cannot be read.

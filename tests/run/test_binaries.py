@@ -265,7 +265,7 @@ async def test_a_store_on_a_disk_that_says_nothing_costs_no_pipeline(
     def silent(_path: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(BinaryStore, "_number", broken)
+    monkeypatch.setattr(BinaryStore, "_owner", broken)
     monkeypatch.setattr(os, "statvfs", silent)
     _, record, _ = await run(store)
     assert record.lost == record.captured == COUNT

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from attrs import evolve
 from hypothesis import HealthCheck, given, settings
@@ -24,6 +25,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.stores import binary_store
 from orchestrator.stores.binary_store import (
     COLLIDES,
     DAMAGED,
@@ -813,3 +815,101 @@ def test_a_last_page_beyond_the_map_sets_the_file_aside(tmp_path: Path, bit: int
     with BinaryStore.open(tmp_path) as store:
         assert "beyond the map" in store.set_aside
         assert store.put(GENERATION, [pipeline(2, b"z" * 9000)]).stored_bytes == 9000
+
+
+# --- entries that are damaged within a file whose structure is whole
+
+
+@contextmanager
+def damaging(store: BinaryStore) -> Iterator[Callable[[str, bytes, bytes | None], None]]:
+    """Replace entries by what they should not be; None removes one."""
+    with store._environment.begin(write=True) as transaction:
+
+        def replace_it(table: str, key: bytes, value: bytes | None) -> None:
+            database = store._tables[table]
+            if value is None:
+                assert transaction.delete(key, db=database)
+            else:
+                transaction.put(key, value, db=database)
+
+        yield replace_it
+
+
+def entries(store: BinaryStore, table: str) -> dict[bytes, bytes]:
+    with store._environment.begin() as transaction:
+        return {bytes(key): bytes(value) for key, value in transaction.cursor(db=store._tables[table])}
+
+
+@pytest.mark.parametrize("noted", [b"\1\0\0\0", b"\xff\xff\xff\xff", b"\xff" * 12, b""])
+def test_a_damaged_number_gives_no_generation_what_is_anothers(store: BinaryStore, noted: bytes) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    store.put(OTHER, [pipeline(1, b"other")])
+    with damaging(store) as put:
+        put("about", b"next", noted)
+    third = evolve_identity()
+    with store.reading(third) as reader:
+        assert reader.find(b"state 1") == (MISSING, None)
+    store.put(third, [pipeline(2, b"two")])
+    with store.reading(third) as reader:
+        assert reader.find(b"state 1") == (MISSING, None)
+    assert len({store.generation(each) for each in (GENERATION, OTHER, third)}) == 3
+    store.put(Generation.of(simulated_identity(), b"a fourth"), [pipeline(3, b"three")])
+    assert found(store, 1) == (FOUND, [b"one"])
+    assert store.verify().problems == ()
+
+
+def test_an_entry_under_another_key_is_damaged(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one"), pipeline(2, b"two")])
+    store.put(OTHER, [pipeline(3, b"three")])
+    kept = entries(store, "pipelines")
+    one, two, three = kept
+    with damaging(store) as put:
+        put("pipelines", two, kept[one])
+        put("pipelines", one[:4] + three[4:], kept[three])
+    assert found(store, 1) == (FOUND, [b"one"])
+    assert found(store, 2) == found(store, 3) == (DAMAGED, [])
+    assert sum("its entry is damaged" in each for each in store.verify().problems) == 2
+
+
+def test_verify_tells_of_generations_that_are_one_too_many_or_gone(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    store.put(OTHER, [pipeline(1, b"other")])
+    known = decode_generation(store, GENERATION)
+    with damaging(store) as put:
+        encoded = msgspec.msgpack.encode(replace(known, about=OTHER))
+        put("generations", OTHER.digest, content_hash128(OTHER.digest + encoded) + encoded)
+    problems = store.verify().problems
+    assert "2 generations have the number 1" in problems
+    assert any("are of the generation 00000002, which is not there" in each for each in problems)
+
+
+def decode_generation(store: BinaryStore, generation: Generation) -> binary_store._KnownGeneration:
+    with store._reading() as transaction:
+        known = store._known(transaction, generation.digest)
+        assert known is not None
+        return known
+
+
+def test_an_index_that_names_another_pipeline_gives_nobody_its_binaries(store: BinaryStore) -> None:
+    def named(state: int, content: bytes, identifiers: bytes) -> StoredPipeline:
+        return replace(pipeline(state, content, driver_key=b"key"), identifiers=identifiers)
+
+    store.put(GENERATION, [named(1, b"one", b"a"), named(2, b"two", b"b")])
+    with damaging(store) as put:
+        wrong, right = sorted(entries(store, "identified"))
+        put("identified", wrong, None)
+        put("identified", wrong[:-1] + right[-1:], b"")
+    with store.reading(GENERATION) as reader:
+        assert reader.find_identified(b"a", b"key") == (DAMAGED, None)
+
+
+def test_a_file_of_another_version_is_set_aside(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    content = path.read_bytes()
+    assert content.count(b"ORCHBIN2") == 1
+    path.write_bytes(content.replace(b"ORCHBIN2", b"ORCHBIN1"))
+    with pytest.raises(StoreError, match="another version of this one"):
+        BinaryStore.open(tmp_path, create=False)
+    with BinaryStore.open(tmp_path) as store:
+        assert "another version of this one" in store.set_aside
+        assert found(store, 1) == (MISSING, [])
