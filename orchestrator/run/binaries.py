@@ -492,9 +492,10 @@ class HeldPipelines(BinarySource):
         assert self.generation is not None  # noqa: S101
         try:
             report = self.store.put(self.generation, batch)
-        except OrchestratorError as error:
+        except Exception as error:  # noqa: BLE001 - whatever it is, it costs no pipeline
+            kind = "" if isinstance(error, OrchestratorError) else f"{type(error).__name__}: "
             with self._lock:
-                self._say(f"binaries were not stored: {error}")
+                self._say(f"binaries were not stored: {kind}{error}")
                 self._add(lost=len(batch), store_ns=time.perf_counter_ns() - began)
             return
         with self._lock:

@@ -245,11 +245,24 @@ async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     assert any("not looked up" in note for note in report.notes)
 
 
-async def test_a_bug_while_storing_ends_the_run(store: BinaryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_whatever_goes_wrong_while_storing_costs_no_pipeline(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_given: object) -> None:
+        raise ZeroDivisionError("an entry of no length")
+
+    monkeypatch.setattr(BinaryStore, "put", fail)
+    report, record, _ = await run(store)
+    assert report.compiled == COUNT
+    assert record.lost == record.captured == COUNT
+    assert "binaries were not stored: ZeroDivisionError: an entry of no length" in report.notes
+
+
+async def test_a_writer_that_dies_ends_the_run(store: BinaryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_given: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(BinaryStore, "put", fail)
+    monkeypatch.setattr(HeldPipelines, "_store", fail)
     # Workers wait for the writer as soon as anything is to be stored.
     monkeypatch.setattr(binaries, "_MOST_WAITING_BYTES", 1)
     with pytest.raises(ZeroDivisionError):
