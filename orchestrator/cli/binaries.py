@@ -22,7 +22,7 @@ from orchestrator.cli.values import cache_files_directory, read_key, require_wri
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
-    from orchestrator.stores.binary_store import BinaryStore, Generation, GenerationStat
+    from orchestrator.stores.binary_store import BinaryStore, Generation, GenerationStat, StoreStat
     from orchestrator.stores.files.mac import MacKey
 
 Action = Literal["stat", "verify", "export", "import", "prune"]
@@ -66,7 +66,7 @@ def binaries_verb(
 
     `compile --mode binaries` fills the store. `stat` shows its contents. `verify` checks its structure,
     hashes and references. `export` writes a pack for others, `import` reads one. `prune` removes binaries of
-    other builds of the installed drivers.
+    other builds of the installed drivers, and what is damaged.
 
     **EXAMPLES**
 
@@ -141,12 +141,14 @@ def binaries_verb(
             output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
         if action == "verify":
             lines.append(
-                "bad: the next compile replaces damaged pipelines" if problems else "good: nothing is wrong"
+                "bad: `orchestrator binaries prune` drops what is no use; the next compile stores it again"
+                if problems
+                else "good: nothing is wrong"
             )
         for line in lines:
             output.line(line)
         if action == "stat":
-            _show(output, stat.generations)
+            _show(output, stat)
         output.line(
             f"{path_text(store.path)}: {plural(stat.payloads, 'binary', 'binaries')}, "
             f"{byte_text(stat.payload_bytes)}; {byte_text(stat.used_bytes)} of "
@@ -243,9 +245,14 @@ def _device_text(about: Generation) -> str:
     return "  ".join(printable(each) for each in words if each)
 
 
-def _show(output: Output, generations: Sequence[GenerationStat]) -> None:
+def _show(output: Output, stat: StoreStat) -> None:
+    generations = stat.generations
     if not generations:
-        output.line("nothing is stored yet: `orchestrator compile SET --mode binaries`")
+        output.line(
+            "nothing of it can be used: see `orchestrator binaries verify`"
+            if stat.payloads
+            else "nothing is stored yet: `orchestrator compile SET --mode binaries`"
+        )
         return
     shown = table("device and driver", "global key", "pipelines", "binaries", "bytes", numbers=range(2, 5))
     for each in generations:

@@ -17,6 +17,8 @@ match.
 
 Guarantees:
 - Every binary is proven by its hash before it is returned. A damaged one is a miss.
+- A damaged entry that a writer meets, and what else nothing can find or nobody uses, goes with all that
+  hung on it: indexes and counts are made anew from the entries that are whole.
 - The hash of an entry covers its generation and its key, so no damage gives a device what is another's.
 - Once `put` has returned, its pipelines are on disk, whatever happens to any process.
 - The file is never larger than 1.1 times its bound, which it remembers. Beyond the bound the least valuable
@@ -35,8 +37,9 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final, Self, TypeVar
 
@@ -352,6 +355,7 @@ class BinaryStore:
     _process: int = field(factory=os.getpid, repr=False)
     _opened: int = 1
     _lock: threading.Lock = field(factory=threading.Lock, repr=False)
+    _is_damaged: bool = False
     _file: tuple[int, ...] | None = field(init=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
@@ -455,8 +459,10 @@ class BinaryStore:
             StoreError: It cannot be read.
         """
         with self._reading() as transaction:
-            known = self._known(transaction, generation.digest)
-            yield StoreReader(self, transaction, None if known is None else known.owner)
+            digest = generation.digest
+            known = self._known(transaction, digest)
+            lost = known is None and self._get(transaction, "generations", digest) is not None
+            yield StoreReader(self, transaction, None if known is None else known.owner, is_damaged=lost)
 
     @contextmanager
     def _reading(self) -> Iterator[Any]:
@@ -475,12 +481,7 @@ class BinaryStore:
 
     def _known(self, transaction: Any, digest: bytes) -> _KnownGeneration | None:
         found = self._get(transaction, "generations", digest)
-        if found is None:
-            return None
-        try:
-            return _decode_generation.decode(_proven(found, digest))
-        except (ValueError, msgspec.MsgspecError):
-            return None
+        return None if found is None else _generation_in(found, digest)
 
     def _get(self, transaction: Any, table: str, key: bytes) -> Any:
         database = self._tables.get(table)
@@ -562,7 +563,7 @@ class BinaryStore:
         )
         size = pipeline.size
         cost = pipeline.cost_ns
-        known = self._entry(transaction, owner, key)
+        known = self._met(transaction, owner, key)
         same = (
             known is not None
             and known.driver_key == entry.driver_key
@@ -615,8 +616,7 @@ class BinaryStore:
     def _refer(self, transaction: Any, digest: bytes, data: bytes | memoryview) -> int:
         """Count one more use of a payload; returns the bytes that were written."""
         tables = self._tables
-        found = transaction.get(digest, db=tables["references"])
-        count, size = _REFERENCE.unpack(found) if found is not None else (0, len(data))
+        count, size = self._reference(transaction, digest) or (0, len(data))
         transaction.put(digest, _REFERENCE.pack(count + 1, len(data)), db=tables["references"])
         if count and size == len(data):
             return self._mend(transaction, digest, data)
@@ -635,12 +635,20 @@ class BinaryStore:
         for table, name in _names(key, entry):
             transaction.delete(name, db=self._tables[table])
 
+    def _reference(self, transaction: Any, digest: bytes) -> tuple[int, int] | None:
+        """How many pipelines use a payload, and its size; None where nobody does. Notes a damaged count."""
+        found = transaction.get(digest, db=self._tables["references"])
+        told = None if found is None else _reference_in(found)
+        self._is_damaged |= found is not None and told is None
+        return told
+
     def _forget_binaries(self, transaction: Any, entry: _Entry) -> None:
-        """Count one use less of an entry's payloads; returns the bytes that were freed."""
+        """Count one use less of an entry's payloads, and remove those that nobody uses."""
         tables = self._tables
         for _, digest, size in entry.binaries:
-            found = transaction.get(digest, db=tables["references"])
-            count = _REFERENCE.unpack(found)[0] if found is not None else 0
+            count, _ = self._reference(transaction, digest) or (0, 0)
+            if self._is_damaged:
+                continue  # who else uses it is counted anew
             if count > 1:
                 transaction.put(digest, _REFERENCE.pack(count - 1, size), db=tables["references"])
                 continue
@@ -667,8 +675,8 @@ class BinaryStore:
             stale = []
             for state in state_keys:
                 found = transaction.get(owner.prefix + state, db=self._tables["use"])
-                if found is not None and len(found) == _USE.size:
-                    used_s = _USE.unpack(found)[1]
+                if found is not None:
+                    _, used_s = _use_in(found)
                     if now - used_s >= (grain_s if used_s <= aged_s else grain_s and _LONG_S):
                         stale.append(owner.prefix + state)
         if not stale:
@@ -715,9 +723,9 @@ class BinaryStore:
     def _drop(self, transaction: Any, owners: dict[bytes, _Owner], key: bytes) -> bool:
         """Remove one pipeline; returns whether it was there."""
         tables = self._tables
-        entry = self._entry(transaction, owners.get(key[:4]), key)
+        entry = self._met(transaction, owners.get(key[: _PREFIX.size]), key)
         transaction.delete(key, db=tables["use"])
-        if entry is not None:  # a damaged entry names nothing; `verify` finds what it used
+        if entry is not None:
             self._forget_names(transaction, key, entry)
             self._forget_binaries(transaction, entry)
         return bool(transaction.delete(key, db=tables["pipelines"]))
@@ -743,9 +751,7 @@ class BinaryStore:
             if self._used_bytes(transaction) <= most_bytes:
                 return 0
             ranked = sorted(
-                (_USE.unpack(value)[0], bytes(key))
-                for key, value in transaction.cursor(db=self._tables["use"])
-                if len(value) == _USE.size
+                (_use_in(value)[0], bytes(key)) for key, value in transaction.cursor(db=self._tables["use"])
             )
         evicted = 0
         at_once = self._victims_a_commit
@@ -766,7 +772,7 @@ class BinaryStore:
             if number % _LOOK_EVERY == 0 and self._used_bytes(transaction) <= most_bytes:
                 break
             now = transaction.get(key, db=self._tables["use"])
-            if now is None or _USE.unpack(now)[0] != worth:
+            if now is None or _use_in(now)[0] != worth:
                 continue  # removed or used since
             gone += self._drop(transaction, owners, key)
             self._grow_old(transaction, worth)
@@ -774,6 +780,8 @@ class BinaryStore:
 
     def prune(self, unwanted: Callable[[Generation, int], bool]) -> tuple[Generation, ...]:
         """Remove the generations for which `unwanted(generation, seconds of last use)` is true; returns them.
+
+        What is damaged goes too.
 
         Raises:
             StoreError: It cannot be written.
@@ -787,12 +795,92 @@ class BinaryStore:
                 keys = [bytes(key) for key, _ in _from(transaction, self._tables["pipelines"], prefix)]
             self._remove(keys)
             self._write(partial(self._drop_generation, digest=digest))
+        self._rebuild()
         return tuple(known.about for _, known in gone)
 
     def _drop_generation(self, transaction: Any, digest: bytes) -> None:
         transaction.delete(digest, db=self._tables["generations"])
 
+    def _rebuild(self) -> None:
+        """Remove what is damaged or belongs to nothing, and count anew, from entries that are whole."""
+        self._is_damaged = False
+        tried: set[tuple[str, bytes]] = set()
+        while self._commit(partial(self._rebuild_some, tried=tried)):
+            pass
+
+    def _rebuild_some(self, transaction: Any, tried: set[tuple[str, bytes]]) -> bool:
+        """Do as much of it as one commit may write; returns whether more is left."""
+        wrong = (each for each in self._wrong(transaction) if each[:2] not in tried)
+        changes = list(islice(wrong, self._victims_a_commit))
+        for table, key, value in changes:
+            tried.add((table, key))
+            if value is None:
+                self._take_out(transaction, self._tables[table], key)
+            else:
+                transaction.put(key, value, db=self._tables[table])
+        return bool(changes)
+
+    @staticmethod
+    def _take_out(transaction: Any, table: Any, key: bytes) -> None:
+        """Remove an entry, also where its damaged key is out of order, so that no search finds it."""
+        if key and transaction.delete(key, db=table):
+            return
+        with transaction.cursor(db=table) as cursor:
+            there = cursor.first()
+            while there and bytes(cursor.key()) != key:
+                there = cursor.next()
+            if there:
+                cursor.delete()
+
+    def _wrong(self, transaction: Any) -> Iterator[tuple[str, bytes, bytes | None]]:
+        """Table and key of what is not as the entries say, and what is right; None: nothing is."""
+        rows = {
+            table: {bytes(key): bytes(value) for key, value in transaction.cursor(db=self._tables[table])}
+            for table in ("generations", "keys", "identified", "references", "use")
+        }
+        payloads = {
+            bytes(key): len(data) if content_hash128(data) == bytes(key) else -1
+            for key, data in transaction.cursor(db=self._tables["payloads"])
+        }
+        right: dict[str, dict[bytes, bytes]] = {table: {} for table in rows}
+        right["generations"] = {
+            digest: rows["generations"][digest] for digest, _ in self._generations(transaction)
+        }
+        owners, age, now = self._owners(transaction), self._age(transaction), int(time.time())
+        counts: dict[bytes, int] = {}
+        for raw_key, value in transaction.cursor(db=self._tables["pipelines"]):
+            key = bytes(raw_key)
+            owner = owners.get(key[: _PREFIX.size])
+            entry = None if owner is None else owner.read(key, value)
+            if entry is None or any(payloads.get(digest) != size for _, digest, size in entry.binaries):
+                yield "pipelines", key, None
+                continue
+            for table, name in _names(key, entry):
+                right[table][name] = b""
+            for _, digest, _ in entry.binaries:
+                counts[digest] = counts.get(digest, 0) + 1
+            used = rows["use"].get(key, b"")
+            worth = _worth(entry.cost_ns, sum(size for _, _, size in entry.binaries))
+            right["use"][key] = used if _use_in(used)[1] else _USE.pack(age + worth, now)
+        right["references"] = {
+            digest: _REFERENCE.pack(count, payloads[digest]) for digest, count in counts.items()
+        }
+        for table, held in rows.items():
+            for key in held.keys() | right[table].keys():
+                if held.get(key) != right[table].get(key):
+                    yield table, key, right[table].get(key)
+        for digest in payloads.keys() - counts.keys():
+            yield "payloads", digest, None
+
     def _write(self, work: Callable[[Any], _T]) -> _T:
+        """Run `work` in one commit; what it meets that is damaged is mended after that."""
+        done = self._commit(work)
+        if self._is_damaged:
+            with suppress(StoreError):  # what `work` wrote is there in any case
+                self._rebuild()
+        return done
+
+    def _commit(self, work: Callable[[Any], _T]) -> _T:
         """Run `work` in one commit. The lock serializes threads, LMDB serializes processes."""
         self._require_usable()
         if self.read_only:
@@ -837,7 +925,10 @@ class BinaryStore:
         """A number that no generation and no pipeline has, whatever became of the note of the next one."""
         found = transaction.get(b"next", db=self._tables["about"])
         noted = int.from_bytes(found, "little") if found is not None and len(found) == 4 else 1
-        taken = {*self._owners(transaction), *self._prefixes(transaction)}
+        owners, prefixes = self._owners(transaction), self._prefixes(transaction)
+        # A damaged generation is made anew, and nothing finds its pipelines any more.
+        self._is_damaged |= not prefixes <= owners.keys()
+        taken = owners.keys() | prefixes
         number = max(noted, 1 + max((_PREFIX.unpack(each)[0] for each in taken), default=0))
         if number >= _MOST_NUMBER:  # as only damage makes it
             number = next(each for each in range(1, _MOST_NUMBER) if _PREFIX.pack(each) not in taken)
@@ -875,6 +966,12 @@ class BinaryStore:
         found = self._get(transaction, "pipelines", key)
         return None if found is None or owner is None else owner.read(key, found)
 
+    def _met(self, transaction: Any, owner: _Owner | None, key: bytes) -> _Entry | None:
+        """As `_entry`, for whoever replaces or removes it: a damaged one does not say what hung on it."""
+        entry = self._entry(transaction, owner, key)
+        self._is_damaged |= entry is None and self._get(transaction, "pipelines", key) is not None
+        return entry
+
     # --- figures
 
     @property
@@ -897,10 +994,11 @@ class BinaryStore:
         return (pages + 1) * self._page_size
 
     def _generations(self, transaction: Any) -> Iterator[tuple[bytes, _KnownGeneration]]:
-        for key, _ in transaction.cursor(db=self._tables["generations"]):
-            known = self._known(transaction, bytes(key))
+        for raw_key, value in transaction.cursor(db=self._tables["generations"]):
+            key = bytes(raw_key)
+            known = _generation_in(value, key)
             if known is not None:
-                yield bytes(key), known
+                yield key, known
 
     def statistics(self) -> StoreStat:
         """What it holds.
@@ -937,11 +1035,8 @@ class BinaryStore:
                         used_s=known.used_s,
                     )
                 )
-            sizes = [
-                _REFERENCE.unpack(value)[1]
-                for _, value in transaction.cursor(db=self._tables["references"])
-                if len(value) == _REFERENCE.size
-            ]
+            told = (_reference_in(value) for _, value in transaction.cursor(db=self._tables["references"]))
+            sizes = [each[1] for each in told if each is not None]
             return self._stat(tuple(generations), len(sizes), sum(sizes), self._used_bytes(transaction))
 
     def _stat(
@@ -975,6 +1070,11 @@ class BinaryStore:
         tables = self._tables
         generations = list(self._generations(transaction))
         numbers = [known.number for _, known in generations]
+        there = {bytes(key) for key, _ in transaction.cursor(db=tables["generations"])}
+        problems += [
+            f"generation {digest.hex()}: its entry is damaged, so none of its pipelines is found"
+            for digest in there - {digest for digest, _ in generations}
+        ]
         problems += [
             f"{numbers.count(each)} generations have the number {each}"
             for each in sorted(set(numbers))
@@ -998,7 +1098,7 @@ class BinaryStore:
                 problems.append(f"pipeline {key.hex()}: its entry is damaged")
                 continue
             indexed.update(_names(key, entry))
-            if transaction.get(key, db=tables["use"]) is None:
+            if not _use_in(transaction.get(key, b"", db=tables["use"]))[1]:
                 problems.append(f"pipeline {key.hex()}: nothing says when it was used")
             for _, digest, size in entry.binaries:
                 used[digest] = used.get(digest, 0) + 1
@@ -1027,9 +1127,11 @@ class BinaryStore:
                 problems.append(f"binary {digest.hex()}: no pipeline uses it")
         for digest, count in used.items():
             found = transaction.get(digest, db=tables["references"])
-            told = _REFERENCE.unpack(found)[0] if found is not None else 0
-            if told != count:
-                problems.append(f"binary {digest.hex()}: {count} pipelines use it, {told} are noted")
+            told = (0, 0) if found is None else _reference_in(found)
+            if told is None:
+                problems.append(f"binary {digest.hex()}: the note of its {count} pipelines is damaged")
+            elif told[0] != count:
+                problems.append(f"binary {digest.hex()}: {count} pipelines use it, {told[0]} are noted")
             if transaction.get(digest, db=tables["payloads"]) is None:
                 problems.append(f"binary {digest.hex()}: it is not there")
         references = transaction.stat(db=tables["references"])["entries"]
@@ -1050,15 +1152,18 @@ class BinaryStore:
 class StoreReader:
     """A snapshot of one generation, made by `BinaryStore.reading`. Used by one thread."""
 
-    def __init__(self, store: BinaryStore, transaction: Any, owner: _Owner | None) -> None:
+    def __init__(
+        self, store: BinaryStore, transaction: Any, owner: _Owner | None, *, is_damaged: bool
+    ) -> None:
         self._store = store
+        self._without = DAMAGED if is_damaged else MISSING
         self._transaction = transaction
         self._owner = owner
         self._proven: dict[bytes, Any] = {}
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing of the generation is stored."""
+        """Whether nothing of the generation is stored, or can be found."""
         return self._owner is None
 
     def find(self, state_key: bytes, driver_key: bytes | None = None) -> tuple[str, StoredPipeline | None]:
@@ -1069,7 +1174,7 @@ class StoreReader:
             driver_key: The driver's key; None where it is not known: it cannot change in a generation.
         """
         if self._owner is None:
-            return MISSING, None
+            return self._without, None
         key = self._owner.prefix + state_key
         raw = self._store._get(self._transaction, "pipelines", key)
         if raw is None:
@@ -1382,6 +1487,28 @@ def _stamp(nonce: bytes) -> bytes:
 def _worth(cost_ns: int, size: int) -> float:
     """The value of a pipeline: ns that keeping it saves for each byte."""
     return (cost_ns or _UNKNOWN_COST_NS) / (size + _ENTRY_BYTES)
+
+
+def _generation_in(value: Any, digest: bytes) -> _KnownGeneration | None:
+    """A generation; None where it is damaged."""
+    try:
+        return _decode_generation.decode(_proven(value, digest))
+    except (ValueError, msgspec.MsgspecError):
+        return None
+
+
+def _use_in(value: Any) -> tuple[float, int]:
+    """Worth and time of last use; (0.0, 0) where that is damaged, so that it goes first."""
+    worth, used_s = _USE.unpack(value) if len(value) == _USE.size else (0.0, 0)
+    return (worth, used_s) if 0 <= worth < float("inf") else (0.0, 0)
+
+
+def _reference_in(value: Any) -> tuple[int, int] | None:
+    """How many pipelines use a payload, and its size; None where that is damaged."""
+    if len(value) != _REFERENCE.size:
+        return None
+    count, size = _REFERENCE.unpack(value)
+    return count, size
 
 
 def _index_key(number: bytes, driver_key: bytes, state_key: bytes) -> bytes:

@@ -69,12 +69,26 @@ def test_verify(call: Call, folder: Path) -> None:
     assert bad.code == ExitCode.BAD_INPUT
     assert len(bad.document["problems"]) == 1
     assert "not what was stored" in call("binaries", "verify", "--cache-dir", folder).out
+    assert "orchestrator binaries prune" in call("binaries", "verify", "--cache-dir", folder).out
+    call("binaries", "prune", "--cache-dir", folder)
+    assert "nothing is wrong" in call("binaries", "verify", "--cache-dir", folder).out
     # A structure that lies is not opened, and stays where it is.
     path.write_bytes(content[: len(content) // 2])
     cut = call("binaries", "verify", "--cache-dir", folder)
     assert cut.code == ExitCode.BAD_INPUT
     assert "quarantine" in cut.err
     assert path.stat().st_size == len(content) // 2
+
+
+def test_generations_that_cannot_be_read_are_not_called_nothing(call: Call, folder: Path) -> None:
+    path = folder / STORE_NAME
+    content = path.read_bytes()
+    path.write_bytes(content.replace(IDENTITY.device_name.encode(), b"?" * len(IDENTITY.device_name)))
+    shown = call("binaries", "stat", "--cache-dir", folder).out
+    assert "nothing of it can be used" in shown
+    bad = call("binaries", "verify", "--cache-dir", folder)
+    assert bad.code == ExitCode.BAD_INPUT
+    assert "none of its pipelines is found" in bad.out
 
 
 def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ from orchestrator.stores.binary_store import (
     PutReport,
     StoredPipeline,
     StoreError,
+    StoreVerification,
 )
 from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.lmdb_file import LmdbFileChangedError, check_lmdb_file
@@ -913,3 +914,117 @@ def test_a_file_of_another_version_is_set_aside(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path) as store:
         assert "another version of this one" in store.set_aside
         assert found(store, 1) == (MISSING, [])
+
+
+def shared(count: int) -> list[StoredPipeline]:
+    """Pipelines that share one binary, and have one of their own."""
+    return [pipeline(state, b"common" * 500, b"own %d" % state) for state in range(count)]
+
+
+def test_a_count_of_uses_of_a_wrong_length_is_told_and_mended(store: BinaryStore) -> None:
+    store.put(GENERATION, shared(4))
+    with damaging(store) as put:
+        put("references", content_hash128(b"common" * 500), b"\4\0\0\0")
+    (problem,) = store.verify().problems
+    assert "the note of its 4 pipelines is damaged" in problem
+    assert store.statistics().payloads == 4
+    # Whoever writes it, or takes a use away, finds it and counts anew.
+    store.remove(GENERATION, [b"state 0"])
+    assert store.verify().problems == ()
+    assert found(store, 1) == (FOUND, [b"common" * 500, b"own 1"])
+    with damaging(store) as put:
+        put("references", content_hash128(b"common" * 500), b"")
+    store.put(GENERATION, [pipeline(9, b"common" * 500)])
+    assert store.verify().problems == ()
+    with damaging(store) as put:
+        put("references", content_hash128(b"common" * 500), bytes(40))
+    assert store.prune(lambda about, used: False) == ()
+    assert store.verify().problems == ()
+    assert [found(store, state)[0] for state in (1, 2, 3, 9)] == [FOUND] * 4
+
+
+def test_what_a_damaged_entry_referred_to_is_counted_anew(store: BinaryStore) -> None:
+    def damage(state: int) -> None:
+        (key,) = (each for each in entries(store, "pipelines") if each[4:] == b"state %d" % state)
+        with damaging(store) as put:
+            put("pipelines", key, entries(store, "pipelines")[key][:-1] + b"?")
+
+    store.put(GENERATION, shared(5))
+    damage(1)
+    assert found(store, 1) == (DAMAGED, [])
+    assert store.verify().problems
+    store.put(GENERATION, [pipeline(1, b"other")])  # as a compile does, with what it came to
+    assert store.verify().problems == ()
+    damage(2)
+    store.remove(GENERATION, [b"state 2"])
+    assert store.verify().problems == ()
+    damage(3)
+    store.shrink(0)
+    assert store.verify().problems == ()
+    assert store.statistics().payloads == 0
+
+
+def test_prune_drops_all_that_is_no_use(store: BinaryStore) -> None:
+    store.put(GENERATION, [*shared(6), pipeline(7, b"alone" * 900)])
+    one, two, *_ = kept = entries(store, "pipelines")
+    with damaging(store) as put:
+        put("pipelines", one, kept[one][:-1] + b"?")
+        put("use", two, b"short")
+        put("payloads", content_hash128(b"alone" * 900), b"other" * 900)
+        put("payloads", content_hash128(b"nobody's"), b"nobody's")
+        put("keys", next(iter(entries(store, "keys"))), None)
+        put("references", content_hash128(b"own 3"), binary_store._REFERENCE.pack(9, 5))
+    problems = store.verify().problems
+    for each in ("entry is damaged", "when it was used", "not what was stored", "no pipeline uses", "9 are"):
+        assert any(each in problem for problem in problems), (each, problems)
+    store.prune(lambda about, used: False)
+    assert store.verify().problems == ()
+    outcomes = [found(store, state)[0] for state in (0, 1, 2, 3, 4, 5, 7)]
+    assert outcomes == [MISSING, FOUND, FOUND, FOUND, FOUND, FOUND, MISSING]
+
+
+def test_much_damage_is_mended_in_several_commits(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
+        store.put(GENERATION, shared(200))
+        store.put(OTHER, [pipeline(1, b"other")])
+        assert store._victims_a_commit < 50
+        with damaging(store) as put:
+            put("generations", GENERATION.digest, None)
+        before = check_lmdb_file(store.path).transaction
+        store.prune(lambda about, used: False)
+        assert check_lmdb_file(store.path).transaction > before + 5
+        assert store.verify() == StoreVerification(1, 1, 5, ())
+
+
+def test_pipelines_of_a_damaged_generation_are_told_and_dropped(store: BinaryStore) -> None:
+    store.put(GENERATION, shared(5))
+    store.put(OTHER, [pipeline(1, b"other")])
+    with damaging(store) as put:
+        put("generations", GENERATION.digest, entries(store, "generations")[GENERATION.digest][:-1] + b"?")
+    assert found(store, 1) == (DAMAGED, [])
+    problems = store.verify().problems
+    assert any("none of its pipelines is found" in each for each in problems)
+    assert any(each.startswith("5 pipelines are of the generation") for each in problems)
+    # It is made anew by whoever stores into it, and nothing is left of what it was.
+    store.put(GENERATION, [pipeline(9, b"new")])
+    assert store.verify() == StoreVerification(2, 2, 8, ())
+    assert (found(store, 1), found(store, 9)) == ((MISSING, []), (FOUND, [b"new"]))
+    with damaging(store) as put:
+        put("generations", OTHER.digest, b"")
+    store.prune(lambda about, used: False)
+    assert store.verify() == StoreVerification(1, 1, 3, ())
+
+
+def test_a_key_that_is_out_of_order_is_taken_out(tmp_path: Path) -> None:
+    with BinaryStore.open(tmp_path) as store:
+        store.put(GENERATION, shared(6))
+        path = store.path
+    content = path.read_bytes()
+    moved = content.replace(b"\0\0\0\1state 2", b"\0\0\0\1stzte 2")
+    assert moved != content
+    path.write_bytes(moved)
+    with BinaryStore.open(tmp_path) as store:
+        assert any("its entry is damaged" in each for each in store.verify().problems)
+        store.prune(lambda about, used: False)
+        assert store.verify() == StoreVerification(5, 6, 3025, ())
+        assert [found(store, state)[0] for state in (1, 2, 3)] == [FOUND, MISSING, FOUND]
