@@ -32,6 +32,7 @@ Assumptions: one object per file and process, not used after a fork. Thread-safe
 
 from __future__ import annotations
 
+import errno
 import os
 import struct
 import threading
@@ -79,12 +80,13 @@ DEFAULT_BOUND: Final = 512 << 20
 LEAST_BOUND: Final = 4 << 20
 
 _COMPACT_SUFFIX: Final = ".compact"
-_USERS_SUFFIX: Final = ".users"  # every process that has the store open holds a shared lock on this file
+_USERS_SUFFIX: Final = ".users"  # who has the store open holds a shared lock on this; it names the file
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
 _OPEN_WAIT_S: Final = 30.0
 _MOST_READERS: Final = 512
 _LOCK_BYTES: Final = 64 * (_MOST_READERS + 4)  # LMDB: a cache line for each reader, and fewer than 4 others
 _STAMP_CAP: Final = 4096
+_NOTE_CAP: Final = 64
 _MAP_OVER: Final = 1.1
 _HIGH_WATER: Final = 0.95
 _LOW_WATER: Final = 0.85
@@ -1273,7 +1275,7 @@ class _Opening:
     def open(self) -> BinaryStore:
         if self.create:
             ensure_directory(self.path.parent, self.operations)
-        elif not self.path.exists():
+        elif not self.path.exists() and not self.path.is_symlink():
             raise StoreError(self.path, "there is no store of binaries")
         if (reason := distrust_directory(self.path.parent, self.operations)) is not None:
             raise StoreError(self.path, reason)
@@ -1284,14 +1286,17 @@ class _Opening:
         with writer_lock(self.path, self.operations, wait_s=_OPEN_WAIT_S) as held:
             if not held:
                 raise StoreError(self.path, "another process did not finish opening it in time")
-            users = self.operations.open_lock(self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}"))
+            users = self._open_users()
             try:
                 set_aside = ""
                 # The first process checks the whole file; from then on LMDB keeps it whole for the others.
                 if self.operations.try_lock(users):
                     set_aside = self._make_good()
                     self._fit()
+                    self._note_file(users)
                     self.operations.unlock(users)
+                else:
+                    self._require_same(users)
                 # It succeeds: only a process with the writer lock takes the other, exclusive lock.
                 self.operations.try_lock(users, shared=True)
                 return self._opened("", set_aside, users)
@@ -1304,7 +1309,7 @@ class _Opening:
         if not self.path.exists():
             raise StoreError(self.path, "there is no store of binaries")
         with writer_lock(self.path, self.operations, wait_s=_OPEN_WAIT_S) as held:
-            users = self.operations.open_lock(self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}"))
+            users = self._open_users()
             try:
                 if not (held and self.operations.try_lock(users)):
                     return 0
@@ -1312,6 +1317,34 @@ class _Opening:
                 return self._compact()
             finally:
                 close_quietly(users, self.operations)
+
+    def _open_users(self) -> int:
+        path = self.path.with_name(f"{self.path.name}{_USERS_SUFFIX}")
+        with _told(path):
+            return self.operations.open_lock(path)
+
+    @property
+    def _file(self) -> bytes:
+        """Which file it is, as whoever checked it notes for those who open it meanwhile."""
+        try:
+            return b"%d %d\n" % self.operations.stat(self.path).file_id
+        except FileNotFoundError:
+            return b"none\n"
+
+    def _note_file(self, users: int) -> None:
+        if self.operations.read(users, _NOTE_CAP) == self._file:
+            return  # which a full disk allows
+        self.operations.truncate(users)
+        os.lseek(users, 0, os.SEEK_SET)
+        self.operations.write(users, memoryview(self._file))
+
+    def _require_same(self, users: int) -> None:
+        """Refuse a file that nobody checked: others have the one open that was there before."""
+        if self.operations.read(users, _NOTE_CAP) != self._file:
+            raise StoreError(
+                self.path,
+                "it was removed or replaced, and another process has it open: end that process first",
+            )
 
     def _fit(self) -> None:
         """Shrink a file that is larger than its bound; no other process has it open."""
@@ -1363,8 +1396,10 @@ class _Opening:
 
     def _refuse(self) -> str:
         """Why the existing file must not be opened, or ""."""
+        if self.path.is_symlink():
+            return "it is a symbolic link"
         status = self.operations.stat(self.path)
-        if not status.is_regular or self.path.is_symlink():
+        if not status.is_regular:
             return "it is no regular file"
         if (reason := distrust(self.path, status, self.operations)) is not None:
             raise StoreError(self.path, reason)
@@ -1384,49 +1419,77 @@ class _Opening:
         return ""
 
     def _set_aside(self) -> Path:
-        lock = self.path.with_name(self.path.name + "-lock")
         moved = quarantine_file(self.path, self.operations)
-        if lock.exists():
-            self.operations.unlink(lock)
+        self._remove_lock()
         return moved
 
+    @property
+    def _lock_of_lmdb(self) -> Path:
+        return self.path.with_name(f"{self.path.name}-lock")
+
+    def _remove_lock(self) -> None:
+        with _told(self._lock_of_lmdb):
+            if self._lock_of_lmdb.exists():
+                self.operations.unlink(self._lock_of_lmdb)
+
     def _make(self) -> None:
-        lock = self.path.with_name(self.path.name + "-lock")
-        if lock.exists():
-            self.operations.unlink(lock)
-        nonce = os.urandom(16)
-        # The stamp comes first, so that a store never lacks it.
-        write_atomically(self.stamp, [_stamp(nonce)], self.operations)
-        # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
-        os.close(self.operations.open_lock(self.path))
-        self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=False).close()
-        mark_file(self.path, nonce)
+        self._remove_lock()
+        nonce, made = os.urandom(16), self._compacted
+        try:
+            # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
+            os.close(self.operations.open_lock(made))
+            with self._told_of_size(self.bound_bytes or DEFAULT_BOUND) as size:
+                lmdb.open(os.fsencode(made), subdir=False, map_size=size, lock=False).close()
+            mark_file(made, nonce)
+            # The stamp comes first, so that a store never lacks it.
+            write_atomically(self.stamp, [_stamp(nonce)], self.operations)
+            self.operations.rename(made, self.path)
+        except BaseException:
+            with suppress(OSError):
+                self.operations.unlink(made)
+            raise
         self.operations.sync_directory(self.path.parent)
 
     def _environment(self, bound_bytes: int, *, read_only: bool) -> Any:
         if not read_only:
             self._reserve_lock()
-        return lmdb.open(
-            os.fsencode(self.path),
-            subdir=False,
-            map_size=_map_size(bound_bytes),
-            max_dbs=len(_TABLES),
-            max_readers=_MOST_READERS,
-            mode=0o600,
-            readonly=read_only,
-            lock=not read_only,
-            create=not read_only,
-            writemap=False,
-            readahead=True,
-        )
+        with self._told_of_size(bound_bytes) as size:
+            return lmdb.open(
+                os.fsencode(self.path),
+                subdir=False,
+                map_size=size,
+                max_dbs=len(_TABLES),
+                max_readers=_MOST_READERS,
+                mode=0o600,
+                readonly=read_only,
+                lock=not read_only,
+                create=not read_only,
+                writemap=False,
+                readahead=True,
+            )
+
+    @contextmanager
+    def _told_of_size(self, bound_bytes: int) -> Iterator[int]:
+        """The size of the map for a bound, for a block; LMDB maps all of it at once."""
+        try:
+            yield _map_size(bound_bytes)
+        except (lmdb.Error, OverflowError) as error:
+            if isinstance(error, lmdb.Error) and os.strerror(errno.ENOMEM) not in str(error):
+                raise
+            raise StoreError(
+                self.path,
+                f"its {bound_bytes} bytes need as much address space, which the system does not give: name "
+                "another size with `compile --binaries-disk`",
+            ) from error
 
     def _reserve_lock(self) -> None:
         """Allocate LMDB's lock file on the disk: LMDB maps it, and a full disk would mean SIGBUS."""
-        lock = self.operations.open_lock(self.path.with_name(self.path.name + "-lock"))
-        try:
-            os.posix_fallocate(lock, 0, _LOCK_BYTES)
-        finally:
-            os.close(lock)
+        with _told(self._lock_of_lmdb):
+            lock = self.operations.open_lock(self._lock_of_lmdb)
+            try:
+                os.posix_fallocate(lock, 0, _LOCK_BYTES)
+            finally:
+                os.close(lock)
 
     def _open_read_only(self, why: str) -> BinaryStore:
         if not self.path.exists():
@@ -1459,7 +1522,8 @@ class _Opening:
                 with environment.begin() as transaction:
                     bound = _bound_of(transaction, tables) or bound
                 if bound != DEFAULT_BOUND:
-                    environment.set_mapsize(_map_size(bound))
+                    with self._told_of_size(bound) as size:
+                        environment.set_mapsize(size)
         except BaseException:
             environment.close()
             raise

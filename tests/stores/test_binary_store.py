@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import shutil
@@ -1028,3 +1029,81 @@ def test_a_key_that_is_out_of_order_is_taken_out(tmp_path: Path) -> None:
         store.prune(lambda about, used: False)
         assert store.verify() == StoreVerification(5, 6, 3025, ())
         assert [found(store, state)[0] for state in (1, 2, 3)] == [FOUND, MISSING, FOUND]
+
+
+# --- opening
+
+
+def refused(directory: Path, *, create: bool = True) -> str:
+    """Why a store cannot be opened."""
+    with pytest.raises(StoreError) as error:
+        BinaryStore.open(directory, create=create)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("what", ["removed", "cut", "another"])
+def test_a_file_that_is_not_what_others_have_open_is_not_opened(tmp_path: Path, what: str) -> None:
+    theirs = filled(tmp_path / "theirs")
+    path = filled(tmp_path / "mine")
+    with BinaryStore.open(path.parent):
+        assert in_a_child(partial(found_in_words, path.parent, 1)) == (0, FOUND)
+        whole = path.read_bytes()
+        path.unlink()
+        if what != "removed":
+            path.write_bytes(theirs.read_bytes() if what == "another" else whole[: len(whole) // 3])
+            path.chmod(0o600)
+        there = path.read_bytes() if path.exists() else None
+        for _ in range(2):
+            ended, said = in_a_child(partial(refused, path.parent))
+            assert (ended, "another process has it open" in said) == (0, True), said
+        assert (path.read_bytes() if path.exists() else None) == there
+    with BinaryStore.open(path.parent) as store:
+        assert bool(store.set_aside) is (what != "removed")
+        store.put(GENERATION, [pipeline(1, b"new")])
+        assert in_a_child(partial(found_in_words, path.parent, 1)) == (0, FOUND)
+
+
+def found_in_words(directory: Path, state: int) -> str:
+    return found_in(directory, state)[0]
+
+
+def test_a_store_that_could_not_be_made_is_made_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(binary_store, "mark_file", full)
+        assert "No space left" in refused(tmp_path)
+    left = {each.name for each in tmp_path.iterdir()}
+    assert left <= {f"{STORE_NAME}.lock", f"{STORE_NAME}.users", STAMP_NAME}
+    with BinaryStore.open(tmp_path) as store:
+        assert store.set_aside == ""
+
+
+def test_what_is_wrong_beside_a_store_is_named(tmp_path: Path) -> None:
+    for name in (f"{STORE_NAME}-lock", f"{STORE_NAME}.users"):
+        directory = tmp_path / name
+        (directory / name).mkdir(parents=True)
+        directory.chmod(0o700)
+        assert refused(directory).startswith(f"{directory / name}: Is a directory")
+
+
+def test_a_link_to_nothing_is_set_aside(tmp_path: Path) -> None:
+    (tmp_path / STORE_NAME).symlink_to("nowhere")
+    assert "it is a symbolic link" in refused(tmp_path, create=False)
+    with BinaryStore.open(tmp_path) as store:
+        assert "it is a symbolic link" in store.set_aside
+        store.put(GENERATION, [pipeline(1, b"one")])
+
+
+def test_a_bound_beyond_the_address_space_names_the_option(tmp_path: Path) -> None:
+    for bound in (200 << 40, 1 << 70):
+        with pytest.raises(StoreError, match=f"its {bound} bytes .*--binaries-disk"):
+            BinaryStore.open(tmp_path, bound_bytes=bound)
+    with BinaryStore.open(tmp_path, bound_bytes=8 << 20) as store, damaging(store) as put:
+        put("about", b"bound", (200 << 40).to_bytes(8, "little"))
+    assert "--binaries-disk" in refused(tmp_path)
+    with BinaryStore.open(tmp_path, bound_bytes=8 << 20) as store:
+        assert store.bound_bytes == 8 << 20
