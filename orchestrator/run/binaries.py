@@ -404,7 +404,11 @@ class HeldPipelines(BinarySource):
                 pulled.starts[index] = more.starts[index] + first
                 pulled.counts[index] = more.counts[index]
             self._held_bytes += filling.bytes
-            self._add(pulled_late=int(np.count_nonzero(more.counts)), pulled_bytes=filling.bytes)
+            self._add(
+                pulled_late=int(np.count_nonzero(more.counts)),
+                pulled_bytes=filling.bytes,
+                pulled_binaries=len(more.handles),
+            )
 
     # --- what is new
 
@@ -414,11 +418,12 @@ class HeldPipelines(BinarySource):
             return
         kinds, keys = prepared.image.kinds, prepared.image.keys
         states = [state_key(int(kinds[each.index]), int(keys[each.index])) for each in captured]
+        size = sum(len(binary.data) for each in captured for binary in each.binaries)
+        with self._lock:  # whether or not it can be stored
+            self._add(captured=len(captured), captured_bytes=size)
         if self.store is None:
-            size = sum(len(binary.data) for each in captured for binary in each.binaries)
             with self._lock:
                 self._kept.update(zip(states, (each.binaries for each in captured), strict=True))
-                self._add(captured=len(captured), captured_bytes=size)
             return
         from orchestrator.stores.binary_store import StoredPipeline
 
@@ -432,14 +437,12 @@ class HeldPipelines(BinarySource):
             )
             for state, each in zip(states, captured, strict=True)
         ]
-        with self._lock:
-            self._add(captured=len(captured))
         with self._changed:
             # Far behind, the disk sets the pace: memory is bounded too.
             self._changed.wait_for(lambda: self._waiting.bytes < _MOST_WAITING_BYTES or self._waiting.ends)
             self._raise_failure()
             self._waiting.pipelines.extend(pipelines)
-            self._waiting.bytes += sum(each.size for each in pipelines)
+            self._waiting.bytes += size
             self._waiting.idle = False
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write, name="binary store", daemon=True)
@@ -504,7 +507,6 @@ class HeldPipelines(BinarySource):
                 collisions=report.collisions,
                 shared_keys=report.shared_keys,
                 too_large=report.too_large,
-                captured_bytes=report.captured_bytes,
                 stored_bytes=report.stored_bytes,
                 evicted=report.evicted,
                 store_ns=time.perf_counter_ns() - began,

@@ -946,7 +946,8 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
         pulled_in: Pipelines that were found, and whose binaries were created in advance.
         pulled_late: Pipelines that were found and exceeded the bound on memory, so that their binaries were
             created when they were needed.
-        pulled_binaries: Number of different binaries of the pipelines found.
+        pulled_binaries: Binaries of the pipelines found that were created; one that is created again, because
+            it was needed after its release, counts again.
         pulled_bytes: Size of these binaries.
         from_internal_cache: Pipelines whose binaries the driver's own cache had.
         created: Pipelines that were created from binaries.

@@ -207,6 +207,11 @@ async def test_what_does_not_fit_the_memory_is_pulled_in_when_it_is_needed(store
     assert record.pulled_in + record.pulled_late == COUNT
     assert record.created == COUNT
     assert device.compile_counts == {}
+    # Nothing fits: all of it is pulled in late, and counts as what is pulled in before.
+    _, late, _ = await run(store, memory_bytes=0)
+    assert (late.pulled_in, late.pulled_late) == (0, COUNT)
+    assert late.pulled_binaries >= 13
+    assert late.pulled_bytes > 0
 
 
 async def test_a_driver_that_prefers_its_own_cache_is_asked_and_not_captured(store: BinaryStore) -> None:
@@ -238,6 +243,7 @@ async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     report, record, _ = await run(store)
     assert report.compiled == COUNT
     assert (record.stored, record.lost) == (0, COUNT)
+    assert record.captured_bytes > COUNT
     assert sum("the disk is gone" in note for note in report.notes) == 1
     monkeypatch.setattr(BinaryStore, "reading", fail)
     report, _, _ = await run(store)
