@@ -16,7 +16,8 @@ Binaries come before the pipelines that use them, each once. They are deflated u
 compresses them itself.
 
 Guarantees: nothing of a pack is used before all of it was proven. Every length is checked before it is
-trusted; what does not fit is a `BinaryPackError` that says where.
+trusted; what does not fit is a `BinaryPackError` that says where. Of what a pack inflates to, no more is held
+than one binary to prove it, and one batch to take it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -51,7 +53,11 @@ _GENERATION, _OF_BINARY, _PIPELINE, _END, _PROOF = 1, 2, 3, 4, 5
 _PURPOSE: Final = "binaries"
 _CAP: Final = 4 << 30
 _MOST_BINARY: Final = 64 << 20
-_AT_ONCE: Final = 256
+_MOST_OF_ONE: Final = 4096  # binaries of a pipeline
+_MOST_PIPELINE: Final = 256 << 20  # bytes of a pipeline's different binaries
+_AT_ONCE: Final = 256  # a batch ends with so many pipelines, bytes or uses of binaries
+_BYTES_AT_ONCE: Final = 16 << 20
+_USES_AT_ONCE: Final = 1 << 14
 
 
 class BinaryPackError(OrchestratorError):
@@ -138,12 +144,14 @@ def join_binaries(packs: Sequence[tuple[Path, bytes]]) -> bytes:
     Raises:
         BinaryPackError: One is no pack, or damaged.
     """
-    joined: dict[bytes, tuple[Generation, dict[bytes, StoredPipeline]]] = {}
+    joined: dict[bytes, tuple[Generation, dict[bytes, Callable[[], StoredPipeline]]]] = {}
     for path, content in packs:
-        for generation, batch in _read(path, content).batches():
+        read = _read(path, content)
+        for generation, entry in read.entries():
             _, held = joined.setdefault(generation.digest, (generation, {}))
-            held |= {each.state_key: each for each in batch}
-    return b"".join(_parts(((about, held.values()) for about, held in joined.values()), None))
+            held[entry.state_key] = partial(read.pipeline, entry)  # inflated when it is written
+    each_of = ((about, (make() for make in held.values())) for about, held in joined.values())
+    return b"".join(_parts(each_of, None))
 
 
 def packed_states(path: Path, content: bytes) -> frozenset[bytes]:
@@ -188,7 +196,7 @@ def prove_binaries(path: Path, content: bytes | None = None, key: MacKey | None 
         ReadError: The file cannot be read.
     """
     read = _read(path, read_capped(path, _CAP) if content is None else content, key, unsigned=key is None)
-    found = {each.digest: each for each, _ in read.batches()}
+    found = {each.digest: each for each, _ in read.entries()}
     return ProvenPack(tuple(found.values()), read.end.pipelines, read.end.binaries, read.signed, read.checked)
 
 
@@ -262,11 +270,12 @@ def import_content(
 ) -> PackReport:
     """As `import_binaries`, of a pack that was read already; `path` is what messages call it."""
     read = _read(path, content, key, unsigned=unsigned)
-    for _ in read.batches():  # once without using anything
+    for _ in read.entries():  # once without using anything
         pass
     put = PutReport()
     for generation, batch in read.batches():
         put += store.put(generation, batch)
+        del batch  # before the next one is inflated
     end = read.end
     return PackReport(end.generations, end.binaries, end.pipelines, len(content), read.checked, put)
 
@@ -285,7 +294,14 @@ def _read(path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bo
     ]
     if counted != [end.generations, end.binaries, end.pipelines]:
         raise BinaryPackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
-    return _Reading(path, frames[:-2], end, bool(len(proof)), checked)
+    binaries: dict[bytes, memoryview] = {}
+    for kind, start, content_of in frames:
+        if kind == _OF_BINARY:
+            if len(content_of) < _BINARY.size:
+                raise BinaryPackError(path, start, "a binary is cut")
+            if binaries.setdefault(bytes(content_of[:16]), content_of) is not content_of:
+                raise BinaryPackError(path, start, "a binary stands twice")
+    return _Reading(path, frames[:-2], binaries, end, bool(len(proof)), checked)
 
 
 def _check_proof(
@@ -357,66 +373,87 @@ def _decode(path: Path, frame: tuple[int, int, memoryview], kind: type[_T]) -> _
 
 @frozen
 class _Reading:
-    """The frames between head and end."""
+    """The frames between head and end; `binaries` are those of the binaries, by name."""
 
     path: Path
     frames: list[tuple[int, int, memoryview]]
+    binaries: dict[bytes, memoryview]
     end: _End
     signed: bool
     checked: bool
 
-    def batches(self) -> Iterator[tuple[Generation, list[StoredPipeline]]]:
-        """Pipelines in batches, all of it checked on the way."""
-        binaries: dict[bytes, memoryview] = {}
+    def entries(self) -> Iterator[tuple[Generation, _Pipeline]]:
+        """Each pipeline with its generation; all is checked on the way, and nothing inflated is kept."""
+        proven: set[bytes] = set()
         generation: Generation | None = None
-        batch: list[StoredPipeline] = []
         for frame in self.frames:
             kind, start, content = frame
             if kind == _OF_BINARY:
-                if len(content) < _BINARY.size:
-                    raise BinaryPackError(self.path, start, "a binary is cut")
-                binaries[bytes(content[:16])] = content
                 self._inflated(start, content)
+                proven.add(bytes(content[:16]))
                 continue
             if kind == _GENERATION:
-                if generation is not None and batch:
-                    yield generation, batch
-                    batch = []
                 generation = _decode(self.path, frame, Generation)
                 continue
             if kind != _PIPELINE or generation is None:
                 raise BinaryPackError(self.path, start, "a frame stands where it does not belong")
-            batch.append(self._pipeline(frame, binaries))
-            if len(batch) >= _AT_ONCE:
-                yield generation, batch
-                batch = []
-        if generation is not None and batch:
-            yield generation, batch
+            entry = _decode(self.path, frame, _Pipeline)
+            self._check(start, entry, proven)
+            yield generation, entry
 
-    def _pipeline(
-        self, frame: tuple[int, int, memoryview], binaries: dict[bytes, memoryview]
-    ) -> StoredPipeline:
-        _, start, _ = frame
-        entry = _decode(self.path, frame, _Pipeline)
+    def batches(self) -> Iterator[tuple[Generation, list[StoredPipeline]]]:
+        """Pipelines in batches, each binary once in a batch."""
+        held: dict[bytes, bytes] = {}
+        batch: list[StoredPipeline] = []
+        uses = 0
+        of: Generation | None = None
+        for generation, entry in self.entries():
+            full = (
+                len(batch) >= _AT_ONCE
+                or uses >= _USES_AT_ONCE
+                or sum(map(len, held.values())) >= _BYTES_AT_ONCE
+            )
+            if of is not None and batch and (full or generation is not of):
+                yield of, batch
+                held, batch, uses = {}, [], 0
+            of = generation
+            batch.append(self.pipeline(entry, held))
+            uses += len(entry.binaries)
+        if of is not None and batch:
+            yield of, batch
+
+    def pipeline(self, entry: _Pipeline, held: dict[bytes, bytes] | None = None) -> StoredPipeline:
+        """A pipeline that `entries` gave; `held` is what was inflated before, and what is for it."""
+        held = {} if held is None else held
         found = []
-        for key, name, size in entry.binaries:
-            content = binaries.get(name)
-            if content is None:
+        for key, name, _ in entry.binaries:
+            if name not in held:
+                held[name] = self._inflated(0, self.binaries[name])
+            found.append(PipelineBinary(key, held[name]))
+        return StoredPipeline(
+            entry.state_key, entry.driver_key, tuple(found), entry.cost_ns, entry.identifiers
+        )
+
+    def _check(self, start: int, entry: _Pipeline, proven: set[bytes]) -> None:
+        """That a pipeline can be stored, and of binaries that were proven; without its data."""
+        if len(entry.binaries) > _MOST_OF_ONE:
+            raise BinaryPackError(self.path, start, f"a pipeline has {len(entry.binaries)} binaries")
+        sizes = {}
+        for _, name, size in entry.binaries:
+            if name not in proven:
                 raise BinaryPackError(
                     self.path, start, f"a pipeline needs the binary {name.hex()}, which is not there"
                 )
-            data = self._inflated(start, content)
-            if len(data) != size:
+            _, sizes[name], _ = _BINARY.unpack_from(self.binaries[name])
+            if sizes[name] != size:
                 raise BinaryPackError(self.path, start, f"the binary {name.hex()} has another size")
-            found.append(PipelineBinary(key, data))
-        made = StoredPipeline(
-            entry.state_key, entry.driver_key, tuple(found), entry.cost_ns, entry.identifiers
-        )
+        if sum(sizes.values()) > _MOST_PIPELINE:
+            raise BinaryPackError(self.path, start, f"a pipeline has {sum(sizes.values())} bytes of binaries")
+        keys = tuple(PipelineBinary(key, b"") for key, _, _ in entry.binaries)
         try:
-            made.check()
+            StoredPipeline(entry.state_key, entry.driver_key, keys, 0, entry.identifiers).check()
         except ValueError as error:
             raise BinaryPackError(self.path, start, str(error)) from None
-        return made
 
     def _inflated(self, start: int, content: memoryview) -> bytes:
         name, size, how = _BINARY.unpack_from(content)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import random
-from collections.abc import Iterator
+import tracemalloc
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from orchestrator.stores.binary_pack import BinaryPackError, export_binaries, import_binaries
+from orchestrator.stores import binary_pack
+from orchestrator.stores.binary_pack import (
+    BinaryPackError,
+    export_binaries,
+    import_binaries,
+    join_binaries,
+    prove_binaries,
+)
 from orchestrator.stores.binary_store import FOUND, BinaryStore, StoredPipeline
+from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.files.mac import MacKey
 from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
 
@@ -137,3 +148,58 @@ def test_an_unsigned_pack_that_lies_is_refused_by_its_hashes(
     contents = {bytes(each.data) for found in before.values() for each in found.binaries}
     assert {bytes(each.data) for found in held(other).values() for each in found.binaries} <= contents
     assert other.verify().problems == ()
+
+
+def packed_by(path: Path, pipelines: list[StoredPipeline]) -> Path:
+    """A pack of pipelines that a store need not take."""
+    path.write_bytes(b"".join(binary_pack._parts([(GENERATION, pipelines)], None)))
+    return path
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Most bytes that some work held at a time."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_pack_that_inflates_to_much_takes_little_memory(other: BinaryStore, tmp_path: Path) -> None:
+    mib = 1 << 20
+    same = packed_by(tmp_path / "same", [pipeline(state, *[bytes(mib)] * 8) for state in range(12)])
+    different = packed_by(
+        tmp_path / "different", [pipeline(state, bytes(mib) + b"%d" % state) for state in range(96)]
+    )
+    assert same.stat().st_size + different.stat().st_size < mib
+    for path, in_a_batch in ((same, 8 * mib), (different, 24 * mib)):
+        assert peak_of(partial(prove_binaries, path)) < 8 * mib
+        assert peak_of(partial(import_binaries, other, path, unsigned=True)) < in_a_batch
+        assert peak_of(partial(join_binaries, [(path, path.read_bytes())])) < 8 * mib
+    assert len(held(other)) == 96
+    assert held(other)[b"global key", b"state 95"].binaries[0].data == bytes(mib) + b"95"
+
+
+def test_a_pipeline_has_so_many_binaries_and_bytes_at_most(
+    other: BinaryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    many = packed_by(tmp_path / "many", [pipeline(1, *[b"x"] * 4097)])
+    with pytest.raises(BinaryPackError, match="4097 binaries"):
+        prove_binaries(many)
+    monkeypatch.setattr(binary_pack, "_MOST_PIPELINE", 1000)
+    large = packed_by(tmp_path / "large", [pipeline(1, b"a" * 600, b"b" * 600)])
+    with pytest.raises(BinaryPackError, match="1200 bytes"):
+        import_binaries(other, large, unsigned=True)
+    assert held(other) == {}
+
+
+def test_a_binary_that_stands_twice_is_refused(other: BinaryStore, tmp_path: Path) -> None:
+    path = packed_by(tmp_path / "pack", [pipeline(1, b"one"), pipeline(2, b"two")])
+    content = path.read_bytes()
+    one, two = content_hash128(b"one"), content_hash128(b"two")
+    at = content.index(two)  # its frame, which then names what the other one names
+    path.write_bytes(content[:at] + one + content[at + 16 :])
+    with pytest.raises(BinaryPackError, match="stands twice"):
+        prove_binaries(path)
