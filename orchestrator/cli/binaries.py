@@ -83,16 +83,16 @@ def binaries_verb(
         unsigned: Import a pack without checking its signature.
         pruning: Options of `prune`.
     """
-    from orchestrator.stores.binary_store import BinaryStore
+    from orchestrator.stores.binary_store import BinaryStore, store_files
 
     _check_usage(action, pack, key, unsigned=unsigned, pruning=pruning.are_given)
     max_size, older_than, dry_run = pruning.max_size, pruning.older_than, pruning.dry_run
     output = Output(json=json)
     bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
     secret = read_key(key)
-    if action == "export":
-        require_writable(pack)
     directory = cache_files_directory(cache_dir)
+    if action == "export":
+        require_writable(pack, inputs=[*store_files(directory), *([] if key is None else [key])])
     told: dict[str, Any] = {}
     lines: list[str] = []
     if action == "prune":

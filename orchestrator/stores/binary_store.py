@@ -67,7 +67,7 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
-from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from orchestrator.stores.kinds import STORE_NAME as STORE_NAME
 from orchestrator.stores.lmdb_file import LmdbFileError, check_lmdb_file, mark_file, read_mark
 from orchestrator.stores.profile_file import ProfileIdentity
@@ -79,6 +79,7 @@ DEFAULT_BOUND: Final = 512 << 20
 
 LEAST_BOUND: Final = 4 << 20
 
+_LOCK_SUFFIX: Final = "-lock"  # of LMDB
 _COMPACT_SUFFIX: Final = ".compact"
 _USERS_SUFFIX: Final = ".users"  # who has the store open holds a shared lock on this; it names the file
 _TABLES: Final = ("generations", "pipelines", "keys", "identified", "use", "payloads", "references", "about")
@@ -1246,6 +1247,18 @@ class StoreReader:
         return data
 
 
+def store_files(directory: Path) -> tuple[Path, ...]:
+    """All files that a store in a directory consists of, or needs."""
+    path = directory / STORE_NAME
+    beside = (_LOCK_SUFFIX, _USERS_SUFFIX, _COMPACT_SUFFIX)
+    return (
+        path,
+        directory / STAMP_NAME,
+        lock_path(path),
+        *(path.with_name(path.name + each) for each in beside),
+    )
+
+
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
     """Turn every error into a StoreError."""
@@ -1425,7 +1438,7 @@ class _Opening:
 
     @property
     def _lock_of_lmdb(self) -> Path:
-        return self.path.with_name(f"{self.path.name}-lock")
+        return self.path.with_name(f"{self.path.name}{_LOCK_SUFFIX}")
 
     def _remove_lock(self) -> None:
         with _told(self._lock_of_lmdb):

@@ -120,6 +120,19 @@ def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) 
     assert "12 pipelines" in call("binaries", "import", pack, "--cache-dir", there, "--unsigned").out
 
 
+def test_export_overwrites_nothing_that_it_needs(call: Call, folder: Path, key: Path, tmp_path: Path) -> None:
+    with BinaryStore.open(folder):
+        pass  # which makes all that lies beside it
+    link = tmp_path / "link"
+    link.symlink_to(folder / STORE_NAME)
+    for target in (*folder.iterdir(), link, key):
+        before = target.read_bytes()
+        done = call("binaries", "export", target, "--cache-dir", folder, "--key", key)
+        assert done.code == ExitCode.BAD_INPUT, target
+        assert "it would overwrite the input" in done.err
+        assert target.read_bytes() == before
+
+
 def test_prune_removes_what_is_of_another_build_of_a_driver_here(call: Call, folder: Path) -> None:
     dry = call("binaries", "prune", "--cache-dir", folder, "--dry-run", "--json").document
     assert [each["global_key"] for each in dry["removed"]] == [OLD.global_key.hex()]

@@ -68,3 +68,18 @@ def test_source_text_is_told_which_command_makes_spirv_of_it(call: Call, tmp_pat
     assert done.code == ExitCode.BAD_INPUT
     assert "glslangValidator -V" in done.document["error"]["message"]
     assert "glslangValidator -V" in call("inspect", tmp_path / "blur.comp").out
+
+
+def test_no_shader_of_the_manifest_is_overwritten(call: Call, tmp_path: Path) -> None:
+    shader = tmp_path / "blur.spv"
+    code = next(sample_manifest_path().parent.rglob("*.comp.spv")).read_bytes()
+    shader.write_bytes(code)
+    manifest = tmp_path / "game.toml"
+    manifest.write_text('manifest = 1\n[compute.blur]\nshader = "blur.spv"\n')
+    (tmp_path / "link").symlink_to(shader)
+    for target in (shader, tmp_path / "link"):
+        done = call("pack", manifest, "-o", target)
+        assert done.code == ExitCode.BAD_INPUT
+        assert "it would overwrite the input" in done.err
+        assert shader.read_bytes() == code
+    assert call("pack", manifest, "-o", tmp_path / "game.foz").code == ExitCode.OK

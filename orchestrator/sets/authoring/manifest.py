@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import difflib
 import itertools
+import os
 import re
 import tomllib
 import typing
@@ -376,10 +377,12 @@ class PackedSet:
     Attributes:
         records: The set.
         report: Its summary.
+        files: The manifest, and the shaders that it names.
     """
 
     records: MemoryRecords
     report: PackReport
+    files: tuple[Path, ...]
 
 
 def load_manifest(path: Path) -> PackedSet:
@@ -404,7 +407,8 @@ def load_manifest(path: Path) -> PackedSet:
     records = packer.records
     total = sum(len(records.keys(tag)) for tag in RecordTag)
     modules = len(records.keys(RecordTag.SHADER_MODULE))
-    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, total))
+    files = (path, *(path.parent / each.table.path for each in packer.shaders.values()))
+    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, total), files)
 
 
 def pack_manifest(path: Path, destination: Path) -> PackReport:
@@ -415,10 +419,13 @@ def pack_manifest(path: Path, destination: Path) -> PackReport:
         destination: The `.foz` file; replaced only if the whole manifest is valid.
 
     Raises:
-        ManifestError: As `load_manifest`.
+        ManifestError: As `load_manifest`; or the archive would overwrite the manifest or one of its shaders.
         ArchiveError: The archive cannot be written.
     """
     packed = load_manifest(path)
+    for each in packed.files:
+        if os.path.realpath(each) == os.path.realpath(destination):
+            raise ManifestError(f"{destination}: cannot be written: it would overwrite the input {each}")
     with ArchiveWriter(destination) as writer:
         copy_records(packed.records, writer)
     return packed.report
