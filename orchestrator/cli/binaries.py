@@ -109,8 +109,7 @@ def binaries_verb(
                 f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked"
             )
         elif action in ("export", "import") and pack is not None:
-            told, line = _exchange(store, action, pack, secret, unsigned=unsigned)
-            lines.append(line)
+            told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
         stat = store.statistics()
         code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
 
@@ -175,7 +174,7 @@ def _check_usage(
 
 def _exchange(
     store: BinaryStore, action: Action, pack: Path, secret: MacKey | None, *, unsigned: bool
-) -> tuple[dict[str, Any], str]:
+) -> tuple[dict[str, Any], list[str]]:
     from orchestrator.stores.binary_pack import export_binaries, import_binaries
 
     if action == "export":
@@ -192,12 +191,19 @@ def _exchange(
         "signed": report.signed,
         "stored": report.put.pipelines,
         "evicted": report.put.evicted,
+        "too_large": report.put.too_large,
     }
-    line = (
+    lines = [
         f"{path_text(pack)}: {plural(report.pipelines, 'pipeline')}, "
         f"{plural(report.binaries, 'binary', 'binaries')}, {byte_text(report.bytes)}; {done}"
-    )
-    return told, line
+    ]
+    if report.put.evicted:
+        lines.append(f"{plural(report.put.evicted, 'pipeline')} removed again, or from before, to make room")
+    if report.put.too_large:
+        lines.append(f"{plural(report.put.too_large, 'pipeline')} too large for the store")
+    if len(lines) > 1:
+        lines.append("`orchestrator compile --binaries-disk` allows the store more")
+    return told, lines
 
 
 def _prune(
@@ -214,12 +220,11 @@ def _prune(
 
     if dry_run:
         stat = store.statistics()
-        removed: Sequence[Generation] = [
-            each.about for each in stat.generations if unwanted(each.about, each.used_s)
-        ]
-        evicted = 0
+        going = [each for each in stat.generations if unwanted(each.about, each.used_s)]
+        removed: Sequence[Generation] = [each.about for each in going]
+        evicted, over = 0, stat.used_bytes - sum(each.bytes for each in going) - (bound or 0)
     else:
-        removed = store.prune(unwanted)
+        removed, over = store.prune(unwanted), 0
         evicted = 0 if bound is None else store.shrink(bound)
     verb = "would be removed" if dry_run else "removed"
     lines = [f"{verb}: {_device_text(each)}" for each in removed]
@@ -227,7 +232,7 @@ def _prune(
         lines.append(f"no generation {'would be' if dry_run else 'was'} removed")
     if bound is not None:
         lines.append(
-            "--dry-run cannot tell how many pipelines --max-size removes"
+            f"{byte_text(max(0, over))} of the least valuable pipelines would be removed for --max-size"
             if dry_run
             else f"{plural(evicted, 'pipeline')} removed for --max-size"
         )

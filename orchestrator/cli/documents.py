@@ -640,7 +640,10 @@ class BinariesDocument(Document, frozen=True, kw_only=True):
         signed: Whether the pack is signed; of an import, whether the signature was checked.
         stored: Number of pipelines that an import stored.
         removed: Generations that `prune` removed, or would remove.
-        evicted: Number of other pipelines that `prune` or an import removed.
+        evicted: Number of other pipelines that `prune` removed, or that an import removed to make room, those
+            of the import among them; 0 if nothing was removed.
+        too_large: Number of pipelines that an import did not store, because one would take too much of the
+            store.
         dry_run: Whether nothing was removed.
     """
 
@@ -663,6 +666,7 @@ class BinariesDocument(Document, frozen=True, kw_only=True):
     stored: int = 0
     removed: tuple[BinariesGeneration, ...] = ()
     evicted: int = 0
+    too_large: int = 0
     dry_run: bool = False
 
 

@@ -11,7 +11,7 @@ from attrs import evolve
 from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, Generation
+from orchestrator.stores.binary_store import LEAST_BOUND, STORE_NAME, BinaryStore, Generation
 from tests.cli.conftest import Call
 from tests.stores.test_binary_store import pipeline
 
@@ -120,6 +120,27 @@ def test_export_and_import(call: Call, folder: Path, key: Path, tmp_path: Path) 
     assert "12 pipelines" in call("binaries", "import", pack, "--cache-dir", there, "--unsigned").out
 
 
+def test_an_import_says_what_the_store_has_no_room_for(call: Call, folder: Path, tmp_path: Path) -> None:
+    with BinaryStore.open(folder) as store:
+        large = pipeline(99, os.urandom(LEAST_BOUND // 2))
+        store.put(HERE, [*(pipeline(state, os.urandom(9000)) for state in range(600)), large])
+    pack, there = tmp_path / "large.binaries", tmp_path / "there"
+    call("binaries", "export", pack, "--cache-dir", folder)
+    with BinaryStore.open(there, bound_bytes=LEAST_BOUND):
+        pass
+    done = call("binaries", "import", pack, "--unsigned", "--cache-dir", there, "--json")
+    assert done.document["too_large"] == 1
+    assert done.document["evicted"] > 100
+    left = sum(each["pipelines"] for each in done.document["generations"])
+    assert left == done.document["stored"] - done.document["evicted"]
+    said = call("binaries", "import", pack, "--unsigned", "--cache-dir", there).out
+    assert "1 pipeline too large for the store" in said
+    assert "to make room" in said
+    assert "--binaries-disk" in said
+    full = call("binaries", "import", pack, "--unsigned", "--cache-dir", folder).out
+    assert "--binaries-disk" not in full
+
+
 def test_export_overwrites_nothing_that_it_needs(call: Call, folder: Path, key: Path, tmp_path: Path) -> None:
     with BinaryStore.open(folder):
         pass  # which makes all that lies beside it
@@ -150,6 +171,9 @@ def test_prune_removes_what_is_of_another_build_of_a_driver_here(call: Call, fol
 def test_prune_by_size(call: Call, folder: Path) -> None:
     with BinaryStore.open(folder) as store:
         store.put(HERE, [pipeline(state, os.urandom(9000)) for state in range(10, 30)])
+    dry = ("binaries", "prune", "--cache-dir", folder, "--dry-run", "--max-size")
+    assert " KiB of the least valuable pipelines would be removed" in call(*dry, "150K").out
+    assert "\n0 B of the least valuable" in call(*dry, "1G").out
     done = call("binaries", "prune", "--cache-dir", folder, "--max-size", "150K", "--json").document
     assert 0 < done["evicted"] < 25  # no more than is needed
     assert done["used_bytes"] <= 150 * 1024
