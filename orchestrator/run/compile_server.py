@@ -88,6 +88,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         steered: Whether more may be said while it goes on.
         said: What was said before.
         given_up: What the driver is not to be asked for; each a `Doing`.
+        distrusted: Pipelines that are not to be created from stored binaries, by key.
     """
 
     number: int
@@ -98,6 +99,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     given_up: tuple[int, ...] = ()
     steered: bool = False
     said: tuple[Said, ...] = ()
+    distrusted: tuple[int, ...] = ()
 
 
 class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):

@@ -113,7 +113,8 @@ class Worker:
             device = opener(device_request)
             self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
-            return announcing(device, self.table, tell, gate, map(Doing, request.given_up))
+            given_up = map(Doing, request.given_up)
+            return announcing(device, self.table, tell, gate, given_up, request.distrusted)
 
         def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage, marks: int) -> None:
             self.in_driver = True

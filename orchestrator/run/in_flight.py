@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Final
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,12 @@ from attrs import frozen
 
 from orchestrator.devices.binaries import (
     BinaryProperties,
+    BinarySource,
     CapturedPipeline,
     HeldBinaries,
     PipelineBinaries,
     PipelineBinary,
+    create_with_binaries,
     has_binaries,
 )
 from orchestrator.devices.device import (
@@ -97,6 +99,7 @@ class Doing(enum.IntEnum):
     BINARIES: It takes, gives or destroys pipeline binaries.
     DESTROY: It destroys pipelines, caches or objects, or closes the device.
     OPEN: It opens the device.
+    FROM_BINARIES: It creates these pipelines from binaries, within a call of `CREATE`.
     """
 
     CREATE = 1
@@ -111,6 +114,7 @@ class Doing(enum.IntEnum):
     BINARIES = 10
     DESTROY = 11
     OPEN = 12
+    FROM_BINARIES = 13
 
     @property
     def words(self) -> str:
@@ -131,9 +135,10 @@ _WORDS: Final = {
     Doing.BINARIES: "handling pipeline binaries",
     Doing.DESTROY: "destroying objects",
     Doing.OPEN: "opening the device",
+    Doing.FROM_BINARIES: "creating pipelines from binaries",
 }
 
-OF_PIPELINES: Final = frozenset({Doing.CREATE, Doing.KEYS, Doing.OBJECT, Doing.MODULE})
+OF_PIPELINES: Final = frozenset({Doing.CREATE, Doing.FROM_BINARIES, Doing.KEYS, Doing.OBJECT, Doing.MODULE})
 """What is done for pipelines that can be told."""
 
 
@@ -292,6 +297,7 @@ def announcing(
     on_image: Callable[[CreateInfoImage, int], None],
     gate: MemoryGate,
     given_up: Iterable[Doing] = (),
+    distrusted: Iterable[int] = (),
 ) -> Device:
     """A device that announces its calls.
 
@@ -302,9 +308,10 @@ def announcing(
             driver may have its objects then, but none of its pipelines.
         gate: Lets batches begin.
         given_up: What the driver is not asked for: it ended processes over that, or did not come back.
+        distrusted: Keys of pipelines that are not created from their binaries, likewise.
     """
     kind = AnnouncingInspector if isinstance(device, ExecutableInspector) else AnnouncingDevice
-    return kind(device, table, on_image, gate, frozenset(given_up))
+    return kind(device, table, on_image, gate, frozenset(given_up), frozenset(distrusted))
 
 
 @frozen(eq=False)
@@ -343,6 +350,7 @@ class AnnouncingDevice:
     on_image: Callable[[CreateInfoImage, int], None]
     gate: MemoryGate
     given_up: frozenset[Doing] = frozenset()
+    distrusted: frozenset[int] = frozenset()
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -424,9 +432,20 @@ class AnnouncingDevice:
         slot = self.gate.enter(self.table.flights, partial(self.table.begin, Doing.CREATE, indices))
         began_ns = time.perf_counter_ns()
         try:
-            batch = self.device.create_pipelines(
-                prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
-            )
+            if isinstance(source, BinarySource):
+                telling = cast("PipelineBinaries", _TellingOfBinaries(self))
+                batch = create_with_binaries(
+                    telling,
+                    prepared,
+                    indices,
+                    source,
+                    keep=keep,
+                    fail_on_compile_required=fail_on_compile_required,
+                )
+            else:
+                batch = self.device.create_pipelines(
+                    prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+                )
         finally:
             self.table.end(slot)
         if not batch.all_hits:
@@ -489,7 +508,7 @@ class AnnouncingDevice:
         """See `Device.destroy_pipeline_cache`."""
         self.destroying(lambda: self.device.destroy_pipeline_cache(cache))
 
-    # Binaries; `create_pipelines` announces what the device does with them for a source.
+    # Binaries; `create_pipelines` announces what is compiled and captured for a source of them.
 
     @property
     def binary_properties(self) -> BinaryProperties:
@@ -524,8 +543,20 @@ class AnnouncingDevice:
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.CREATE, indices):
-            return self._binaries.create_from_binaries(own, indices, held, keep=keep)
+        trusted = np.full(len(indices), Doing.FROM_BINARIES not in self.given_up)
+        if self.distrusted:
+            trusted &= [each not in self.distrusted for each in own.image.keys[indices].tolist()]
+        if trusted.all():
+            with self.table.announced(Doing.FROM_BINARIES, indices):
+                return self._binaries.create_from_binaries(own, indices, held, keep=keep)
+        batch = CreationBatch.of_zeros(len(indices))
+        batch.results[:] = ERROR_UNKNOWN  # as if the driver refused, so that they are compiled
+        if trusted.any():
+            asked = HeldBinaries(held.counts[trusted], held.handles[np.repeat(trusted, held.counts)])
+            with self.table.announced(Doing.FROM_BINARIES, indices[trusted]):
+                made = self._binaries.create_from_binaries(own, indices[trusted], asked, keep=keep)
+            batch.put(np.flatnonzero(trusted), made)
+        return batch
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
@@ -619,6 +650,26 @@ class AnnouncingDevice:
             if self.table.owner is self:
                 self.table.owner = None
         self.destroying(self.device.close)
+
+
+@frozen(eq=False)
+class _TellingOfBinaries:
+    """The device itself within a call that is announced; what it makes of binaries is announced too."""
+
+    announcing: AnnouncingDevice
+
+    def create_from_binaries(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        held: HeldBinaries,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        return self.announcing.create_from_binaries(prepared, indices, held, keep=keep)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.announcing.device, name)
 
 
 class AnnouncingInspector(AnnouncingDevice):

@@ -951,7 +951,8 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
         pulled_bytes: Size of these binaries.
         from_internal_cache: Pipelines whose binaries the driver's own cache had.
         created: Pipelines that were created from binaries.
-        refused: Pipelines that the driver did not create from their binaries; they were compiled.
+        refused: Pipelines that the driver did not create from their binaries, or may have died of; they were
+            compiled.
         damaged: Pipelines whose stored entry or binaries were damaged; they were compiled.
         ambiguous: Pipelines with only module identifiers, for which several stored pipelines with different
             binaries match; they were compiled.

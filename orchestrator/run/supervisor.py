@@ -8,8 +8,9 @@
 Guarantees: if a worker process dies (by any signal or exit) or stays in the driver too long, only the
 pipelines in the driver, and those compiled since the last checkpoint of its cache, are lost. Each pipeline
 that was in the driver is tried alone in its own process. One that dies there is blamed: its outcome is FAILED
-with the reason, and a new worker process goes on without it. This process loads no driver and leaves no
-process behind.
+with the reason, and a new worker process goes on without it. Those that were created from stored binaries are
+compiled instead; after a second such death all are. This process loads no driver and leaves no process
+behind.
 Assumptions: the set is in files, which the child opens by their paths.
 """
 
@@ -172,6 +173,7 @@ class _Death:
         was_inside: Whether the suspects were in the driver, and had not just returned.
         of_cache_file: Whether it crashed or hung while the driver loaded a cache file, which is given up.
         steps: The kinds of driver calls in flight.
+        from_binaries: Keys of the pipelines that were created from stored binaries.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -185,7 +187,13 @@ class _Death:
     was_inside: bool = False
     of_cache_file: bool = False
     steps: frozenset[Doing] = frozenset()
+    from_binaries: frozenset[int] = frozenset()
     at_ns: int = field(factory=time.perf_counter_ns)
+
+    @property
+    def suspected(self) -> int:
+        """Number of pipelines of which it may have died, of their code or of their binaries."""
+        return len(self.from_binaries | {each.key for each in self.suspects})
 
     @property
     def killed(self) -> bool:
@@ -261,6 +269,7 @@ class _Supervisor:
     _settled_before: frozenset[int] = frozenset()
     _given_up: set[Doing] = field(factory=set)
     _fatal: set[Doing] = field(factory=set)
+    _distrusted: set[int] = field(factory=set)
     _opens_ahead: bool = field(default=Factory(lambda self: self.options.opens_ahead, takes_self=True))
     _costs_ns: dict[int, int] = field(factory=dict)
     _pace: _Pace | None = None
@@ -354,6 +363,7 @@ class _Supervisor:
             tuple(sorted(self._given_up)),
             self.steering.steered,
             self.steering.said(),
+            tuple(self._distrusted),
         )
         self._settled_before = frozenset(self._settled)
         orders = _Orders(connection, number)
@@ -549,7 +559,9 @@ class _Supervisor:
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
-            if not blamed:
+            if death.from_binaries and not (blamed or death.killed):
+                self._distrust(death)
+            elif not blamed:
                 # A second device may be the cause, while it is opened or closed, or later. So no other
                 # process has two. What died beside another step says nothing of either.
                 of_pipelines, others = death.steps & OF_PIPELINES, death.steps - OF_PIPELINES
@@ -562,7 +574,7 @@ class _Supervisor:
                         blamed = [self._by_elimination(death)]
             self._count(
                 Supervision(
-                    deaths=(Death(death.how, death.where, len(death.suspects), len(blamed)),),
+                    deaths=(Death(death.how, death.where, death.suspected, len(blamed)),),
                     explaining_ns=time.perf_counter_ns() - death.at_ns,
                 )
             )
@@ -591,6 +603,19 @@ class _Supervisor:
             return ()
         known = self._compiled | self._culprits.keys()
         return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
+
+    def _distrust(self, death: _Death) -> None:
+        """Do without stored binaries that the driver may have died of; after the second time, without any."""
+        again = bool(self._distrusted)
+        self._distrusted |= death.from_binaries
+        if again:
+            self._given_up.add(Doing.FROM_BINARIES)
+        count = len(death.from_binaries)
+        several = "a pipeline from its" if count == 1 else f"{count} pipelines from their"
+        compiled = "nothing is created from binaries any more" if again else "compiled instead"
+        self._notes.append(
+            f"the driver ended a process while it created {several} stored binaries ({death.how}): {compiled}"
+        )
 
     def _give_up(self, death: _Death) -> None:
         """Skip from now on a step in which the driver hangs, or crashes repeatedly.
@@ -872,6 +897,8 @@ class _Watch:
         flights = self._overdue or table.flights()
         steps = frozenset(each.doing for each in flights)
         where = min(steps).words if steps else "outside of any call into the driver"
+        if Doing.FROM_BINARIES in steps:
+            where = Doing.FROM_BINARIES.words
         # A thread of the driver, or corrupted memory, may end the process some time after the call.
         was_inside = not steps.isdisjoint(OF_PIPELINES)
         if not self._overdue and steps <= _AFTERWARDS:
@@ -881,7 +908,11 @@ class _Watch:
         tables = self.tables
         kinds, recorded = np.frombuffer(tables.kinds, np.uint8), np.frombuffer(tables.recorded_ns, np.int64)
         jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(self._keys.tolist(), kinds, strict=True)]
+        made = [each for each in flights if each.doing is Doing.FROM_BINARIES]
+        if Doing.FROM_BINARIES in steps:  # the calls around these compiled nothing meanwhile
+            flights = [each for each in flights if each not in made and not _is_around(each, made)]
         numbers = {number for each in flights for number in _pipelines_of(each, tables)}
+        from_binaries = {number for each in made for number in each.numbers}
         return _Death(
             status,
             tuple(job for number, job in enumerate(jobs) if number in numbers),
@@ -892,12 +923,18 @@ class _Watch:
             where,
             was_inside,
             steps=steps,
+            from_binaries=frozenset(job.key for number, job in enumerate(jobs) if number in from_binaries),
         )
+
+
+def _is_around(flight: Flight, made: Iterable[Flight]) -> bool:
+    """Whether a call creates what a call within it creates from binaries."""
+    return flight.doing is Doing.CREATE and any(set(each.numbers) <= set(flight.numbers) for each in made)
 
 
 def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
     """Numbers of the pipelines that a call concerns."""
-    if flight.doing in (Doing.CREATE, Doing.KEYS):
+    if flight.doing in (Doing.CREATE, Doing.FROM_BINARIES, Doing.KEYS):
         return flight.numbers
     if flight.doing is Doing.MODULE:
         return _holding(tables.module_start, np.frombuffer(tables.module_index, np.int32), flight.numbers)

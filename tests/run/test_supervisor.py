@@ -15,15 +15,19 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import trio
 from attrs import evolve
 
+from orchestrator.devices.binaries import HeldBinaries, PipelineBinary
 from orchestrator.devices.device import (
     BeforeObject,
     CacheMode,
+    CreationBatch,
     PipelineCache,
     PipelineCacheData,
+    PreparedPipelines,
     is_empty_cache,
     no_news,
 )
@@ -40,7 +44,7 @@ from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
-from orchestrator.run.records import CompileReport, OutcomeStatus, Progress
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
@@ -49,7 +53,7 @@ from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.shared_set import Shared, SharedSet, decoding_processes
-from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
@@ -1014,3 +1018,78 @@ async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
     assert again.binaries is not None
     assert again.binaries.stored == 4
+
+
+class Poisoned(SimulatedDevice):
+    """Some binaries end the process that creates a pipeline from them, or keep it for ever."""
+
+    def create_from_binaries(
+        self,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        held: HeldBinaries,
+        *,
+        keep: bool = False,
+    ) -> CreationBatch:
+        if any(each.data == b"poison" for each in self.binary_data(held.handles)):
+            os.abort()
+        if any(each.data == b"glue" for each in self.binary_data(held.handles)):
+            threading.Event().wait()
+        return super().create_from_binaries(prepared, indices, held, keep=keep)
+
+
+def open_poisoned(request: DeviceRequest) -> SimulatedDevice:
+    return Poisoned(SimulatedOptions(request=request))
+
+
+def poison(folder: Path, count: int, data: bytes = b"poison") -> None:
+    """Give stored pipelines whole binaries that are no good."""
+    with BinaryStore.open(folder) as store:
+        (generation,) = (each.about for each in store.statistics().generations)
+        bad = [
+            StoredPipeline(each.state_key, each.driver_key, (PipelineBinary(b"key", data),))
+            for each in store.pipelines(generation)
+        ]
+        store.put(generation, bad[:count])
+        assert store.verify().problems == ()
+
+
+async def of_binaries(archive: Path, folder: Path, **options: Any) -> tuple[CompileReport, Supervision]:
+    limits = TrialLimits(3.0, opener=f"{__name__}:open_poisoned")
+    made = CompileOptions(mode=CacheMode.BINARIES, trial_limits=limits, **{"workers": 2} | options)
+    report = await compile_supervised([str(archive)], made, cache_directory=folder)
+    assert report.supervision is not None
+    return report, report.supervision
+
+
+@pytest.mark.parametrize("data", [b"poison", b"glue"])
+async def test_binaries_that_end_the_driver_are_compiled_and_replaced(
+    archive: Path, tmp_path: Path, data: bytes
+) -> None:
+    await of_binaries(archive, tmp_path)
+    poison(tmp_path, 1, data)
+    report, supervision = await of_binaries(archive, tmp_path, batch_limit=3)
+    assert report.counts()[OutcomeStatus.FAILED] == 0
+    assert (supervision.processes, supervision.trials) == (2, 0)
+    assert [each.where for each in supervision.deaths] == ["creating pipelines from binaries"]
+    assert report.binaries is not None
+    assert 1 <= report.binaries.refused <= 6
+    assert report.counts()[OutcomeStatus.COMPILED] == report.binaries.refused
+    (note,) = (each for each in report.notes if "stored binaries" in each)
+    assert "compiled instead" in note
+    # What was compiled is in the place of what was bad.
+    again, supervision = await of_binaries(archive, tmp_path)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+    assert supervision.deaths == ()
+
+
+async def test_after_two_deaths_nothing_is_created_from_binaries(archive: Path, tmp_path: Path) -> None:
+    await of_binaries(archive, tmp_path)
+    poison(tmp_path, len(KEYS))
+    report, supervision = await of_binaries(archive, tmp_path, workers=1, batch_limit=1)
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    assert (supervision.processes, len(supervision.deaths)) == (3, 2)
+    assert sum("nothing is created from binaries any more" in each for each in report.notes) == 1
+    again, supervision = await of_binaries(archive, tmp_path)
+    assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+    assert supervision.deaths == ()
