@@ -176,7 +176,9 @@ _SYSTEM_STEPS: Final = {
 
 def explain_system(error: BaseException) -> Failure | None:
     """The message for an unexpected error of the operating system; None for a bug."""
-    if _wants_a_thread(error):
+    from orchestrator.run.limits import wants_a_thread
+
+    if wants_a_thread(error):
         error = OSError(errno.EAGAIN, "")
     step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
     if step is None or not isinstance(error, OSError):
@@ -198,15 +200,6 @@ def _temporary_step(path: str) -> str:
 def _refused_step(reason: str) -> str:
     # By its words: what another process was refused comes without a number.
     return next((step for code, step in _SYSTEM_STEPS.items() if reason.endswith(os.strerror(code))), "")
-
-
-def _wants_a_thread(error: BaseException | None) -> bool:
-    """Whether a thread could not be started, which only the text of Python's exception says."""
-    while error is not None:
-        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:

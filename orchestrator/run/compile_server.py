@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
@@ -27,6 +28,7 @@ from orchestrator.children.parent import Child
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
+from orchestrator.run.limits import MemoryLimitError, error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.shared_set import shared_sets
 
@@ -208,7 +210,7 @@ def _shown(text: str, most_bytes: int) -> str:
 
 
 class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
-    """It raised: name of the class, message, and the attributes of the error. Number 0: the set is none.
+    """It raised: name of the class, message, and the attributes of the error. Number 0: the server did.
 
     Attributes:
         number: Of the fork.
@@ -216,6 +218,7 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
         message: What it says.
         fields: Its attributes, cut where they are long.
         paths: Those of them that are paths.
+        trace: Of a bug the last lines of its traceback, else "".
     """
 
     number: int
@@ -223,10 +226,22 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
     message: str
     fields: dict[str, str | int | None] = {}
     paths: tuple[str, ...] = ()
+    trace: str = ""
 
     @classmethod
-    def of(cls, number: int, error: BaseException) -> Failed:
-        """The message of an error."""
+    def of(cls, number: int, error: BaseException, memory_bytes: int = 0) -> Failed:
+        """The message of an error.
+
+        Args:
+            number: Of the fork.
+            error: The error.
+            memory_bytes: Memory that the process may have for its data, 0 for no limit.
+        """
+        error = error_of_memory(error, memory_bytes) or error
+        if not isinstance(error, OSError | OrchestratorError):
+            trace = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+            end = trace[-_MESSAGE_BYTES:].decode("utf-8", "ignore")
+            return cls(number, type(error).__name__, _shown(str(error), _MESSAGE_BYTES), trace=end)
         fields = {
             name: value if isinstance(value, int) or value is None else _shown(str(value), _FIELD_BYTES)
             for name, value in vars(error).items()
@@ -244,11 +259,15 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
             filename = self.fields.get("filename")
             return OSError(number, self.message, *([filename] if filename else []))
         if kind is None:
-            return RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
-        error: Exception = kind.__new__(kind, self.message)
+            error: Exception = RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
+            error.add_note(self.trace)
+            return error
+        error = kind.__new__(kind, self.message)
         for name, value in self.fields.items():
             setattr(error, name, Path(str(value)) if name in self.paths else value)
         error.args = (self.message,)
+        if self.trace:
+            error.add_note(self.trace)
         return error
 
 
@@ -350,7 +369,8 @@ def _kinds() -> dict[str, Any]:
 
     known = [each for each in vars(errors).values() if isinstance(each, type)]
     kinds = {each.__name__: each for each in known if issubclass(each, OrchestratorError)}
-    return {**kinds, "SaveError": SaveError, "ValueError": ValueError}
+    others = MemoryLimitError, SaveError, ValueError
+    return kinds | {each.__name__: each for each in others}
 
 
 SERVICE: Final = "compile"

@@ -46,7 +46,7 @@ from orchestrator.run.compile_server import (
     Try,
 )
 from orchestrator.run.in_flight import Doing, InFlightTable
-from orchestrator.run.limits import limit_memory
+from orchestrator.run.limits import error_of_memory, limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -82,14 +82,14 @@ def serve(channel: Channel[Request, Answer]) -> None:
     try:
         shared = shared_sets.get(opening.archives)
         shared = shared or Shared(open_paths(opening.archives, indexed=False))
-    except OrchestratorError as error:
+        with shared.source:
+            server = _Server(channel, shared, InFlightTable(opening.table), opening)
+            channel.on_end = server.let_go
+            for request in channel:
+                server.do(request)
+    # Whatever it is, another server would meet it again, and no driver has anything to do with it.
+    except Exception as error:  # noqa: BLE001
         channel.send(Failed.of(0, error))
-        return
-    with shared.source:
-        server = _Server(channel, shared, InFlightTable(opening.table), opening)
-        channel.on_end = server.let_go
-        for request in channel:
-            server.do(request)
 
 
 @define(eq=False)
@@ -117,6 +117,7 @@ class _Server:
     _directory: str = ""
     _has_forked: bool = False
     _made: Worker | None = None
+    _memory_bytes: int = 0
 
     def do(self, request: Request) -> None:
         match request:
@@ -126,7 +127,7 @@ class _Server:
                 self._directory = request.cache_directory
                 self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
-                self._fork(request.number, lambda control: self._worker().attempt(request, control))
+                self._fork(request.number, lambda control: self._attempt(request, control))
             case Stop() | Steer() if request.number in self._forks:
                 left = memoryview(pack_frame(request, bound=LIMITS.frame_bytes))
                 with suppress(OSError):  # the fork has ended
@@ -169,12 +170,14 @@ class _Server:
                 code = 0
             # A fork must not continue its parent's code.
             except BaseException as error:  # noqa: BLE001
-                traceback.print_exc()
-                if self._made is not None and self._made.in_driver:
+                is_short = error_of_memory(error, self._memory_bytes) is not None
+                if not is_short:
+                    traceback.print_exc()
+                if self._made is not None and self._made.in_driver and not is_short:
                     # The driver may have damaged Python's memory, so any exception counts as a crash.
                     sys.stderr.flush()
                     os.abort()
-                self.channel.send(Failed.of(number, error))
+                self.channel.send(Failed.of(number, error, self._memory_bytes))
             finally:
                 sys.stderr.flush()
                 os._exit(code)
@@ -201,12 +204,18 @@ class _Server:
         self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.papers)
         return self._made
 
+    def _attempt(self, request: Try, control: int) -> None:
+        """Try pipelines, in a fork."""
+        self._memory_bytes = request.memory_bytes
+        self._worker().attempt(request, control)
+
     def _compile(self, request: Compile, control: int) -> None:
         """Compile, in a fork."""
         clock = StageClock("imports")
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
-        limit_memory(options.trial_limits.memory_bytes)
-        if not options.trial_limits.memory_bytes:
+        self._memory_bytes = options.trial_limits.memory_bytes
+        limit_memory(self._memory_bytes)
+        if not self._memory_bytes:
             keep_freed_memory()
         load = partial(
             load_driver,
@@ -225,7 +234,7 @@ class _Server:
             if forks:
                 load()  # after the decoder: it is a fork of a process without a driver or other threads
         except NoDeviceError as error:
-            self.channel.send(Failed.of(request.number, error))
+            self.channel.send(Failed.of(request.number, error, self._memory_bytes))
             return
         if request.left_out:
             source = source.leaving_out(request.left_out)

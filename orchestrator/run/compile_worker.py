@@ -202,7 +202,7 @@ class Worker:
         try:
             report = trio.run(main)
         except (OrchestratorError, ValueError) as error:
-            self.channel.send(Failed.of(request.number, error))
+            self.channel.send(Failed.of(request.number, error, options.trial_limits.memory_bytes))
         else:
             self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
 
@@ -224,7 +224,7 @@ class Worker:
                 driver_caches=options.driver_caches,
             )
         except OrchestratorError as error:
-            self.channel.send(Failed.of(request.number, error))
+            self.channel.send(Failed.of(request.number, error, request.memory_bytes))
             return
 
         def enter(what: str, _: int) -> None:

@@ -12,6 +12,8 @@ pipeline or a cache file.
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 import resource
 import signal
@@ -23,7 +25,8 @@ from typing import Final, TypeVar
 
 from attrs import define, field
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY
+from orchestrator.errors import DriverError, OrchestratorError
 
 _T = TypeVar("_T")
 
@@ -32,6 +35,8 @@ _LOOK_S: Final = 0.5
 _WAIT_S: Final = 0.1
 _LEAST_BYTES: Final = 256 << 20
 _LEAST_SHARE: Final = 0.05
+_LEAST_ROOM: Final = 16 << 20  # the stacks of two threads
+_DATA_FIELD: Final = 5  # of /proc/self/statm (proc(5)), in pages
 _MOST_PRESSURE: Final = 20.0  # percent of the last ten seconds in which some task waited for memory
 _CPU_PARTS: Final = 8  # one part of the time is kept for the calls in flight, merging and saving
 _MOST_KEPT_S: Final = 10
@@ -77,13 +82,62 @@ def kills_for_memory(
     return total
 
 
+class MemoryLimitError(OrchestratorError):
+    """What is too little is the memory that each process may have, and no pipeline is to blame.
+
+    Attributes:
+        next_step: What to do about it.
+    """
+
+    next_step: Final = "give it more, or leave --memory out"
+
+    def __init__(self, size: int) -> None:
+        super().__init__(
+            f"the {size >> 20} MiB that a process may have (--memory) are too little for this set"
+        )
+
+
+def error_of_memory(error: BaseException, limit: int) -> Exception | None:
+    """What to say in place of an error that too little memory causes; None for any other error.
+
+    Args:
+        error: The error.
+        limit: Bytes that the process may have for its data, 0 for no limit.
+    """
+    if not limit:
+        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if isinstance(error, MemoryError) else None
+    is_short = (
+        isinstance(error, MemoryError)
+        or wants_a_thread(error)  # whose stack needs memory
+        or (isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN))
+        or (isinstance(error, DriverError) and error.result == ERROR_OUT_OF_HOST_MEMORY)
+    )
+    return MemoryLimitError(limit) if is_short else None
+
+
+def wants_a_thread(error: BaseException | None) -> bool:
+    """Whether a thread could not be started, which only the text of Python's exception says."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def limit_memory(size: int) -> None:
     """Bound this process's memory for data: a driver reserves much more of the address space than it uses.
 
     Args:
         size: Bytes; 0 for no bound.
+
+    Raises:
+        MemoryLimitError: The process has as much already, or nearly: then Python may wait for ever for a
+            thread that could not start.
     """
     if size:
+        used = int(Path("/proc/self/statm").read_text("ascii").split()[_DATA_FIELD])
+        if size < used * resource.getpagesize() + _LEAST_ROOM:
+            raise MemoryLimitError(size)
         resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
 
 

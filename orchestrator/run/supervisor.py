@@ -60,7 +60,7 @@ from orchestrator.run.compile_server import (
 from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
-from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit
+from orchestrator.run.limits import CpuTimeError, MemoryLimitError, ended_at_cpu_limit
 from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits
 from orchestrator.run.records import (
     CompileReport,
@@ -142,6 +142,7 @@ async def compile_supervised(
         ValueError: No archive is named.
         DeviceError: The driver ends every process, for any pipeline.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
+        MemoryLimitError: `TrialLimits.memory_bytes` is too little, and no pipeline is to blame.
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
             calls in flight have returned; the compiled pipelines are saved, and the child has ended.
     """
@@ -174,6 +175,7 @@ class _Death:
         of_cache_file: Whether it crashed or hung while the driver loaded a cache file, which is given up.
         steps: The kinds of driver calls in flight.
         from_binaries: Keys of the pipelines that were created from stored binaries.
+        too_little: What it said if it ended because its memory is limited.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -188,6 +190,7 @@ class _Death:
     of_cache_file: bool = False
     steps: frozenset[Doing] = frozenset()
     from_binaries: frozenset[int] = frozenset()
+    too_little: MemoryLimitError | None = None
     at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
@@ -205,6 +208,8 @@ class _Death:
         """The end in words."""
         if self.overdue:
             return "killed: the driver did not come back"
+        if self.too_little is not None:
+            return "too little memory"
         ended = Ended(self.status)
         return ended.signal or ended.how
 
@@ -374,6 +379,7 @@ class _Supervisor:
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
         self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
+        too_little: MemoryLimitError | None = None
         ended: Exited | Ended | None = None
         process_id: int | None = None
         async with trio.open_nursery() as nursery:
@@ -402,7 +408,10 @@ class _Supervisor:
                         self._since_ns = self._since_ns or time.perf_counter_ns()
                         watch.prepare(answer)
                     case Failed():
-                        raise answer.error()
+                        error = answer.error()
+                        if not (isinstance(error, MemoryLimitError) and watch.identity is not None):
+                            raise error
+                        too_little = error  # one of the pipelines may have taken it all
                     case Done():
                         # The server reaps the worker before it ends, so that its resource usage is counted.
                         report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
@@ -419,12 +428,12 @@ class _Supervisor:
         self._costs_ns |= watch.costs_ns()
         if process_id is None:
             await trio.to_thread.run_sync(self._require_target)
-        death = watch.death(0 if ended is None else ended.status)
+        death = evolve(watch.death(0 if ended is None else ended.status), too_little=too_little)
         stuck = death.overdue and Doing.LOAD in death.steps
         is_cpu_spent = ended is not None and ended_at_cpu_limit(ended.status, getattr(ended, "cpu_s", 0.0))
         crashed = stuck or (
             isinstance(ended, Exited)  # else its server did
-            and not (death.killed or death.overdue or is_cpu_spent)
+            and not (death.killed or death.overdue or is_cpu_spent or too_little)
             # A pipeline in the driver may have done it. The next process loads the file before it has any.
             and not death.steps & OF_PIPELINES
         )
@@ -551,7 +560,8 @@ class _Supervisor:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
                 await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
-                if not (trials.verdicts or death.killed or death.overdue or connection.lost):
+                is_crash = not (death.killed or death.overdue or death.too_little)
+                if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)
                 nursery.cancel_scope.cancel()
         await self._keep_blamed()
@@ -623,7 +633,9 @@ class _Supervisor:
         Raises:
             DeviceError: The step is needed.
         """
-        if death.killed or death.of_cache_file or (death.steps & OF_PIPELINES and not death.overdue):
+        if death.killed or death.of_cache_file or death.too_little:
+            return
+        if death.steps & OF_PIPELINES and not death.overdue:
             return
         again = death.steps & self._fatal
         self._fatal |= death.steps
@@ -643,7 +655,10 @@ class _Supervisor:
 
         Raises:
             DeviceError: There were too many.
+            MemoryLimitError: One pipeline at a time is too much already.
         """
+        if death.too_little is not None and (self._careful or not death.suspects):
+            raise death.too_little
         # Overdue suspects were only slow together, and a cache file is not loaded again.
         if not (death.killed or death.overdue or death.of_cache_file):
             self._unexplained += 1
@@ -654,6 +669,10 @@ class _Supervisor:
             cause = ""
             if -death.status == signal.SIGBUS and not death.was_inside:
                 cause = "; the system sends it where a file that is read was cut short, or a disk fails"
+            if limit := self.options.trial_limits.memory_bytes:
+                cause += (
+                    f"; the {limit >> 20} MiB that a process may have (--memory) may be too little for it"
+                )
             raise DeviceError(
                 f"the driver ended {self._fruitless} processes, and no pipeline is to blame: the last one "
                 f"ended with {death.how}, {death.where}{cause}"

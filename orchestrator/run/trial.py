@@ -38,7 +38,13 @@ from orchestrator.run.compile_server import (
 from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import Doing
-from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit, kills_for_memory, memory_is_short
+from orchestrator.run.limits import (
+    CpuTimeError,
+    MemoryLimitError,
+    ended_at_cpu_limit,
+    kills_for_memory,
+    memory_is_short,
+)
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
@@ -83,6 +89,7 @@ class _Attempt:
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
         doing: What it did for that pipeline then.
+        too_little: Whether it said that its memory is too little.
     """
 
     survived: int
@@ -91,6 +98,7 @@ class _Attempt:
     peak_bytes: int = 0
     killed_for_memory: bool = False
     doing: Doing = Doing.CREATE
+    too_little: bool = False
 
     @property
     def step(self) -> str:
@@ -199,8 +207,11 @@ class SuspectTrials:
             return Verdict(Cause.MEMORY, f"the system killed {_ALONE[3:]} for want of memory", ended.signal)
         limit = self.options.trial_limits.memory_bytes
         if limit:
-            more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
-            if more.end is None or more.late or more.peak_bytes > limit:  # it does not crash on it, then
+            is_memory = tried.too_little
+            if not is_memory:
+                more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
+                is_memory = more.end is None or more.late or more.peak_bytes > limit
+            if is_memory:  # it does not crash on it, then
                 size = f"the {limit >> 20} MiB that a process may have"
                 return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
         if ended.signal:
@@ -239,7 +250,7 @@ class SuspectTrials:
         kills = kills_for_memory()
         await self.connection.send(request)
         survived, late, limit_s = 0, False, _OPENING_S
-        began, doing = False, Doing.CREATE
+        began, doing, too_little = False, Doing.CREATE, False
         while True:
             answer: Answer | Ended | None = None
             with trio.move_on_after(limit_s):
@@ -261,7 +272,10 @@ class SuspectTrials:
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
                 case Failed():
-                    raise answer.error()
+                    error = answer.error()
+                    if not (isinstance(error, MemoryLimitError) and began):
+                        raise error
+                    too_little = True
                 case Exited() if survived == len(jobs) and (late or not answer.status):
                     # Late it was closing the device, which says nothing of a pipeline.
                     return _Attempt(survived, peak_bytes=answer.peak_bytes)
@@ -272,7 +286,8 @@ class SuspectTrials:
                     if not began and not is_from_outside(answer.status):
                         raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
-                    return _Attempt(survived, ended, late, answer.peak_bytes, for_memory, doing)
+                    peak = answer.peak_bytes
+                    return _Attempt(survived, ended, late, peak, for_memory, doing, too_little)
                 case Ended():
                     return _Attempt(survived)
                 case _:

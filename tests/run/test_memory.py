@@ -15,7 +15,13 @@ import pytest
 from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable, announcing
-from orchestrator.run.limits import MemoryGate, kills_for_memory, memory_is_short
+from orchestrator.run.limits import (
+    MemoryGate,
+    MemoryLimitError,
+    kills_for_memory,
+    limit_memory,
+    memory_is_short,
+)
 
 
 @pytest.fixture
@@ -63,6 +69,11 @@ def test_kills_of_all_counters_count(tmp_path: Path) -> None:
     one.write_text("pgfault 17\noom_kill 2\n")
     two.write_text("oom 9\noom_kill 3\noom_group_kill 5\n")
     assert kills_for_memory((one, two, tmp_path / "nothing")) == 5
+
+
+def test_a_limit_that_leaves_no_room_for_a_thread_is_refused() -> None:
+    with pytest.raises(MemoryLimitError, match="the 1 MiB that a process may have"):
+        limit_memory(1 << 20)
 
 
 class Watched:

@@ -36,13 +36,14 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.device import SimulatedPipelines
-from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
+from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDeviceError
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
 from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
+from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
@@ -94,6 +95,39 @@ def open_writing_into_python(request: DeviceRequest) -> SimulatedDevice:
             raise SystemError("unknown opcode")
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
+    """Memory is too little to open a device; the error is the one that the marker names."""
+    errors: dict[str, Exception] = {
+        "python": MemoryError(),
+        "thread": RuntimeError("can't start new thread"),
+        "driver": DriverError("vkCreateDevice", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
+    }
+    raise errors[Path(os.environ[MARKER]).name]
+
+
+def open_greedy(request: DeviceRequest) -> SimulatedDevice:
+    """A pipeline takes more memory than there is."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[3]:
+            raise MemoryError
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+class Filled(SimulatedDevice):
+    """What was compiled leaves no memory for reading the cache, which trials do not do."""
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        if self.compile_counts:
+            raise MemoryError
+        return super().pipeline_cache_data(cache, limit)
+
+
+def open_filled(request: DeviceRequest) -> SimulatedDevice:
+    return Filled(SimulatedOptions(request=request))
 
 
 def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
@@ -626,6 +660,60 @@ async def test_what_python_raises_after_a_driver_spoiled_its_memory_is_a_death(a
     assert {each.key for each in report.failed} == {KEYS[3]}
     assert "SIGABRT" in report.failed[0].reason
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
+
+
+@pytest.mark.parametrize("cause", ["python", "thread", "driver"])
+async def test_too_little_memory_is_named_and_blames_nobody(
+    archive: Path, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, cause)
+    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_short_of_memory")
+    with pytest.raises(MemoryLimitError, match=r"the 1024 MiB .* \(--memory\) are too little"):
+        await compile_supervised([str(archive)], CompileOptions(workers=2, trial_limits=limits))
+
+
+async def test_memory_that_the_system_does_not_have_is_no_bug(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, "python")
+    with pytest.raises(OSError, match="Cannot allocate memory"):
+        await supervised(archive, "open_short_of_memory")
+
+
+async def test_one_that_takes_all_memory_is_blamed(archive: Path) -> None:
+    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_greedy")
+    report = await compile_supervised([str(archive)], CompileOptions(workers=2, trial_limits=limits))
+    assert {each.key: each.reason for each in report.failed} == {
+        KEYS[3]: "it takes more memory than the 1024 MiB that a process may have, in a process of its own"
+    }
+    assert report.supervision is not None
+    assert {each.how for each in report.supervision.deaths} == {"too little memory"}
+
+
+async def test_memory_that_is_too_little_for_all_together_blames_nobody(
+    archive: Path, tmp_path: Path
+) -> None:
+    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_filled")
+    options = CompileOptions(workers=1, trial_limits=limits)
+    with pytest.raises(MemoryLimitError):
+        await compile_supervised([str(archive)], options, cache_directory=tmp_path / "cache")
+    assert load_quarantine(tmp_path / "cache", simulated_identity()).profile is None
+
+
+async def test_a_bug_before_any_driver_is_called_one_at_once(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("of the program")
+
+    # A fork has what this process has, so it fails, too.
+    monkeypatch.setattr("orchestrator.run.compile_service.open_paths", fail)
+    server = CompileServer.start([str(archive)], CompileOptions(), fork=True)
+    with pytest.raises(
+        RuntimeError, match="ZeroDivisionError in the process that compiles: of the program"
+    ) as bug:
+        await compile_supervised([str(archive)], CompileOptions(), server=server)
+    assert "Traceback (most recent call last)" in "".join(bug.value.__notes__)
 
 
 async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path, tmp_path: Path) -> None:
