@@ -829,6 +829,7 @@ class _Watch:
     _tables: ImageTables | None = None
     _costs: list[tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]] = field(factory=list)
     _overdue: list[Flight] = field(factory=list)
+    _pauses: list[tuple[int, int]] = field(factory=list)
     _seen: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
     _settled: npt.NDArray[np.bool_] = field(factory=lambda: np.zeros(0, np.bool_))
 
@@ -886,19 +887,28 @@ class _Watch:
         """Kill the process when a driver call takes too long."""
         shortest_s = min(self.limits.limit_s(), self.limits.call_limit_now_s())
         look_s = min(max(_LOOK_S, shortest_s / _LOOKS_A_LIMIT), _MOST_LOOK_S)
+        now_ns = time.monotonic_ns()
         while not self._overdue:
+            before_ns = now_ns
             await trio.sleep(look_s)
-            now = time.monotonic_ns()
+            now_ns = time.monotonic_ns()
+            if (paused_ns := now_ns - before_ns - round(look_s * 1e9)) > 0:
+                self._pauses.append((now_ns, paused_ns))
             flights = self.connection.table.flights()
-            self._overdue = [each for each in flights if self._is_late(each, now)]
+            oldest_ns = min((each.since_ns for each in flights), default=now_ns)
+            self._pauses = [each for each in self._pauses if each[0] > oldest_ns]
+            self._overdue = [each for each in flights if self._is_late(each, now_ns)]
         await self.connection.send(Kill(self.number))
 
     def _is_late(self, flight: Flight, now_ns: int) -> bool:
         """Whether a call takes longer than one pipeline may, plus the recorded times of its other pipelines.
 
-        Calls that create no pipeline have a limit of their own.
+        Calls that create no pipeline have a limit of their own. Time in which this process was paused does
+        not count: whoever pauses it may pause all processes.
         """
-        age_s = (now_ns - flight.since_ns) / 1e9
+        since_ns = flight.since_ns
+        paused_ns = sum(min(length, end - since_ns) for end, length in self._pauses if end > since_ns)
+        age_s = (now_ns - since_ns - paused_ns) / 1e9
         if flight.doing not in OF_PIPELINES:
             return age_s > self.limits.call_limit_now_s()
         if age_s <= self.limits.limit_now_s() or self._prepared is None:

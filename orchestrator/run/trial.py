@@ -53,6 +53,7 @@ _FROM_OUTSIDE: Final = frozenset(
     -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)
 )
 _OPENING_S: Final = 120.0
+_SLICE_S: Final = 0.1
 _ALONE: Final = "in a process of its own"
 _MORE_MEMORY: Final = 4
 _MOST_KILLED: Final = 3
@@ -61,6 +62,21 @@ _MOST_KILLED: Final = 3
 def is_from_outside(status: int) -> bool:
     """Whether a process ended by a signal that people and systems send, and no driver raises."""
     return status in _FROM_OUTSIDE
+
+
+async def answer_in_time(
+    mail: trio.MemoryReceiveChannel[Answer | Ended], limit_s: float
+) -> Answer | Ended | None:
+    """The next answer; None where none came in time.
+
+    Time in which this process was paused does not count: whoever pauses it may pause all processes.
+    """
+    while limit_s > 0:
+        slice_s = min(limit_s, _SLICE_S)
+        with trio.move_on_after(slice_s):
+            return await mail.receive()
+        limit_s -= slice_s
+    return None
 
 
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
@@ -252,10 +268,7 @@ class SuspectTrials:
         survived, late, limit_s = 0, False, _OPENING_S
         began, doing, too_little = False, Doing.CREATE, False
         while True:
-            answer: Answer | Ended | None = None
-            with trio.move_on_after(limit_s):
-                answer = await mail.receive()
-            match answer:
+            match answer := await answer_in_time(mail, limit_s):
                 case None if not began:
                     raise DeviceError("a process that tries pipelines did not get ready in time")
                 case None:

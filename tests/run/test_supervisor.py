@@ -19,6 +19,7 @@ import numpy.typing as npt
 import pytest
 import trio
 from attrs import evolve
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from orchestrator.devices.binaries import HeldBinaries, PipelineBinary
 from orchestrator.devices.device import (
@@ -623,6 +624,35 @@ def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> Non
     assert watch.keys_in_driver() == [11]
     table.begin(Doing.OPEN, np.zeros(0, np.int32))  # drivers greet each device
     assert watch.keys_in_driver() == []
+    os.close(descriptor)
+
+
+async def test_a_pause_of_all_processes_is_no_hang(
+    mock_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 1 + round(trio.current_time() * 1e9))
+    descriptor = os.memfd_create("test", os.MFD_CLOEXEC)
+    table = InFlightTable(descriptor)
+    killed: list[object] = []
+
+    async def send(request: object) -> None:
+        killed.append(request)
+
+    connection = cast(Connection, SimpleNamespace(table=table, send=send))
+    watch = _Watch(connection, 1, TrialLimits(pipeline_s=2.0, call_s=2.0), set())
+    table.begin(Doing.OPEN, np.zeros(0, np.int32))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(watch.run)
+        await wait_all_tasks_blocked()
+        for paused_s in (1000.0, 500.0):
+            mock_clock.jump(paused_s)
+            await wait_all_tasks_blocked()
+        assert not killed
+        for _ in range(30):
+            mock_clock.jump(0.2)  # of which 0.1 counts
+            await wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    assert killed
     os.close(descriptor)
 
 

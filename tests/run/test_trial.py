@@ -8,14 +8,16 @@ from typing import NoReturn
 
 import pytest
 import trio
+from trio.testing import MockClock, wait_all_tasks_blocked
 
-from orchestrator.children.parent import ChildGroup
+from orchestrator.children.parent import ChildGroup, Ended
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ArchiveError, DeviceError
+from orchestrator.run.compile_server import Answer, Trying
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.trial import Trials, try_pipelines
+from orchestrator.run.trial import Trials, answer_in_time, try_pipelines
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
@@ -94,6 +96,27 @@ async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) ->
         await tried(archive, "open_nothing")
     with pytest.raises(ArchiveError, match="cannot be opened"):
         await tried(archive.with_name("nothing.foz"))
+
+
+async def test_a_pause_of_all_processes_is_not_waited_for(mock_clock: MockClock) -> None:
+    send, receive = trio.open_memory_channel[Answer | Ended](1)
+    answers: list[Answer | Ended | None] = []
+
+    async def wait() -> None:
+        answers.append(await answer_in_time(receive, 2.0))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await wait_all_tasks_blocked()
+        mock_clock.jump(1000.0)
+        await wait_all_tasks_blocked()
+        send.send_nowait(Trying(1, 2))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        for _ in range(25):
+            await wait_all_tasks_blocked()
+            mock_clock.jump(0.1)
+    assert answers == [Trying(1, 2), None]
 
 
 async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:
