@@ -202,6 +202,16 @@ class KilledThrice(Choking):
         super().choke()
 
 
+class InterruptedThrice(KilledThrice):
+    """As by a service manager that signals all processes."""
+
+    by = signal.SIGINT
+
+
+def open_interrupted_thrice(request: DeviceRequest) -> SimulatedDevice:
+    return InterruptedThrice(SimulatedOptions(request=request))
+
+
 def open_choking(request: DeviceRequest) -> SimulatedDevice:
     return Choking(SimulatedOptions(request=request))
 
@@ -851,16 +861,19 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
     assert reports["module"].outcomes.compiled == 1
 
 
+@pytest.mark.parametrize(
+    ("name", "how"), [("open_killed_thrice", "SIGTERM"), ("open_interrupted_thrice", "SIGINT")]
+)
 async def test_kills_from_outside_cost_no_cache_file(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, how: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     cache = tmp_path / "cache"
     await supervised(archive, "open_good", cache)
     # With one cache for all, so that each process loads the file once.
-    report = await supervised(archive, "open_killed_thrice", cache, mode=CacheMode.SHARED)
+    report = await supervised(archive, name, cache, mode=CacheMode.SHARED)
     assert report.supervision is not None
-    assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
+    assert [each.how for each in report.supervision.deaths] == [how] * 3
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     assert not list(cache.glob(".*.loading"))
 
