@@ -270,8 +270,8 @@ class _Supervisor:
     _compiled_before: int = 0
     _pending: _Death | None = None
     _shown: Progress = field(factory=Progress)
-    _settled: set[int] = field(factory=set)
-    _settled_before: frozenset[int] = frozenset()
+    _settled: Counter[int] = field(factory=Counter)
+    _settled_before: Counter[int] = field(factory=Counter)
     _given_up: set[Doing] = field(factory=set)
     _fatal: set[Doing] = field(factory=set)
     _distrusted: set[int] = field(factory=set)
@@ -370,7 +370,7 @@ class _Supervisor:
             self.steering.said(),
             tuple(self._distrusted),
         )
-        self._settled_before = frozenset(self._settled)
+        self._settled_before = self._settled.copy()
         orders = _Orders(connection, number)
         if not connection.server.take_over():
             connection.table.clear()  # the entries are those of the previous process
@@ -534,9 +534,14 @@ class _Supervisor:
             await trio.sleep(_LOOK_S)
 
     def _tell_settled(self, settlement: Settlement) -> None:
-        """Report settled pipelines, without those that an earlier worker process settled."""
-        news = settlement.without(self._settled_before)
-        self._settled |= news.keys
+        """Report settled pipelines, without those that an earlier worker process settled.
+
+        A key occurs once for each of its applications, in the same order in each process.
+        """
+        again = {key for key in settlement.keys if self._settled_before[key]}
+        self._settled_before.subtract(again)
+        news = settlement.without(again)
+        self._settled.update(news.keys)
         if self.steering.on_settled is not None and news.keys:
             self.steering.on_settled(news)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import trio
 import trio.testing
 
+from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.compile_server import Budget
@@ -23,8 +26,10 @@ from orchestrator.run.supervisor import compile_supervised
 from orchestrator.schedule import Assignment, JobGraph, Priority, Scheduler, Wait
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.support import prepared_set
+from tests.run.test_compile_groups import archive as archive_of_applications
 
 KEYS = compute_keys()[:12]
+MARKER = "ORCHESTRATOR_TEST_MARKER"
 
 
 def open_deadly(request: DeviceRequest) -> SimulatedDevice:
@@ -70,6 +75,36 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert [key for each in told for key in each.failed] == [KEYS[4]]
     compiled = [key for each in told for key in each.compiled]
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
+
+
+def open_second_dying(request: DeviceRequest) -> SimulatedDevice:
+    """The second application's device ends the first process that compiles with it."""
+    marker = Path(os.environ[MARKER])
+
+    def on_compile(_: int) -> None:
+        if request.application.application_name == "two" and not marker.exists():
+            marker.touch()
+            os.abort()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+async def test_after_a_death_each_application_is_told_its_pipelines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    robust = {"name": "two", "robust_buffer_access": True}
+    archive = archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
+    told: list[Settlement] = []
+    limits = TrialLimits(opener=f"{__name__}:open_second_dying")
+    options = CompileOptions(workers=1, mode=CacheMode.NONE, open_ahead=False, trial_limits=limits)
+    steering = Steering(on_settled=told.append, steered=True)
+    report = await compile_supervised([str(archive)], options, stop=steering)
+    assert report.supervision is not None
+    assert report.supervision.processes == 2
+    counts = Counter(key for each in told for key in each.compiled)
+    assert len(counts) == 2
+    assert set(counts.values()) == {2}
 
 
 async def steered_run(steering: Steering, **options: Any) -> Any:
