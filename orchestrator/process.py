@@ -228,7 +228,8 @@ def _interrupt(number: int, _frame: object) -> None:
 
 
 def _come_again(_number: int, _frame: object) -> None:
-    signal.raise_signal(_came[-1])
+    if _came:  # else somebody else sent it
+        signal.raise_signal(_came[-1])
 
 
 @contextlib.contextmanager

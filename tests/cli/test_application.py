@@ -210,6 +210,20 @@ def test_a_signal_where_python_ignores_exceptions_comes_again() -> None:
     assert run_on_device(None, _IGNORED) == "interrupted"
 
 
+_ALARM = """
+import signal
+from orchestrator.process import interrupted_by_signals
+def main():
+    with interrupted_by_signals():
+        signal.raise_signal(signal.SIGALRM)
+        return "nothing"
+"""
+
+
+def test_an_alarm_from_outside_is_nothing() -> None:
+    assert run_on_device(None, _ALARM) == "nothing"
+
+
 def test_it_is_a_module_too() -> None:
     done = run_program("list", "no-such-file.foz")
     assert done.code == ExitCode.BAD_INPUT
