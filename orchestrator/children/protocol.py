@@ -293,7 +293,6 @@ def serve_as_fork(
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _take_streams(ends)
-        os.close(ends.words)
         kept = {0, 1, 2, ends.requests, ends.answers, *descriptors}
         files = {_regular_file(number) for number in descriptors} - {None}
         for number in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - names alone
@@ -327,11 +326,12 @@ def _regular_file(descriptor: int) -> tuple[int, int] | None:
 
 def _take_streams(ends: Ends) -> None:
     """Make stdin empty, and send what is printed to the parent."""
-    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
-        os.dup2(nothing.fileno(), 0)
     os.dup2(ends.words, 1)
     if ends.words != 2:
         os.dup2(ends.words, 2)
+        os.close(ends.words)  # the next one may need its descriptor: a fork has all those of its parent yet
+    with open(os.devnull, "rb") as nothing:  # noqa: PTH123 - pathlib costs a tenth of the start
+        os.dup2(nothing.fileno(), 0)
 
 
 def _serve(name: str, limits: ChildLimits, ends: Ends, shared_bytes: int = 0) -> None:

@@ -51,6 +51,34 @@ def test_a_fork_is_what_an_interpreter_of_its_own_would_be() -> None:
     assert done.stderr == ""
 
 
+FULL = """
+import os, resource
+from orchestrator.children import parent
+from orchestrator.children.protocol import SERVICES
+from tests.children.misbehaving import SERVICE, Do, Said
+SERVICES[SERVICE] = "tests.children.misbehaving"
+resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
+held = []
+while True:
+    try:
+        held.append(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        break
+for each in held[-6:]:
+    os.close(each)  # for the pipes, and no more
+with parent.Child(SERVICE, Said, program=None) as child:
+    os.write(1, child.ask(Do("state")).text.encode())
+"""
+
+
+def test_a_fork_of_a_process_with_no_descriptor_left_serves() -> None:
+    done = subprocess.run(
+        [sys.executable, "-E", "-c", FULL], capture_output=True, text=True, cwd=REPOSITORY, check=False
+    )
+    assert done.stderr == ""
+    assert "leader True" in done.stdout
+
+
 SIBLINGS = """
 import json, os, signal, sys
 from orchestrator.children import parent
