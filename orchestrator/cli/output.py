@@ -135,9 +135,11 @@ class Results(_Stream):
 
     Attributes:
         written: Whether anything was written to it.
+        is_closed: Whether the caller closed it: then what is shown leads nowhere.
     """
 
     written = False
+    is_closed = False
 
     def write(self, text: str) -> int:
         """Write text.
@@ -192,6 +194,7 @@ def own_streams() -> Iterator[Results]:
         for each in before
     )
     results = Results(out)
+    results.is_closed = before[0] is None
     sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
     try:
         yield results
@@ -383,7 +386,13 @@ def write_json(value: dict[str, Any] | bytes) -> None:
 
 
 def write_document(parts: Iterable[bytes]) -> None:
-    """Write a document to stdout as it is, in parts."""
+    """Write a document to stdout as it is, in parts.
+
+    Raises:
+        OutputError: stdout is closed, or cannot be written.
+    """
+    if getattr(sys.stdout, "is_closed", False):
+        raise OutputError("stdout cannot be written: it is closed")
     is_utf = str(sys.stdout.encoding).lower().startswith("utf")
     for part in (*parts, b"\n"):
         text = part.decode()

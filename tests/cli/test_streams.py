@@ -67,6 +67,12 @@ def test_closed_streams_lead_nowhere(closed: str) -> None:
     assert run(*VERB, shell=closed).returncode == ExitCode.OK
 
 
+def test_a_document_for_a_closed_stdout_is_bad_input() -> None:
+    done = run(*VERB, "--json", shell=">&-")
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert "stdout cannot be written: it is closed" in done.stderr
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_escaped(encoding: str, tmp_path: Path) -> None:
     """As in the locale C without Python's own remedies: units, lines of tables, names of files."""
