@@ -296,6 +296,8 @@ class ControlLines:
                         continue
                     self._room.release()
                     self._number += 1
+                    if not line.strip():
+                        continue
                     if (told := self._obey(line, steering)) is not None:
                         nursery.start_soon(self._answer, self._number, told)
         finally:
@@ -362,7 +364,10 @@ class ControlLines:
 
 
 def _lines_of(descriptor: int) -> Iterator[bytes]:
-    """Lines; of one that is too long the beginning, which is no command. An empty one once none are there."""
+    """Lines; of one that is too long the beginning, which is no command. b"" once none are there.
+
+    An empty line is given as a line break, for it counts.
+    """
     held, skips, waits = bytearray(), False, False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
@@ -381,7 +386,7 @@ def _lines_of(descriptor: int) -> Iterator[bytes]:
         if b"\n" in held[-len(data) or -1 :]:
             lines = bytes(held).split(b"\n")
             held = bytearray(lines.pop())
-            yield from (line for line in lines[skips:] if line.strip())
+            yield from (line or b"\n" for line in lines[skips:])
             skips = False
         elif len(held) > _LONGEST:
             if not skips:

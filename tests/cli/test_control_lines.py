@@ -144,7 +144,7 @@ def test_bad_lines_do_not_end_a_compile(call: Call, small_set: Path, tmp_path: P
     lines = f"nonsense\n\n{'x' * (17 << 20)}\n" + command("promote", id="a", pipelines=KEYS[:1]) + '{"com'
     done, events = steered(call, small_set, tmp_path, lines)
     assert done.code == ExitCode.OK
-    assert [each["line"] for each in named(events, "error")] == [1, 2, 4]
+    assert [each["line"] for each in named(events, "error")] == [1, 3, 5]
     assert [each["id"] for each in named(events, "answer")] == ["a"]
     assert len(keys_of(events, "compiled")) == done.document["set"]["unique"]
 
