@@ -151,10 +151,12 @@ class Vetter:
                         reasons[index] = "; ".join([died[jobs[index]], *said[:1]])
         finally:
             os.close(descriptor)
+        tried = len(survived) + len(died)
         self.notes.append(
-            f"{len(survived) + len(died)} pipelines were compiled in child processes first: "
-            f"the driver survived {len(survived)}, and not {len(died)} "
-            f"({processes} processes, {time.perf_counter() - started:.1f} s)"
+            f"{tried} {'pipeline was' if tried == 1 else 'pipelines were'} compiled in child processes "
+            f"first: the driver survived {len(survived)}, and not {len(died)} "
+            f"({processes} {'process' if processes == 1 else 'processes'}, "
+            f"{time.perf_counter() - started:.1f} s)"
         )
         self._leave_out(OutcomeStatus.FAILED, reasons)
         self.untried = frozenset(jobs) - survived - {jobs[index] for index in reasons}
