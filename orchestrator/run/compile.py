@@ -406,7 +406,7 @@ class _Ran:
     costs: RecordedCosts
 
     def learn(self) -> list[str]:
-        """Record what compiling took; returns notes for the report. Blocking."""
+        """Record what compiling took, if the pipelines are kept; returns notes for the report. Blocking."""
         cache, report, schedule, notes = self.ready.cache, self.report, self.schedule, []
         held = report.binaries is not None and report.binaries.created
         if (cache.was_there or held) and self.device.features.creation_feedback:
@@ -419,7 +419,8 @@ class _Ran:
                 notes.append(
                     recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
                 )
-        self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
+        if not cache.is_lost:
+            self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
         return [*notes, *self.costs.notes, *schedule.notes]
 
 

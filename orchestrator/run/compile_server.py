@@ -86,7 +86,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         options: `CompileOptions`, as MessagePack: whoever starts a child need not have loaded them.
         cache_directory: As `compile_set`; "" for none.
         left_out: Pipelines that the driver is not to be given, by key, with the reason.
-        measured_ns: What trying pipelines took, by key: better than an estimate.
+        measured_ns: What trying pipelines took, by key, for the limits on time.
         steered: Whether more may be said while it goes on.
         said: What was said before.
         given_up: What the driver is not to be asked for; each a `Doing`.

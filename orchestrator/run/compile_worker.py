@@ -119,9 +119,7 @@ class Worker:
         def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage, marks: int) -> None:
             self.in_driver = True
             costs = RecordedCosts.open(directory, identity)
-            if request.measured_ns:
-                keys = np.array(list(request.measured_ns), np.uint64)
-                costs.learn(keys, np.array(list(request.measured_ns.values()), np.int64))
+            costs.assume(request.measured_ns)
             recorded_ns = costs.of(image)
             tables = ImageTables(
                 request=opened_as,

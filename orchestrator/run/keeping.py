@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -497,6 +497,11 @@ class RecordedCosts:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
         return self._known.of(image.keys)
 
+    def assume(self, times_ns: Mapping[int, int]) -> None:
+        """Know times of pipelines by key, ns, without recording them: nothing keeps what these compiled."""
+        keys = np.array(list(times_ns), np.uint64)
+        self._known = self._known.updated(keys, np.array(list(times_ns.values()), np.int64))
+
     def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
         """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
         if self.path is None or not times_ns.any():
@@ -654,6 +659,11 @@ class GroupCache:
         new = self.keeper.saves[self._saves_told :]
         self._saves_told += len(new)
         return [(self.keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the last save failed, so that what was compiled is in no file."""
+        return self.keeper is not None and bool(self.keeper.saves) and bool(self.keeper.saves[-1].error)
 
     def expected(self, recorded_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
         """Pipelines that are expected to be in the primary, shape (n,); None where it began empty.

@@ -400,8 +400,10 @@ class _Supervisor:
                     case Settled():
                         paper = connection.paper(answer.offset, answer.size)
                         self._tell_settled(msgspec.msgpack.decode(paper, type=Settlement))
-                    case Saved() if self.steering.on_saved is not None:
-                        self.steering.on_saved(Path(answer.path), answer.size)
+                    case Saved():
+                        watch.is_saved = True
+                        if self.steering.on_saved is not None:
+                            self.steering.on_saved(Path(answer.path), answer.size)
                     case Obeyed():
                         orders.obeyed(answer.count)
                     case Prepared():
@@ -482,7 +484,7 @@ class _Supervisor:
         policy = self._worker_options().save_policy
         while self.directory is not None:
             await trio.sleep(max(_LOOK_S, (policy.overdue_ns + policy.pause_ns) / 1e9))
-            if watch.identity is not None:
+            if watch.identity is not None and watch.is_saved:
                 path = cache_path(self.directory, watch.identity)
                 await trio.to_thread.run_sync(self._record, path, *watch.settled_times())
 
@@ -822,6 +824,7 @@ class _Watch:
     Attributes:
         compiled: Receives the keys of the pipelines that it compiled.
         identity: Identity of the device of its image; None before there is one.
+        is_saved: Whether it could save a cache file.
     """
 
     connection: Connection
@@ -829,6 +832,7 @@ class _Watch:
     limits: TrialLimits
     compiled: set[int]
     identity: DeviceIdentity | None = None
+    is_saved: bool = False
     _prepared: Prepared | None = None
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _tables: ImageTables | None = None

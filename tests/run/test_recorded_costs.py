@@ -58,6 +58,13 @@ def test_a_run_of_hits_records_nothing(tmp_path: Path) -> None:
     assert not nowhere.of(IMAGE).any()
 
 
+def test_what_is_assumed_is_not_recorded(tmp_path: Path) -> None:
+    costs = opened(tmp_path)
+    costs.assume({5: 7_000, 59: 9_000})
+    assert costs.of(simulated_image([59, 5, 6])).tolist() == [9_000, 7_000, 0]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_trouble_with_the_file_is_a_note(tmp_path: Path) -> None:
     path = durations_path(tmp_path, simulated_identity())
     path.write_bytes(b"not compile times")

@@ -1004,9 +1004,22 @@ async def test_times_are_recorded_while_it_goes_on(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
             policy = SavePolicy(overdue_ns=1, pause_ns=1)
-            report = await supervised(archive, "open_waiting", cache, batch_limit=1, save_policy=policy)
+            report = await supervised(
+                archive, "open_waiting", cache, mode=CacheMode.SHARED, batch_limit=1, save_policy=policy
+            )
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert (read_durations(recorded).of(report.pipelines.keys) > 0).all()
+
+
+async def test_no_times_are_recorded_of_what_is_in_no_file(archive: Path, tmp_path: Path) -> None:
+    """Else a later run would say that this driver keeps nothing."""
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    cache_path(cache, simulated_identity()).mkdir()  # where a file cannot be put
+    report = await supervised(archive, "open_deadly", cache)
+    assert report.cache_file.error
+    assert report.outcomes.compiled == len(KEYS) - 4
+    assert len(read_durations(durations_path(cache, simulated_identity()))) == 0
 
 
 async def test_what_is_compiled_is_saved_while_the_next_takes_long(
