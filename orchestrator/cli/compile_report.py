@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import (
         BinariesRecord,
         CompileReport,
+        Death,
         IdentifiersRecord,
         OutcomeStatus,
         PipelineOutcome,
@@ -201,12 +202,14 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
                 f"; finding the cause took {_time(supervision.explaining_ns)}, in "
                 f"{plural(supervision.trials, 'process', 'processes')} with one pipeline each"
             )
+        count = plural(len(supervision.deaths), "process", "processes")
+        is_driver = all(each.by_driver for each in supervision.deaths)
         output.line(
-            styled(f"the driver ended {plural(len(supervision.deaths), 'process', 'processes')}", "bad"),
-            f" of {supervision.processes:,}{why}",
+            styled(f"the driver ended {count}" if is_driver else f"{count} ended early", "bad"),
+            f" of {supervision.processes:,}{why}" if is_driver else f", of {supervision.processes:,}{why}",
         )
-        for death in dict.fromkeys(f"{one.how}, {one.where}" for one in supervision.deaths if not one.blamed):
-            output.line(f"  no pipeline is to blame: {death}")
+        for death in dict.fromkeys(_unblamed(each) for each in supervision.deaths if not each.blamed):
+            output.line(f"  {death}")
     if supervision.culprits:
         first = supervision.culprits[0].key
         output.line(f"  try one alone: orchestrator compile SET --device ... --only {first}")
@@ -216,6 +219,16 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
         amount = f"{plural(each.lines, 'line')}, {byte_text(each.size)}"
         output.line(styled("the driver printed", "warn"), f" {amount}{whose}: {each.first}")
     _show_rest(output, len(supervision.messages) - _MESSAGES_SHOWN, "message")
+
+
+def _unblamed(death: Death) -> str:
+    """What is known of a death that no pipeline is blamed for."""
+    known = "no pipeline is to blame"
+    if not death.explained:
+        known = "which pipeline is to blame was not found out"
+    elif not death.by_driver:
+        known = "not by the driver"
+    return f"{known}: {death.how}, {death.where}"
 
 
 def _show_damage(output: Output, report: CompileReport) -> None:

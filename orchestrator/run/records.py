@@ -1759,12 +1759,16 @@ class Death(Record, frozen=True):
         where: What it was doing.
         suspects: Number of pipelines that were in the driver.
         blamed: Number of pipelines that trials blamed; others may have been tried with the suspects.
+        by_driver: Whether the driver ended it: no person, no other program and no limit on memory.
+        explained: Whether all suspects were tried; not if the compile was stopped before, or out of time.
     """
 
     how: str
     where: str
     suspects: int
     blamed: int
+    by_driver: bool = True
+    explained: bool = True
 
 
 class DriverMessages(Record, frozen=True):

@@ -351,10 +351,14 @@ class _Supervisor:
         if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
         options = evolve(with_checkpoints(options), open_ahead=self._opens_ahead)
-        if options.time_limit_s is not None and self._since_ns:
-            spent_s = (time.perf_counter_ns() - self._since_ns) / 1e9
-            options = evolve(options, time_limit_s=max(0.0, options.time_limit_s - spent_s))
-        return options
+        return evolve(options, time_limit_s=self._time_left_s())
+
+    def _time_left_s(self) -> float | None:
+        """What is left of the time limit; None where there is none."""
+        limit_s = self.options.time_limit_s
+        if limit_s is None or not self._since_ns:
+            return limit_s
+        return max(0.0, limit_s - (time.perf_counter_ns() - self._since_ns) / 1e9)
 
     async def _compile(self, connection: Connection) -> CompileReport | _Death:
         """Let a worker process compile; returns its report, or how it died."""
@@ -559,6 +563,9 @@ class _Supervisor:
         trials = SuspectTrials(
             connection, self.options, death.request, death.recorded_ns, self._blame_at_once
         )
+        if (left_s := self._time_left_s()) is not None:
+            trials.ends_at = trio.current_time() + left_s
+        is_explained = not death.suspects
         if death.suspects:
             several = "one pipeline" if len(death.suspects) == 1 else f"{len(death.suspects)} pipelines"
             after = "a time-out" if death.overdue else death.how
@@ -570,15 +577,16 @@ class _Supervisor:
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)
+                is_explained = not trials.is_over
                 nursery.cancel_scope.cancel()
         await self._keep_blamed()
         blamed = [_by_verdict(job, each) for job, each in trials.verdicts.items()]
         self._measured_ns |= trials.took_ns
         self._count(Supervision(trials=trials.processes))
         if not connection.lost:
-            if death.from_binaries and not (blamed or death.killed):
+            if death.from_binaries and not (blamed or death.killed or death.too_little):
                 self._distrust(death)
-            elif not blamed:
+            elif not blamed and is_explained:
                 # A second device may be the cause, while it is opened or closed, or later. So no other
                 # process has two. What died beside another step says nothing of either.
                 of_pipelines, others = death.steps & OF_PIPELINES, death.steps - OF_PIPELINES
@@ -589,12 +597,16 @@ class _Supervisor:
                     self._give_up(death)
                     if self._is_fruitless(death):
                         blamed = [self._by_elimination(death)]
-            self._count(
-                Supervision(
-                    deaths=(Death(death.how, death.where, death.suspected, len(blamed)),),
-                    explaining_ns=time.perf_counter_ns() - death.at_ns,
-                )
+            told = Death(
+                death.how,
+                death.where,
+                suspects=death.suspected,
+                blamed=len(blamed),
+                by_driver=not (death.killed or death.too_little),
+                explained=is_explained,
             )
+            explaining_ns = time.perf_counter_ns() - death.at_ns
+            self._count(Supervision(deaths=(told,), explaining_ns=explaining_ns))
         self._culprits |= {int(each.key, 16): each for each in blamed}
 
     async def _blame_at_once(self, job: PipelineJob, verdict: Verdict) -> None:

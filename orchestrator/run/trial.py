@@ -12,6 +12,7 @@ compiled before can still come in a run.
 
 from __future__ import annotations
 
+import math
 import signal
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -134,6 +135,8 @@ class SuspectTrials:
         on_verdict: Called with each verdict as it is known; a run that is killed then need not find it again.
         processes: Forks that were made.
         trying: What each of the forks has in the driver, and since when, on trio's clock.
+        ends_at: No trial begins from then on, on trio's clock.
+        is_over: Whether some pipelines were not tried for that.
     """
 
     connection: Connection
@@ -145,6 +148,8 @@ class SuspectTrials:
     took_ns: dict[int, int] = field(factory=dict)
     processes: int = 0
     trying: dict[int, tuple[PipelineJob, float]] = field(factory=dict)
+    ends_at: float = math.inf
+    is_over: bool = False
     _queue: deque[PipelineJob] = field(factory=deque)
     _junk: bool = False
     _others: frozenset[PipelineJob] = frozenset()
@@ -179,6 +184,8 @@ class SuspectTrials:
                 mine.append(self._queue.popleft())
             if not mine:
                 return
+            if self._is_out_of_time():
+                return
             tried = await self._attempt(mine)
             done = tried.survived
             if tried.end is not None and done == len(mine) > 1:
@@ -191,6 +198,8 @@ class SuspectTrials:
                 done = min(done, len(mine) - 1)
                 accused = mine[done]
                 if done or accused in self._others:  # it was not alone in its process, or dies the first time
+                    if self._is_out_of_time():
+                        return
                     tried = await self._attempt([accused])
                 verdict = await self._judge(accused, tried)
                 if verdict is not None:
@@ -200,6 +209,10 @@ class SuspectTrials:
             if self.connection.lost:
                 return
             mine = mine[done:]
+
+    def _is_out_of_time(self) -> bool:
+        self.is_over = self.is_over or trio.current_time() >= self.ends_at
+        return self.is_over
 
     async def _judge(self, job: PipelineJob, tried: _Attempt) -> Verdict | None:
         """What the end of a fork says of the pipeline that it was given first."""

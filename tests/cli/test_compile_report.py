@@ -28,8 +28,18 @@ async def compiled() -> CompileReport:
 def test_deaths_that_no_pipeline_is_to_blame_for_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     stuck = Death("killed: the driver did not come back", "merging pipeline caches", suspects=0, blamed=0)
     crash = Death("SIGSEGV", "creating pipelines", suspects=3, blamed=1)
+    killed = Death("SIGKILL", "creating pipelines", suspects=1, blamed=0, by_driver=False)
+    stopped = Death("SIGSEGV", "creating pipelines", suspects=1, blamed=0, explained=False)
     report = trio.run(compiled)
     for deaths, trials, said in (
+        (
+            (crash, killed, stopped),
+            4,
+            "3 processes ended early, of 4; finding the cause took 2.0 ms, in 4 processes with one "
+            "pipeline each\n"
+            "  not by the driver: SIGKILL, creating pipelines\n"
+            "  which pipeline is to blame was not found out: SIGSEGV, creating pipelines\n",
+        ),
         (
             (stuck, stuck),
             0,

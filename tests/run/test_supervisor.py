@@ -67,6 +67,7 @@ from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
 MARKER = "ORCHESTRATOR_TEST_MARKER"
+SHORT_S = 0.05
 
 
 def open_good(request: DeviceRequest) -> SimulatedDevice:
@@ -141,6 +142,16 @@ def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
             except FileExistsError:
                 threading.Event().wait()
             os.abort()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_late(request: DeviceRequest) -> SimulatedDevice:
+    """A pipeline that ends the process after the time is over."""
+
+    def on_compile(_: int) -> None:
+        time.sleep(2 * SHORT_S)
+        os.abort()
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
@@ -874,6 +885,7 @@ async def test_kills_from_outside_cost_no_cache_file(
     report = await supervised(archive, name, cache, mode=CacheMode.SHARED)
     assert report.supervision is not None
     assert [each.how for each in report.supervision.deaths] == [how] * 3
+    assert not any(each.by_driver for each in report.supervision.deaths)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     assert not list(cache.glob(".*.loading"))
 
@@ -1020,6 +1032,35 @@ async def test_no_times_are_recorded_of_what_is_in_no_file(archive: Path, tmp_pa
     assert report.cache_file.error
     assert report.outcomes.compiled == len(KEYS) - 4
     assert len(read_durations(durations_path(cache, simulated_identity()))) == 0
+
+
+async def test_trials_that_were_stopped_blame_nobody_and_say_so(
+    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    stop = trio.Event()
+    limits = TrialLimits(opener=f"{__name__}:open_slow_to_judge", pipeline_s=3600.0)
+    options = CompileOptions(workers=1, trial_limits=limits)
+
+    def on_stage(name: str) -> None:
+        if "alone, after" in name:
+            stop.set()
+
+    with trio.fail_after(60):
+        report = await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
+    assert report.stopped
+    assert not report.failed
+    assert report.supervision is not None
+    assert [(each.by_driver, each.explained) for each in report.supervision.deaths] == [(True, False)]
+
+
+async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
+    report = await supervised(archive, "open_late", time_limit_s=SHORT_S)
+    assert report.out_of_time
+    assert not report.failed
+    assert report.supervision is not None
+    assert report.supervision.trials == 0
+    assert [each.explained for each in report.supervision.deaths] == [False]
 
 
 async def test_what_is_compiled_is_saved_while_the_next_takes_long(

@@ -15,9 +15,10 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ArchiveError, DeviceError
-from orchestrator.run.compile_server import Answer, Trying
+from orchestrator.run.compile_server import Answer, CompileServer, Trying
+from orchestrator.run.connection import Connection
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.trial import Trials, answer_in_time, try_pipelines
+from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, try_pipelines
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
@@ -96,6 +97,20 @@ async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) ->
         await tried(archive, "open_nothing")
     with pytest.raises(ArchiveError, match="cannot be opened"):
         await tried(archive.with_name("nothing.foz"))
+
+
+async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
+    connection = Connection.to(CompileServer.start([str(archive)], CompileOptions()))
+
+    async def note(*_: object) -> None:
+        raise AssertionError("nothing was tried")
+
+    trials = SuspectTrials(connection, CompileOptions(), b"", {}, note, ends_at=trio.current_time())
+    try:
+        await trials.run(JOBS, junk=False)
+    finally:
+        connection.close()
+    assert (trials.processes, trials.is_over) == (0, True)
 
 
 async def test_a_pause_of_all_processes_is_not_waited_for(mock_clock: MockClock) -> None:
