@@ -175,6 +175,7 @@ _AGAIN_S = 0.01
 signals_held = False
 """Whether signals wait. Set this to write some text whole: a signal could still come during a call."""
 _came: list[int] = []
+_one_waits = False
 
 
 def ending_signals() -> tuple[signal.Signals, ...]:
@@ -211,6 +212,7 @@ def interrupted_by_signals(*, held: bool = False) -> Iterator[None]:
         for each, handler in before.items():
             signal.signal(each, handler)
         signals_held = False
+        _came.clear()
 
 
 def let_through() -> None:
@@ -221,9 +223,23 @@ def let_through() -> None:
         raise KeyboardInterrupt
 
 
+@contextlib.contextmanager
+def first_signal_waits() -> Iterator[None]:
+    """For the block, which is nearly done: the first signal changes nothing, the second one interrupts it."""
+    global _one_waits
+    _one_waits = True
+    try:
+        yield
+    finally:
+        _one_waits = False
+
+
 def _interrupt(number: int, _frame: object) -> None:
+    global _one_waits
     _came.append(number)
-    if not signals_held:
+    if _one_waits:
+        _one_waits = False
+    elif not signals_held:
         raise KeyboardInterrupt
 
 

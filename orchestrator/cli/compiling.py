@@ -3,7 +3,7 @@
 Guarantees:
 - SIGINT, SIGTERM and SIGHUP end the job early and in order: no further batch is handed out, the
   driver calls in flight are waited for (they cannot be cancelled), what was compiled is merged and
-  saved, and the report is shown.
+  saved, and the report is shown. One that comes while that is written changes nothing.
 - A place that cannot be written is refused before anything is compiled.
 """
 
@@ -32,7 +32,7 @@ from orchestrator.cli.values import (
     usable_directory,
 )
 from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.process import ending_signals, without_searching
+from orchestrator.process import ending_signals, first_signal_waits, without_searching
 
 if TYPE_CHECKING:
     import trio
@@ -290,23 +290,38 @@ def _compile_one(
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
-    if lines is not None:
-        lines.ends(selector, report, report.cache_file.error or "")
-    code = _exit_code(report, allow_damaged=arguments.allow_damaged)
-    if output.json:
-        write_document(encode_report(report, clock))
-    elif not display.quiet or code:
-        from orchestrator.cli.compile_report import show_clock, show_end, show_report
+    with _reporting():
+        if lines is not None:
+            lines.ends(selector, report, report.cache_file.error or "")
+        code = _exit_code(report, allow_damaged=arguments.allow_damaged)
+        try:
+            if output.json:
+                write_document(encode_report(report, clock))
+            elif not display.quiet or code:
+                from orchestrator.cli.compile_report import show_clock, show_end, show_report
 
-        if not display.quiet:
-            show_report(output, report)
-            show_clock(output, clock)
-        show_end(output, report, code)
-    # After the report: that they cannot be written costs nothing but them.
-    _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
+                if not display.quiet:
+                    show_report(output, report)
+                    show_clock(output, clock)
+                show_end(output, report, code)
+        finally:
+            # After the report, whose reader may be gone: that they cannot be written costs nothing but them.
+            _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     for error in unwritten:
         raise error
     return code
+
+
+@contextmanager
+def _reporting() -> Iterator[None]:
+    """For the block, which reports a compile that has ended: a signal lets it come to its end."""
+    try:
+        with first_signal_waits():
+            yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "interrupted while the report was written; the compile had ended and saved before that"
+        ) from None
 
 
 @contextmanager
@@ -489,16 +504,17 @@ def _compile_targets(
                 unwritten = error  # it costs the pack, not the report
             lost = pack.problems
             results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
-    output.document(lambda: _targets_document(results, arguments.out))
-    if not display.quiet:
-        show_results(output, results)
-        for result in results:
-            if result.report is not None and result.report.failed:
-                output.line("")
-                output.line(styled(result.selector, "head"))
-                show_failed(output, result.report.failed)
-        if manifest is not None and arguments.out is not None:
-            show_pack(output, arguments.out, manifest, signed=key is not None)
+    with _reporting():
+        output.document(lambda: _targets_document(results, arguments.out))
+        if not display.quiet:
+            show_results(output, results)
+            for result in results:
+                if result.report is not None and result.report.failed:
+                    output.line("")
+                    output.line(styled(result.selector, "head"))
+                    show_failed(output, result.report.failed)
+            if manifest is not None and arguments.out is not None:
+                show_pack(output, arguments.out, manifest, signed=key is not None)
     if unwritten is not None:
         raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)

@@ -95,9 +95,9 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
             return ExitCode.BROKEN_PIPE
         except OutputError as error:
             return report(explain(error), json=False)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             # A verb that can say what was done has ended by itself: this one had not begun, or cannot.
-            interrupted = "interrupted before it was done"
+            interrupted = str(error) or "interrupted before it was done"
             failure = Failure("interrupted", interrupted, "", ExitCode.INTERRUPTED, {})
             return _last_words(failure, results, json=json)
         except Exception as error:  # noqa: BLE001 - shown whole, and not passed off as a result

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ import trio
 from attrs import evolve
 
 from orchestrator.cli import compiling as module
+from orchestrator.cli import output as output_module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
@@ -499,6 +501,41 @@ def test_a_signal_before_the_run_is_a_clean_end_with_a_document(
     assert done.code == ExitCode.INTERRUPTED
     assert done.document["error"]["kind"] == "interrupted"
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("signals", [1, 2])
+def test_a_signal_while_the_report_is_written_lets_it_end(
+    signals: int, call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = output_module.write_document
+
+    def interrupted(parts: Iterable[bytes]) -> None:
+        for _ in range(signals):
+            signal.raise_signal(signal.SIGINT)
+        write(parts)
+
+    monkeypatch.setattr(output_module, "write_document", interrupted)
+    with interrupted_by_signals():
+        done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path, "--json")
+    if signals == 1:
+        assert done.code == ExitCode.OK
+        assert done.document["outcomes"]["compiled"]
+    else:
+        assert done.code == ExitCode.INTERRUPTED
+        assert "the compile had ended and saved before that" in done.err
+
+
+def test_what_is_written_beside_a_report_does_not_need_its_reader(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(_: object) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(output_module, "write_document", gone)
+    trace = tmp_path / "trace.json"
+    done = call("compile", small_set, "-d", "simulated", "--mode", "none", "--json", "--trace", trace)
+    assert done.code == ExitCode.BROKEN_PIPE
+    assert json.loads(trace.read_bytes())
 
 
 def test_a_signal_that_the_caller_ignores_stays_ignored(call: Call, small_set: Path, tmp_path: Path) -> None:
