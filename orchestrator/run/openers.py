@@ -27,7 +27,7 @@ from orchestrator.registry.tables import same_members
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import FeatureGroup
-from orchestrator.stores.culprits import load_quarantine
+from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.profile_file import (
     KeyProfile,
     KeyProfileLoad,
@@ -288,16 +288,22 @@ class QuarantinedSet:
         if loaded.profile is None:
             return
         keys = {job.key for job in self.source.pipelines}
-        found = {int(each.key, 16): each.reason for each in loaded.profile.culprits}
+        culprits = {int(each.key, 16): each for each in loaded.profile.culprits}
+        found = {key: each.reason for key, each in culprits.items()}
         known = {key: reason for key, reason in found.items() if key in keys and key not in self._reasons}
         self._reasons.update(known)
         if known:
             several = len(known) > 1
+            limited = sum(culprits[key].cause in (Cause.TIMEOUT, Cause.MEMORY) for key in known)
+            of_them = "" if not several else " of one of them" if limited == 1 else f" of {limited} of them"
+            also = (
+                f". The cause{of_them} was a limit (--timeout, --memory): another one alone tries none again"
+            )
             self._say(
                 f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
                 f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
                 f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
-                "`orchestrator quarantine list` shows all)"
+                f"`orchestrator quarantine list` shows all){also if limited else ''}"
             )
 
     def _say(self, note: str) -> None:

@@ -80,6 +80,7 @@ from orchestrator.run.trial import (
     SuspectTrials,
     Verdict,
     end_when,
+    in_seconds,
     is_from_outside,
 )
 from orchestrator.sets.records import PipelineJob
@@ -448,10 +449,9 @@ class _Supervisor:
             settled = await trio.to_thread.run_sync(self._settle, path, process_id, crashed)
             death = evolve(death, of_cache_file=settled and crashed)
             if settled and stuck:
-                limit_s = round(self.options.trial_limits.call_limit_now_s())
+                limit = in_seconds(self.options.trial_limits.call_limit_now_s())
                 self._notes.append(
-                    f"the driver did not come back from loading {path} within {limit_s} s: "
-                    "the file is given up"
+                    f"the driver did not come back from loading {path} within {limit}: the file is given up"
                 )
         if is_cpu_spent:
             raise CpuTimeError

@@ -65,6 +65,11 @@ def is_from_outside(status: int) -> bool:
     return status in _FROM_OUTSIDE
 
 
+def in_seconds(limit_s: float) -> str:
+    """A limit in words, such as "60 s" or "0.003 s"."""
+    return f"{round(limit_s, 1 if limit_s >= 1 else 6):g} s"
+
+
 async def answer_in_time(
     mail: trio.MemoryReceiveChannel[Answer | Ended], limit_s: float
 ) -> Answer | Ended | None:
@@ -226,11 +231,9 @@ class SuspectTrials:
         if tried.end is None:
             return None
         if tried.late:
-            limit_s = self._limit_s(job)
-            return Verdict(
-                Cause.TIMEOUT,
-                f"the driver did not come back from it within {round(limit_s, 1):g} s{tried.step}, {_ALONE}",
-            )
+            within = in_seconds(self._limit_s(job))
+            late = f"the driver did not come back from it within {within}{tried.step}, {_ALONE}"
+            return Verdict(Cause.TIMEOUT, late)
         ended = tried.end
         if tried.killed_for_memory:
             return Verdict(Cause.MEMORY, f"the system killed {_ALONE[3:]} for want of memory", ended.signal)

@@ -22,6 +22,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import KIND_OF_TAG, FeatureGroup, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from orchestrator.stores.profile_file import (
     KeyProfile,
     ProbedKind,
@@ -63,6 +64,31 @@ def nobodys(tmp_path: Path) -> Path:
     path = tmp_path / "nobodys.foz"
     write_pipelines(path, None)
     return path
+
+
+@pytest.mark.parametrize(
+    ("causes", "said"),
+    [
+        ([Cause.SIGNAL], ""),
+        ([Cause.TIMEOUT], "The cause was a limit"),
+        ([Cause.MEMORY, Cause.SIGNAL], "The cause of one of them was a limit"),
+        ([Cause.EXIT, Cause.MEMORY, Cause.TIMEOUT], "The cause of 2 of them was a limit"),
+    ],
+)
+async def test_a_note_says_that_a_longer_limit_tries_nothing_again(
+    causes: list[Cause], said: str, recorded: Path, folder: Path
+) -> None:
+    with PipelineSet.open(recorded) as source:
+        keys = [job.key for job in source.pipelines]
+    culprits = [
+        Culprit(key=f"{key:016x}", kind="compute", cause=cause, reason="it did", seen_at=1.0)
+        for key, cause in zip(keys, causes, strict=False)
+    ]
+    add_culprits(folder, IDENTITY, culprits)
+    report = await compiled(recorded, folder, Opener())
+    (note,) = (each for each in report.notes if "in quarantine" in each)
+    assert said in note
+    assert ("was a limit" in note) is bool(said)
 
 
 def write_pipelines(path: Path, of: bytes | None) -> None:

@@ -18,7 +18,7 @@ from orchestrator.errors import ArchiveError, DeviceError
 from orchestrator.run.compile_server import Answer, CompileServer, Trying
 from orchestrator.run.connection import Connection
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, try_pipelines
+from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, in_seconds, try_pipelines
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
@@ -97,6 +97,11 @@ async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) ->
         await tried(archive, "open_nothing")
     with pytest.raises(ArchiveError, match="cannot be opened"):
         await tried(archive.with_name("nothing.foz"))
+
+
+def test_a_limit_is_told_in_seconds_however_short() -> None:
+    limits = (0.003, 0.07, 1.0, 61.24, 3600.0)
+    assert list(map(in_seconds, limits)) == ["0.003 s", "0.07 s", "1 s", "61.2 s", "3600 s"]
 
 
 async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
