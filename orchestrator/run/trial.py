@@ -58,6 +58,11 @@ _SLICE_S: Final = 0.1
 _ALONE: Final = "in a process of its own"
 _MORE_MEMORY: Final = 4
 _MOST_KILLED: Final = 3
+_MOST_UNREADY: Final = 3
+
+
+class _UnreadyError(DeviceError):
+    """A fork died before it gave the driver a pipeline."""
 
 
 def is_from_outside(status: int) -> bool:
@@ -255,13 +260,17 @@ class SuspectTrials:
         return self.options.trial_limits.limit_now_s(self.recorded_ns.get(job.key, 0))
 
     async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
-        """Try pipelines in one fork."""
-        self.processes += 1
-        number, mail = self.connection.mailbox()
-        try:
-            return await self._talk(number, mail, jobs, memory_bytes)
-        finally:
-            self.trying.pop(number, None)
+        """Try pipelines in one fork, or in another one if it dies before it is ready."""
+        for _ in range(_MOST_UNREADY):
+            self.processes += 1
+            number, mail = self.connection.mailbox()
+            try:
+                return await self._talk(number, mail, jobs, memory_bytes)
+            except _UnreadyError as error:
+                problem = error
+            finally:
+                self.trying.pop(number, None)
+        raise problem
 
     async def _talk(
         self,
@@ -313,7 +322,7 @@ class SuspectTrials:
                 case Exited():
                     ended = Ended(answer.status)
                     if not began and not is_from_outside(answer.status):
-                        raise DeviceError(f"a process that tries pipelines did not get ready: {ended.how}")
+                        raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
                     peak = answer.peak_bytes
                     return _Attempt(survived, ended, late, peak, for_memory, doing, too_little)

@@ -40,6 +40,20 @@ def open_quitter(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
 
 
+def open_dying_once(request: DeviceRequest) -> SimulatedDevice:
+    """For trial processes: the first one does not get ready."""
+    marker = Path(os.environ["ORCHESTRATOR_TEST_MARKER"])
+    if not marker.exists():
+        marker.touch()
+        os.abort()
+    return SimulatedDevice(SimulatedOptions(request=request))
+
+
+def open_dying(request: DeviceRequest) -> SimulatedDevice:
+    """For trial processes: none gets ready."""
+    os.abort()
+
+
 def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process: there is no device."""
     raise DeviceError("none here")
@@ -90,6 +104,17 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
     # Three go on from one to the next, and the two that end a process are then the first in another.
     assert trials.processes == 5
     assert children() == before
+
+
+async def test_a_process_that_does_not_get_ready_is_followed_by_another_one(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORCHESTRATOR_TEST_MARKER", str(tmp_path / "marker"))
+    trials = await tried(archive, "open_dying_once", processes=1)
+    assert trials.survived == set(JOBS)
+    assert trials.processes == 2
+    with pytest.raises(DeviceError, match="did not get ready: signal 6"):
+        await tried(archive, "open_dying", processes=1)
 
 
 async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) -> None:
