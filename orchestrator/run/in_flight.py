@@ -167,10 +167,19 @@ class InFlightTable:
     """
 
     def __init__(self, descriptor: int) -> None:
-        """Use the memory behind a descriptor, which stays the caller's; new memory is made large enough."""
+        """Use the memory behind a descriptor, which stays the caller's; new memory is made large enough.
+
+        Raises:
+            OSError: There is no room for it, or it is larger than a file may be (`ulimit -f`).
+        """
         self.descriptor = descriptor
         if os.fstat(descriptor).st_size < _MARKS:
-            os.ftruncate(descriptor, _MARKS)
+            try:
+                os.ftruncate(descriptor, _MARKS)
+            except OSError as error:
+                # The system counts it as a file, and it has no path.
+                what = f"{_MARKS >> 20} MiB of memory that processes share"
+                raise OSError(error.errno, os.strerror(error.errno or 0), what) from None
         self._memory = mmap.mmap(descriptor, _MARKS)
         self._free: tuple[list[int], list[int]] = [], []
         self._used = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
@@ -54,6 +55,16 @@ def test_calls_are_there_from_begin_to_end(descriptor: int) -> None:
     ours.end(two)
     ours.clear()
     assert theirs.flights() == []
+
+
+def test_a_limit_on_files_that_is_too_small_names_the_memory(descriptor: int) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, hard))
+    try:
+        with pytest.raises(OSError, match=r"File too large.*MiB of memory that processes share"):
+            InFlightTable(descriptor)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_of_a_large_batch_it_says_from_where_to_where(descriptor: int) -> None:
