@@ -27,13 +27,15 @@ os.sched_getaffinity = lambda _: {0, 1}
 from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.cli.program import EarlyParse
+from orchestrator.sets.shared_set import closing_shared_sets
 
 def main(lines):
     found = []
-    for tokens in lines:
-        parsing = EarlyParse.begin(tokens)
-        parsed = None if parsing is None else parsing.arguments()
-        found.append(parsed and repr((parsed.sets, sorted(vars(parsed.arguments).items()), parsed.json)))
+    with closing_shared_sets():  # a new set is being decoded by now
+        for tokens in lines:
+            parsing = EarlyParse.begin(tokens)
+            parsed = None if parsing is None else parsing.arguments()
+            found.append(parsed and repr((parsed.sets, sorted(vars(parsed.arguments).items()), parsed.json)))
     try:
         os.waitpid(-1, 0)
     except ChildProcessError:
