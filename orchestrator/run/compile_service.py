@@ -173,10 +173,13 @@ class _Server:
                 code = 0
             # A fork must not continue its parent's code.
             except BaseException as error:  # noqa: BLE001
+                in_driver = self._made is not None and self._made.in_driver
+                if isinstance(error, SystemError) and self._memory_bytes and not in_driver:
+                    error = MemoryError()  # Python had no memory for the exception itself
                 is_short = error_of_memory(error, self._memory_bytes) is not None
                 if not is_short:
                     traceback.print_exc()
-                if self._made is not None and self._made.in_driver and not is_short:
+                if in_driver and not is_short:
                     # The driver may have damaged Python's memory, so any exception counts as a crash.
                     sys.stderr.flush()
                     os.abort()

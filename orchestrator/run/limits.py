@@ -109,6 +109,7 @@ def error_of_memory(error: BaseException, limit: int) -> Exception | None:
     is_short = (
         isinstance(error, MemoryError)
         or wants_a_thread(error)  # whose stack needs memory
+        or os.strerror(errno.ENOMEM) in str(error)  # such as of a library that cannot be loaded
         or (isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.EAGAIN))
         or (isinstance(error, DriverError) and error.result == ERROR_OUT_OF_HOST_MEMORY)
     )

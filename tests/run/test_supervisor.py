@@ -104,6 +104,8 @@ def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
     errors: dict[str, Exception] = {
         "python": MemoryError(),
         "thread": RuntimeError("can't start new thread"),
+        "interpreter": SystemError("returned NULL without setting an exception"),
+        "library": ImportError("libx.so: failed to map segment: Cannot allocate memory"),
         "driver": DriverError("vkCreateDevice", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
     }
     raise errors[Path(os.environ[MARKER]).name]
@@ -713,7 +715,7 @@ async def test_what_python_raises_after_a_driver_spoiled_its_memory_is_a_death(a
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
 
 
-@pytest.mark.parametrize("cause", ["python", "thread", "driver"])
+@pytest.mark.parametrize("cause", ["python", "thread", "interpreter", "library", "driver"])
 async def test_too_little_memory_is_named_and_blames_nobody(
     archive: Path, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
