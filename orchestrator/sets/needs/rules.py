@@ -505,7 +505,10 @@ class DeviceAnswers:
 
     @property
     def decisions(self) -> list[Decision]:
-        """All that was decided so far, so that another device can be asked whether it `agrees`."""
+        """All that was decided so far, so that another device can be asked whether it `agrees`.
+
+        Whole where one thread has asked.
+        """
         found = [
             Decision(what, dict(arguments), outcome) for (what, arguments), outcome in self._decided.items()
         ]
