@@ -8,15 +8,13 @@ until it knows its verb, and one of generated methods.
 Guarantees: what is kept is used only where the interpreter would use the same. If a file is missing, damaged
 or of another interpreter, only time is lost. Nothing is written where that is forbidden
 (PYTHONDONTWRITEBYTECODE) or impossible. Several processes may add to a file; of two at once, one may be lost.
-Assumptions: a process of ours; one thread at a time. The files are as trusted as the interpreter's own, and
-replaced as a whole: they are mapped, so that only what is used is copied. This module is imported before what
-it could give, so it imports little that an interpreter has not loaded.
+Assumptions: a process of ours; one thread at a time. The files are as trusted as the interpreter's own. This
+module is imported before what it could give, so it imports only what every interpreter has loaded.
 """
 
 from __future__ import annotations
 
 import marshal
-import mmap
 import os
 import sys
 import zlib
@@ -278,11 +276,15 @@ def _lasting(text: str) -> str:
 
 
 def _read(path: str) -> dict[str, _Entry]:
-    """What is kept in a file, by name: a value, and code in the mapped file."""
+    """What is kept in a file, by name: a value, and code, which is copied only where it is used.
+
+    The file is not mapped: Python's map keeps a descriptor, which a fork of ours closes, and whose number it
+    would close again when another file has it.
+    """
     try:
         with open(path, "rb") as file:  # noqa: PTH123
-            found = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except (OSError, ValueError):  # an empty one
+            found = memoryview(file.read())
+    except OSError:
         return {}
     start = len(_HEAD) + _NUMBER_BYTES
     data = found[start:]
