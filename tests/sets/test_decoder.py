@@ -32,7 +32,7 @@ from orchestrator.sets.image.layout import join_parts
 from orchestrator.sets.needs.rules import DeviceAnswers
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import SetFacts
-from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.sets.prepare import WHOLE, Subset, opened_groups
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.shared_set import DecodingTurn, SharedSet
@@ -180,6 +180,30 @@ def test_a_driver_gives_both_the_same_keys() -> None:
     known, agree = run_on_device("radv:navi21", "tests.sets.test_decoder:keys_of_both", str(sample_path()))
     assert known > 50
     assert agree
+
+
+def groups_of_both(path: str) -> list[bool]:
+    """Whether RADV gets the same of each group with a decoder and without; for a process of its own."""
+    with PipelineSet.open(path, indexed=False) as opened, started(opened) as decoder:
+        found = []
+        for source in (SharedSet.of(opened, decoder), opened):
+            groups = opened_groups(source, lambda request: open_device("radv:navi21", request=request))
+            found.append(
+                [
+                    (each.group.request, list(each.group.pipelines), each.split, held(each.built))
+                    for each in groups
+                ]
+            )
+        assert decoder.process_id
+    one, other = found
+    return [each in other for each in one] + [len(one) == len(other)]
+
+
+@each_corpus
+def test_a_driver_opens_the_same_groups_of_captured_sets(corpus: Corpus) -> None:
+    same = run_on_device("radv:navi21", "tests.sets.test_decoder:groups_of_both", str(corpus.path))
+    assert len(same) > 1
+    assert all(same)
 
 
 def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
