@@ -56,7 +56,7 @@ _T = TypeVar("_T")
 _LEAST_MEMORY = 64 << 20
 _LEAST_STORE = 4 << 20
 _FEW_PROCESSORS = 2
-"""While a new set is compiled on so few, this process takes from the compilers what it takes."""
+"""On so few, every processor has a compiler, and what this process does meanwhile slows one down."""
 
 
 class _Company(NamedTuple):
@@ -254,6 +254,7 @@ def _compile_one(
         # A fork has what is imported by now, and this process loads the rest beside it.
         server, loads_late = None, False
         if not arguments.in_process:
+            from orchestrator.run.options import available_workers
             from orchestrator.sets.shared_set import shared_sets
 
             server = held.enter_context(_started(paths, options, directory, control))
@@ -261,7 +262,7 @@ def _compile_one(
             shared = shared_sets.get(tuple(paths))
             if shared is not None and shared.decoder is not None:
                 shared.decoder.hand_over()
-                loads_late = len(os.sched_getaffinity(0)) <= _FEW_PROCESSORS
+                loads_late = available_workers() <= _FEW_PROCESSORS
         with without_searching():
             importlib.import_module("trio")
         if server is not None:

@@ -667,18 +667,8 @@ class _TellingOfBinaries:
 
     announcing: AnnouncingDevice
 
-    def create_from_binaries(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        held: HeldBinaries,
-        *,
-        keep: bool = False,
-    ) -> CreationBatch:
-        return self.announcing.create_from_binaries(prepared, indices, held, keep=keep)
-
     def __getattr__(self, name: str) -> Any:
-        return getattr(self.announcing.device, name)
+        return getattr(self.announcing if name == "create_from_binaries" else self.announcing.device, name)
 
 
 class AnnouncingInspector(AnnouncingDevice):
