@@ -808,12 +808,17 @@ class BinaryStore:
         """Remove what is damaged or belongs to nothing, and count anew, from entries that are whole."""
         self._is_damaged = False
         tried: set[tuple[str, bytes]] = set()
-        while self._commit(partial(self._rebuild_some, tried=tried)):
+        proven: dict[bytes, int] = {}
+        with self._reading() as transaction:
+            self._payload_sizes(transaction, proven)  # all are read, which nobody else need wait for
+        while self._commit(partial(self._rebuild_some, tried=tried, proven=proven)):
             pass
 
-    def _rebuild_some(self, transaction: Any, tried: set[tuple[str, bytes]]) -> bool:
+    def _rebuild_some(
+        self, transaction: Any, tried: set[tuple[str, bytes]], proven: dict[bytes, int]
+    ) -> bool:
         """Do as much of it as one commit may write; returns whether more is left."""
-        wrong = (each for each in self._wrong(transaction) if each[:2] not in tried)
+        wrong = (each for each in self._wrong(transaction, proven) if each[:2] not in tried)
         changes = list(islice(wrong, self._victims_a_commit))
         for table, key, value in changes:
             tried.add((table, key))
@@ -835,16 +840,23 @@ class BinaryStore:
             if there:
                 cursor.delete()
 
-    def _wrong(self, transaction: Any) -> Iterator[tuple[str, bytes, bytes | None]]:
+    def _payload_sizes(self, transaction: Any, proven: dict[bytes, int]) -> dict[bytes, int]:
+        """Size of each payload, -1 where it is damaged; `proven` gets the others, which are read once."""
+        sizes = {}
+        for key, data in transaction.cursor(db=self._tables["payloads"]):
+            digest = bytes(key)
+            if digest not in proven and content_hash128(data) == digest:
+                proven[digest] = len(data)
+            sizes[digest] = proven.get(digest, -1)
+        return sizes
+
+    def _wrong(self, transaction: Any, proven: dict[bytes, int]) -> Iterator[tuple[str, bytes, bytes | None]]:
         """Table and key of what is not as the entries say, and what is right; None: nothing is."""
         rows = {
             table: {bytes(key): bytes(value) for key, value in transaction.cursor(db=self._tables[table])}
             for table in ("generations", "keys", "identified", "references", "use")
         }
-        payloads = {
-            bytes(key): len(data) if content_hash128(data) == bytes(key) else -1
-            for key, data in transaction.cursor(db=self._tables["payloads"])
-        }
+        payloads = self._payload_sizes(transaction, proven)
         right: dict[str, dict[bytes, bytes]] = {table: {} for table in rows}
         right["generations"] = {
             digest: rows["generations"][digest] for digest, _ in self._generations(transaction)
