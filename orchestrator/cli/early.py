@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from typing import Final
 
 _PROGRAM: Final = "orchestrator"
-_LARGE_BYTES: Final = 8 << 20
+_LARGE_BYTES: Final = 4 << 20
 """Divided by the number of processors: the more threads allocate, the more they gain. With 2 processors a
-captured set of 2.5 MB, which compiles in a second, gains just what the start costs."""
+captured set of 2.5 MB, which compiles in a second, gains 30 ms, twice what the start costs."""
 _LEAST_BYTES: Final = 1 << 20
 _DIRECTORY_OPTION: Final = "--cache-dir"
 _PLAN_SUFFIX: Final = ".plan"  # of orchestrator.stores.kinds.PLAN, which imports too much
@@ -28,7 +28,7 @@ _PLAN_SUFFIX: Final = ".plan"  # of orchestrator.stores.kinds.PLAN, which import
 def compiles_much(tokens: Sequence[str]) -> bool:
     """Whether the work probably takes seconds, so that it is worth 10 to 15 ms to start again for it.
 
-    To calibrate does. To compile does from 8 MiB of sets divided by the number of processors on, and not
+    To calibrate does. To compile does from 4 MiB of sets divided by the number of processors on, and not
     below 1 MiB, if they `are_new`.
 
     Args:

@@ -27,7 +27,7 @@ def file_of(path: Path, size: int, age_s: float = 0.0) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize(("processors", "mebibytes"), [(1, 8), (2, 4), (8, 1), (64, 1)])
+@pytest.mark.parametrize(("processors", "mebibytes"), [(1, 4), (2, 2), (8, 1), (64, 1)])
 def test_from_some_mebibytes_on_sets_together_are_much(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processors: int, mebibytes: int
 ) -> None:
