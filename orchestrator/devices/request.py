@@ -137,7 +137,14 @@ class DeviceRequest:
         return evolve(self, features=self.features | features, extensions=self.extensions | extensions)
 
 
-def _set_of(names: Iterable[str]) -> frozenset[str]:
+def names_of(names: Iterable[str]) -> frozenset[str]:
+    """Names of extensions.
+
+    Raises:
+        TypeError: It is one text, whose letters would be taken for names.
+    """
+    if isinstance(names, str):
+        raise TypeError(f"several names are expected, such as [{names!r}], not the text {names!r}")
     return frozenset(names)
 
 
@@ -151,8 +158,8 @@ class HostWishes:
         queue_family: Family of the one queue; None for the first.
     """
 
-    instance_extensions: frozenset[str] = field(default=(), converter=_set_of)
-    device_extensions: frozenset[str] = field(default=(), converter=_set_of)
+    instance_extensions: frozenset[str] = field(default=(), converter=names_of)
+    device_extensions: frozenset[str] = field(default=(), converter=names_of)
     queue_family: int | None = None
 
 

@@ -27,6 +27,7 @@ from orchestrator.devices.request import (
     DeviceRequest,
     Feature,
     HostWishes,
+    names_of,
 )
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import (
@@ -222,7 +223,7 @@ class DeviceContext:
             if not getattr(handles, name):
                 raise ValueError(f"{name} is a null handle")
         known = registry().extensions
-        named = {each for each in extensions if each in known}
+        named = {each for each in names_of(extensions) if each in known}
         of_device = {each for each in named if known[each].device}
         instance = VulkanInstance.adopt(handles, api_version, frozenset(named - of_device))
         (physical,) = instance.physical_devices

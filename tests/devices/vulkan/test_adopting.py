@@ -237,6 +237,15 @@ def test_a_device_is_opened_with_what_its_host_wishes_for(driver: str) -> None:
         open_device(driver, wishes=HostWishes(queue_family=77))
     with pytest.raises(NoDeviceError, match="no instance extension VK_ours"):
         open_device(driver, wishes=HostWishes({"VK_ours"}))
+    with pytest.raises(TypeError, match="not the text 'VK_KHR_swapchain'"):
+        HostWishes(device_extensions="VK_KHR_swapchain")
+    with pytest.raises(TypeError, match="several names"):
+        adopt_device(
+            instance=handles.instance,
+            physical_device=handles.physical_device,
+            device=handles.device,
+            enabled_extensions="VK_KHR_swapchain",
+        )
     with pytest.raises(NoDeviceError, match="does not offer VK_NV_ours"):
         open_device(driver, wishes=HostWishes(device_extensions={"VK_NV_ours"}))
     device.close()
