@@ -31,7 +31,7 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.errors import OrchestratorError
 from orchestrator.process import ending_signals, first_signal_waits, without_searching
 
 if TYPE_CHECKING:
@@ -112,15 +112,12 @@ def _only_device(arguments: CompileArguments) -> str | None:
     return None if several else given[0]
 
 
-def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
+def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
     """Begin to decode a set for `compile_sets` in another process, if that pays and the set is probably new.
 
     It decodes while this process imports what compiles. If something is wrong with the set or the options,
     this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and `compile_sets`
     in `closing_shared_sets`.
-
-    Returns:
-        Whether it has begun.
     """
     from orchestrator.run.options import available_workers
     from orchestrator.sets.opening import is_manifest, open_paths
@@ -133,9 +130,9 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
 
     selector, processors = _only_device(arguments), available_workers()
     if selector is None or arguments.in_process or arguments.nice:
-        return False
+        return
     if arguments.progress or arguments.control is not None:
-        return False  # a descriptor that the caller forgot to open would be that of a set
+        return  # a descriptor that the caller forgot to open would be that of a set
     with suppress(OrchestratorError, OSError), ExitStack() as held:
         paths = archive_paths(sets)
         options = compile_options(arguments, selector)
@@ -144,7 +141,7 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
             or any(map(is_manifest, paths))
             or not are_new(paths, LEAST_DECODED_BESIDE, lambda: cache_directory(arguments.cache_dir))
         ):
-            return False
+            return
         source = held.enter_context(open_paths(paths, indexed=False))
         count = decoding_processes(source.file_bytes, processors, options.workers or processors)
         if count:
@@ -153,23 +150,17 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> bool:
             decoder = Decoder.start(source, count, options.subset)
             shared_sets[tuple(paths)] = Shared(source, decoder=decoder)
             held.pop_all()
-            return True
-    return False
 
 
 def compile_options(arguments: CompileArguments, selector: str) -> CompileOptions:
     """What is asked for, on one device.
 
     Raises:
-        NoDeviceError: The selector is no text, so no device has it in its name.
+        NoDeviceError: The selector is not UTF-8.
         UsageError: A number or a time is none, or two options contradict each other.
     """
     from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, TrialLimits
 
-    try:
-        selector.encode()
-    except UnicodeEncodeError:
-        raise NoDeviceError(f"no device answers to {selector!r}: it is not UTF-8") from None
     if arguments.merge == "rolling" and arguments.mode in ("shared", "binaries", "none"):
         raise UsageError(
             f"--merge rolling: mode {arguments.mode} has no worker caches to merge",

@@ -19,6 +19,7 @@ from typing import Any
 from attrs import Attribute, converters, field, frozen, validators
 
 from orchestrator.devices.device import CacheMode
+from orchestrator.errors import NoDeviceError
 from orchestrator.schedule import ScheduleOptions
 from orchestrator.sets.prepare import WHOLE, Subset
 
@@ -404,6 +405,10 @@ class CompileOptions:
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)
+        try:
+            self.selector.encode()
+        except UnicodeEncodeError:
+            raise NoDeviceError(f"no device answers to {self.selector!r}: it is not UTF-8") from None
 
     @property
     def opens_ahead(self) -> bool:

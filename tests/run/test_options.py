@@ -29,6 +29,7 @@ from orchestrator import (
     run_pipelines,
 )
 from orchestrator.devices.device import is_device
+from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from orchestrator.testing import SimulatedDevice, simulated_image, simulated_opener
 
@@ -50,6 +51,11 @@ from orchestrator.testing import SimulatedDevice, simulated_image, simulated_ope
 def test_what_cannot_be_meant_is_refused(kind: Any, given: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         kind(**given)
+
+
+def test_a_selector_that_no_device_can_have_is_refused_before_a_process_is_asked() -> None:
+    with pytest.raises(NoDeviceError, match=r"answers to 'radv:\\udcff': it is not UTF-8"):
+        CompileOptions(selector="radv:\udcff")
 
 
 def test_what_can_be_meant_is_not() -> None:
