@@ -142,7 +142,7 @@ def test_it_is_decoded_ahead_where_that_pays(
     options: dict[str, Any], pays: bool, large: Path, tmp_path: Path, started: list[tuple[int, int]]
 ) -> None:
     arguments = CompileArguments(**{"cache_dir": tmp_path / "cache", **options})
-    assert decode_ahead([str(large)], arguments) is pays
+    decode_ahead([str(large)], arguments)
     shared = shared_sets.pop((str(large),), None)
     assert (shared is not None) is pays
     if shared is not None:
@@ -162,11 +162,12 @@ def test_what_is_small_or_missing_or_a_manifest_or_was_compiled_is_not(
     with ArchiveWriter(small) as writer:
         writer.add(RecordTag.SHADER_MODULE, 1, bytes(8))
     for sets in ([str(small)], [str(tmp_path / "none.foz")], [str(manifest)]):
-        assert not decode_ahead(sets, arguments)
+        decode_ahead(sets, arguments)
     (tmp_path / "device.plan").touch()
-    assert not decode_ahead([str(large)], arguments)
+    decode_ahead([str(large)], arguments)
+    assert not shared_sets
     os.utime(tmp_path / "device.plan", (0, 0))
-    assert decode_ahead([str(large)], arguments)
+    decode_ahead([str(large)], arguments)
     shared_sets.pop((str(large),)).source.close()
     assert len(started) == 1
 
@@ -177,6 +178,6 @@ def test_what_is_wrong_with_a_set_is_left_to_the_compile(
 ) -> None:
     broken = tmp_path / "broken.foz"
     broken.write_bytes(bytes(size))
-    assert not decode_ahead([str(broken)], CompileArguments(cache_dir=tmp_path))
+    decode_ahead([str(broken)], CompileArguments(cache_dir=tmp_path))
     assert started == []
     assert not shared_sets
