@@ -33,6 +33,7 @@ _PACKAGES: Final = {
     "lavapipe": "mesa-vulkan-drivers",
     "nvidia": "the NVIDIA driver with its Vulkan library",
 }
+_DEPTH_24: Final = frozenset({125, 129})  # VK_FORMAT_X8_D24_UNORM_PACK32, VK_FORMAT_D24_UNORM_S8_UINT
 
 
 class Selector(msgspec.Struct, frozen=True):
@@ -63,6 +64,11 @@ class Selector(msgspec.Struct, frozen=True):
         if text.isascii() and text.isdigit():
             return cls(text, index=int(text))
         return cls(text, name=text)
+
+
+def lacking_formats(selector: str) -> frozenset[int]:
+    """VkFormat values that a driver has on no GPU, as far as its name tells: those of AMD's for RADV."""
+    return _DEPTH_24 if Selector.parse(selector).driver == "radv" else frozenset()
 
 
 def environment_of(

@@ -203,13 +203,16 @@ class Decoder:
     _held: tuple[_Wanted, _Answered] | None = None
 
     @classmethod
-    def start(cls, source: PipelineSet, helpers: int, subset: Subset) -> Self:
+    def start(
+        cls, source: PipelineSet, helpers: int, subset: Subset, lacking_formats: Iterable[int] = ()
+    ) -> Self:
         """Fork a decoder of a set.
 
         Args:
             source: The set.
             helpers: How many processes should decode many pipelines; 1 for the decoder alone.
             subset: What of the set will be compiled. The first group of that is decoded at once.
+            lacking_formats: VkFormat values that the device will probably lack.
 
         Raises:
             OSError: This process cannot be forked.
@@ -218,7 +221,8 @@ class Decoder:
         process_id = os.fork()
         if process_id == 0:
             mine.close()
-            _end_after(lambda: _serve(source, _Line(theirs), helpers, subset))
+            known = _Foreseen(source, helpers, subset, lacking_formats)
+            _end_after(lambda: _serve(known, _Line(theirs)))
         theirs.close()
         return cls(process_id, _Line(mine))
 
@@ -364,14 +368,13 @@ def _end_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _serve(source: PipelineSet, line: _Line, helpers: int, subset: Subset) -> None:
+def _serve(known: _Foreseen, line: _Line) -> None:
     """Be the decoder: tell what was read, decode what will be asked for first, then what is asked for."""
     os.setsid()
-    jobs = source.pipelines
+    source, jobs = known.source, known.source.pipelines
     groups = tuple(map(_Group.of, source.groups))
     line.send(_SetRead(SetFacts.of(source), jobs.keys.tobytes(), jobs.kinds.tobytes(), groups))
-    known = _Foreseen(source, helpers, subset)
-    known.foresee(subset.groups_of(source)[0], source.left_out)
+    known.foresee(known.subset.groups_of(source)[0], source.left_out)
     while True:
         line.send(*known.answer(line.receive(_Wanted)[0]))
 
@@ -405,6 +408,7 @@ class _Foreseen:
     source: PipelineSet
     helpers: int
     subset: Subset
+    lacking_formats: Iterable[int]
     _guesses: list[_Guess] = field(factory=list)
 
     def foresee(self, group: FeatureGroup, left_out: Mapping[int, str]) -> None:
@@ -420,7 +424,8 @@ class _Foreseen:
             return built
 
         def opener(request: DeviceRequest) -> Device:
-            return cast("Device", _AssumedDevice(request))  # of which nothing else is used
+            # Nothing else of it is used.
+            return cast("Device", _AssumedDevice(request, self.lacking_formats))
 
         source = self.source.leaving_out(some)
         with closing(opened_group(source, group, opener, subset=self.subset, build=build)) as chunks:
@@ -456,9 +461,10 @@ class _Foreseen:
 class _AssumedDevice:
     """A device before it is there: it has all that most have, as its request enables it."""
 
-    def __init__(self, request: DeviceRequest) -> None:
+    def __init__(self, request: DeviceRequest, lacking_formats: Iterable[int]) -> None:
         rare = [name for name in registry().extensions if not _COMMON.match(name) or name in _NEW]
         lacking: dict[Asked, Value] = {("extension", name, ""): False for name in rare}
+        lacking |= {("format", str(number), ""): (0, 0, 0) for number in lacking_formats}
         self.supported: Final = _Assumed(lacking, AnyDevice())
         self.capabilities: Final = EnabledCapabilities(self.supported, request)
 

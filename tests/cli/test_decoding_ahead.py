@@ -50,10 +50,10 @@ def build(*given):
 
 helpers = []
 
-def begin(source, count, subset):
+def begin(source, count, *others):
     assert os.getpid() == here, "the process that compiles starts a decoder of its own"
     helpers.append(count)
-    return start(source, count, subset)
+    return start(source, count, *others)
 
 decoder.Decoder.start = begin
 builder.build_image = build
@@ -113,7 +113,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many processes were to decode, and how many pipelines."""
     found: list[tuple[int, int]] = []
 
-    def start(source: PipelineSet, helpers: int, subset: Subset) -> None:
+    def start(source: PipelineSet, helpers: int, subset: Subset, lacking_formats: frozenset[int]) -> None:
         found.append((helpers, len(subset.of(source.groups[0].pipelines))))
 
     monkeypatch.setattr(Decoder, "start", start)

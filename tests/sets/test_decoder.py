@@ -20,6 +20,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest, EnabledCapabilities, OtherFeatures
+from orchestrator.devices.selectors import lacking_formats
 from orchestrator.errors import DeviceError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
@@ -55,8 +56,10 @@ def sample() -> Iterator[PipelineSet]:
         yield opened
 
 
-def started(source: PipelineSet, helpers: int = 1, subset: Subset = WHOLE) -> closing[Decoder]:
-    return closing(Decoder.start(source, helpers, subset))
+def started(
+    source: PipelineSet, helpers: int = 1, subset: Subset = WHOLE, selector: str = ""
+) -> closing[Decoder]:
+    return closing(Decoder.start(source, helpers, subset, lacking_formats(selector)))
 
 
 def decoded(source: PipelineSet, helpers: int = 3, device: DeviceCapabilities = DEVICE) -> BuiltImage:
@@ -182,12 +185,30 @@ def test_a_driver_gives_both_the_same_keys() -> None:
     assert agree
 
 
+def noted_agreement(patch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether each image that comes from now on is that of the device."""
+    found: list[bool] = []
+    agrees = DeviceAnswers.agrees
+
+    def noted(answers: DeviceAnswers, decisions: Any) -> bool:
+        found.append(agrees(answers, decisions))
+        return found[-1]
+
+    patch.setattr(DeviceAnswers, "agrees", noted)
+    return found
+
+
 def groups_of_both(path: str) -> list[bool]:
-    """Whether RADV gets the same of each group with a decoder and without; for a process of its own."""
-    with PipelineSet.open(path, indexed=False) as opened, started(opened) as decoder:
+    """Whether RADV decides as was assumed, and gets the same of each group with a decoder and without.
+
+    For a process of its own.
+    """
+    agreed = noted_agreement(pytest.MonkeyPatch())
+    radv = "radv:navi21"
+    with PipelineSet.open(path, indexed=False) as opened, started(opened, selector=radv) as decoder:
         found = []
         for source in (SharedSet.of(opened, decoder), opened):
-            groups = opened_groups(source, lambda request: open_device("radv:navi21", request=request))
+            groups = opened_groups(source, lambda request: open_device(radv, request=request))
             found.append(
                 [
                     (each.group.request, list(each.group.pipelines), each.split, held(each.built))
@@ -196,13 +217,13 @@ def groups_of_both(path: str) -> list[bool]:
             )
         assert decoder.process_id
     one, other = found
-    return [each in other for each in one] + [len(one) == len(other)]
+    return [all(agreed), bool(agreed), len(one) == len(other), *(each in other for each in one)]
 
 
 @each_corpus
 def test_a_driver_opens_the_same_groups_of_captured_sets(corpus: Corpus) -> None:
     same = run_on_device("radv:navi21", "tests.sets.test_decoder:groups_of_both", str(corpus.path))
-    assert len(same) > 1
+    assert len(same) > 3
     assert all(same)
 
 
@@ -218,16 +239,7 @@ def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
 
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether each image that came was that of the device."""
-    found: list[bool] = []
-    agrees = DeviceAnswers.agrees
-
-    def noted(answers: DeviceAnswers, decisions: Any) -> bool:
-        found.append(agrees(answers, decisions))
-        return found[-1]
-
-    monkeypatch.setattr(DeviceAnswers, "agrees", noted)
-    return found
+    return noted_agreement(monkeypatch)
 
 
 class Lacking(AnyDevice, frozen=True):
