@@ -98,14 +98,23 @@ _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 class _UnusableError(Exception):
     """Internal: why the pipeline at hand cannot go into the image."""
 
-    def __init__(self, reason: str, *, unsupported: bool = False) -> None:
+    def __init__(self, reason: str, *, unsupported: bool = False, of_library: bool = False) -> None:
         super().__init__(reason)
         self.reason = str(reason)  # a plain one: reports encode it
         self.unsupported = unsupported
+        self.of_library = of_library
 
     def alone(self) -> _UnusableError:
         """The same without the frames that it came through: they hold what was decoded."""
-        return _UnusableError(self.reason, unsupported=self.unsupported)
+        return _UnusableError(self.reason, unsupported=self.unsupported, of_library=self.of_library)
+
+    def through(self, library: int) -> _UnusableError:
+        """The same for what links a library; it names only the one at fault, since chains may be long."""
+        if self.of_library:
+            return self.alone()
+        return _UnusableError(
+            f"library {library:016x}: {self.reason}", unsupported=self.unsupported, of_library=True
+        )
 
 
 # What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and
@@ -458,7 +467,7 @@ class _ImageBuilder:
         if known is None:
             raise _UnusableError(f"links library {key:016x}, which links it back")
         if isinstance(known, _UnusableError):
-            raise _UnusableError(f"library {key:016x}: {known.reason}", unsupported=known.unsupported)
+            raise known.through(key)
         if job not in self._linkable:  # VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-03381
             raise _UnusableError(f"links {key:016x}, which was not created as a library")
         return known

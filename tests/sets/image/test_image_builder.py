@@ -258,6 +258,18 @@ def test_libraries_that_link_libraries_without_end_fail_and_leave_the_others_alo
     assert 3000 in built.image.keys
 
 
+def test_what_links_a_bad_library_through_others_names_the_bad_one() -> None:
+    """The reasons of a long chain would else take the square of its length in memory."""
+    records = Records()
+    records.library(1, 0xAAA)
+    for key in range(2, 100):
+        records.library(key, key - 1)
+    found = reasons(records.built())
+    missing = f"{0xAAA:016x}"
+    assert found[1][1] == f"library {missing}: refers to graphics_pipeline {missing}, which is not in the set"
+    assert {found[key] for key in range(2, 100)} == {found[1]}
+
+
 def test_dangling_references_fail_by_name_and_leave_the_others_alone() -> None:
     records = Records()
     records.compute(1, module=0x77)
@@ -328,8 +340,8 @@ def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: py
     raised: list[BaseException] = []
 
     class Kept(builder._UnusableError):
-        def __init__(self, reason: str, *, unsupported: bool = False) -> None:
-            super().__init__(reason, unsupported=unsupported)
+        def __init__(self, reason: str, **told: bool) -> None:
+            super().__init__(reason, **told)
             raised.append(self)
 
     monkeypatch.setattr(builder, "_UnusableError", Kept)
@@ -353,8 +365,8 @@ def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: py
     raised: list[weakref.ref[BaseException]] = []
 
     class Watched(builder._UnusableError):
-        def __init__(self, reason: str, *, unsupported: bool = False) -> None:
-            super().__init__(reason, unsupported=unsupported)
+        def __init__(self, reason: str, **told: bool) -> None:
+            super().__init__(reason, **told)
             raised.append(weakref.ref(self))
 
     monkeypatch.setattr(builder, "_UnusableError", Watched)
