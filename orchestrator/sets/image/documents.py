@@ -33,7 +33,7 @@ from typing import Annotated, Any, Final, Generic, TypeVar
 import msgspec
 from msgspec import Meta
 
-from orchestrator.errors import RecordError
+from orchestrator.errors import RecordError, shown
 from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.records import FORMAT_VERSIONS, RecordTag, document_text
@@ -391,6 +391,7 @@ _HASH: Final = re.compile(rb'"([0-9a-f]{16}(?<!0000000000000000))"')
 _DATA: Final = re.compile(rb'"data":"([A-Za-z0-9+/]*={0,2})"')
 _BASE64: Final = re.compile(rb"[A-Za-z0-9+/]*={0,2}")
 _DIGITS: Final = b"0123456789abcdef"
+_LONGEST_REASON: Final = 400  # of why a document is refused; each pipeline that refers to it repeats it
 _MOST_ALIKE: Final = 1 << 12
 _LONGEST_ALIKE: Final = 64 << 10  # bytes of a document that others may be like; captures have some thousands
 _MOST_ALIKE_BYTES: Final = 8 << 20  # of all that are remembered of a tag
@@ -574,6 +575,8 @@ def _decode_data(data: Sequence[bytes], infos: Sequence[Any]) -> Sequence[bytes]
 def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordError:
     """The reason why a document was refused: an unknown structure by its sType, or what msgspec says."""
     reason = str(error) or type(error).__name__
+    if len(reason) > _LONGEST_REASON:  # a field has a name of megabytes, and what is behind it says where
+        reason = f"{shown(reason)} {reason[-_LONGEST_REASON // 2 :]}"
     if "sType" in reason or "Invalid value" in reason:
         for s_type in sorted(_chained_types(text)):
             known = structs_by_type().get(s_type)

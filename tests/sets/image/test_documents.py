@@ -123,6 +123,17 @@ def test_a_wrong_member_is_refused_by_name(value: Any, field: str) -> None:
     assert caught.value.key == KEY
 
 
+def test_a_long_name_is_refused_in_few_words() -> None:
+    """Each pipeline that refers to the record repeats them."""
+    value = compute()
+    value["stage"]["unheardOf" + "x" * 100_000] = 1
+    with pytest.raises(RecordError) as caught:
+        decode_compute(value)
+    assert "unknown field `unheardOfxxx" in caught.value.reason
+    assert caught.value.reason.endswith("at `$.computePipelines[...].stage`")
+    assert len(caught.value.reason) < 400
+
+
 def test_an_unknown_structure_is_named_by_its_type() -> None:
     with pytest.raises(UnknownStructureError, match="sType 4242424242"):
         decode_compute(compute(pNext=[{"sType": 4242424242}]))
