@@ -254,7 +254,7 @@ class ShaderRequirements:
             return (
                 None
                 if name in _ASK_NOTHING
-                else f"SPIR-V extension {name}, unknown to registry {registry().version}"
+                else f"SPIR-V extension {shown(name)}, unknown to registry {registry().version}"
             )
         return (
             None if self._answers.spirv_extension(name) else f"SPIR-V extension {name}: needs {_ways(known)}"

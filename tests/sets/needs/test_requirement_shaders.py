@@ -52,6 +52,14 @@ def test_an_extension_whose_name_is_no_utf8_is_named_in_text() -> None:
     assert text.encode().startswith(rb"SPIR-V extension SPV_\xff, unknown")
 
 
+def test_an_extension_with_a_long_name_is_refused_in_few_words() -> None:
+    """Each pipeline of the module repeats them."""
+    found = module(Everything(), 1, extensions=("SPV_XYZ_" + "x" * 100_000,))
+    assert found is not None
+    assert found.startswith("SPIR-V extension SPV_XYZ_xxx")
+    assert len(found) < 200
+
+
 def test_capability_by_extension_is_not_by_the_version_that_took_it_over() -> None:
     # Vulkan 1.1 made DrawParameters a feature; the extension alone enabled it before.
     draw_parameters = 4427
