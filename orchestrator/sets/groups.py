@@ -300,10 +300,11 @@ def feature_groups(source: RecordSource, report: _Report = None) -> tuple[Featur
     chosen = [pipelines] * len(groups)
     if len(groups) > 1:
         used = _pipelines_used(source, list(groups.values()), report)
-        in_group = np.zeros((len(groups), len(pipelines)), np.bool_)
+        rows: list[list[int]] = [[] for _ in groups]
         for row, pipeline in enumerate(pipelines):
-            in_group[sorted(used.get(pipeline, (0,))), row] = True
-        chosen = [pipelines.where(each) for each in in_group]
+            for group in used.get(pipeline, (0,)):
+                rows[group].append(row)
+        chosen = [pipelines.at(np.array(each, np.int64)) for each in rows]
     result = [
         FeatureGroup(request, tuple(members), each)
         for (request, members), each in zip(groups.items(), chosen, strict=True)

@@ -165,7 +165,7 @@ class SetPlan:
         groups = (*(each.group for each in self.groups), *self.rest)
         every = PipelineJobs.joined([each.pipelines for each in groups])
         order = every.in_order()
-        every = PipelineJobs(every.keys[order], every.kinds[order])
+        every = every.at(order)
         return every.where(every.firsts())
 
 

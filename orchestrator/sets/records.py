@@ -227,6 +227,10 @@ class PipelineJobs(Sequence[PipelineJob]):
         """Those that are chosen, in the same order."""
         return self if chosen.all() else PipelineJobs(self.keys[chosen], self.kinds[chosen])
 
+    def at(self, places: npt.NDArray[np.int64]) -> PipelineJobs:
+        """Those at some places, in the order of these."""
+        return PipelineJobs(self.keys[places], self.kinds[places])
+
     def in_order(self) -> npt.NDArray[np.int64]:
         """Their places in order of kind and key, shape (n,); those of equal ones in any order."""
         order = np.argsort(self.keys)  # by far faster than a stable one

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -199,6 +200,26 @@ def test_links_divide_the_pipelines() -> None:
     assert plain.pipelines == jobs((GRAPHICS, 1), (COMPUTE, 2), (RAY_TRACING, 4))
     assert (robust.applications, ROBUST in robust.request.features) == ((2,), True)
     assert robust.pipelines == jobs((GRAPHICS, 3), (COMPUTE, 2))
+
+
+def test_many_groups_of_many_pipelines_take_memory_for_their_links_alone() -> None:
+    count = 3_000
+    source = records(
+        {key: application(f"application {key}", 0) for key in range(1, count + 1)},
+        [(key, COMPUTE, 10 * key) for key in range(1, count + 1)],
+        [(COMPUTE, key) for key in range(1, 10 * count + 1)],
+    )
+    tracemalloc.start()
+    try:
+        groups = feature_groups(source)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert groups[0].pipelines[9:11] == jobs((COMPUTE, 10), (COMPUTE, 11))
+    assert [tuple(each.pipelines) for each in groups[1:]] == [
+        jobs((COMPUTE, 10 * key)) for key in range(2, count + 1)
+    ]
+    assert peak < 40 << 20  # a byte for each group and pipeline would take 90 MB
 
 
 def test_a_group_without_pipelines_is_left_out() -> None:
