@@ -49,6 +49,7 @@ class CellChange:
         time: Time in the second file over time in the first.
         cpu: The same for CPU time per pipeline.
         memory: The same for peak memory.
+        refused_added: Increase of the number of pipelines that the driver refuses in one pass.
     """
 
     before: Cell
@@ -58,6 +59,7 @@ class CellChange:
     time: Difference
     cpu: Difference
     memory: Difference
+    refused_added: int
 
     @property
     def added_s(self) -> float:
@@ -103,9 +105,14 @@ class ChangeReport:
         return tuple(each for each in self.changes if not each.time.enough)
 
     @property
+    def refused_added(self) -> int:
+        """Largest increase of the number of pipelines that the driver refuses, over the cells."""
+        return max(each.refused_added for each in self.changes)
+
+    @property
     def is_complete(self) -> bool:
-        """Whether the second file measures all that the first one does, without a failure."""
-        return not self.only_before and not self.failed
+        """Whether the second file measures all that the first one does, and no more pipelines fail."""
+        return not self.only_before and not self.failed and self.refused_added <= 0
 
     def summary(self, threshold: float = 0.0) -> str:
         """One sentence, such as "adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise"."""
@@ -131,7 +138,11 @@ class ChangeReport:
             told = "no verdict"
         if undecided:
             told += f"; {undecided} of {count} cells have fewer than {LEAST_PAIRS} samples or control pairs"
-        if not self.is_complete:
+        if self.refused_added > 0:
+            told += (
+                f"; the driver refuses {counted(self.refused_added, 'pipeline')} more, whose time is missing"
+            )
+        if self.only_before or self.failed:
             told += f"; {counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
         return "; ".join([", ".join(parts), told] if parts else [told])
 
@@ -253,12 +264,15 @@ def _change(
         time=difference(seconds),
         cpu=difference(lambda each: max(each.cpu_per_pipeline_ns, 1e-9)),
         memory=difference(lambda each: float(max(each.peak_memory_bytes, 1))),
+        refused_added=max(each.refused for each in second) - max(each.refused for each in first),
     )
 
 
 _TOLD = {
     "set_name": "set",
     "set_hash": "hash of the set",
+    "skipped": "pipelines skipped",
+    "refused": "pipelines refused in a pass",
     "batch": "batch",
     "order": "order of pipelines",
     "environment.driver_name": "driver",

@@ -439,6 +439,16 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
             f"{counted(worst.cell.workers, 'worker')} on "
             f"{counted(worst.samples[0].environment.cores, 'core')}): that is the machine, not the cache"
         )
+    refused: dict[str, int] = {}
+    for each in cells:
+        device, most = each.cell.device, max(sample.refused for sample in each.samples)
+        refused[device] = max(most, refused.get(device, 0))
+    found += [
+        f"the driver refused {counted(count, 'pipeline')} in a pass on {device_text(device)}: rates do not "
+        "count them, and the times lack their compiles; `compile` names them"
+        for device, count in refused.items()
+        if count
+    ]
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
     return found + notes

@@ -361,6 +361,11 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         )
 
     @property
+    def refused(self) -> int:
+        """Pipelines that the driver refused in one pass."""
+        return round(self.failed / self.passes)
+
+    @property
     def once_s(self) -> float:
         """Time of using the set once, which merges once: querying keys, one pass, the merge, s."""
         return (self.keys_ns + self.wall_ns / self.passes + self.merge_ns) / 1e9

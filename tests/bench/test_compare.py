@@ -161,3 +161,20 @@ def test_without_samples_nothing_is_compared() -> None:
 def test_nothing_in_common_is_refused() -> None:
     with pytest.raises(ValueError, match="no cell in common"):
         compare_samples(results(), series(WALLS, mode="none"))
+
+
+def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
+    half = results(0.5, created=500, failed=500)
+    report = compare_samples(results(), half)
+    assert "pipelines refused in a pass: 0 -> 500" in report.differences
+    assert report.summary().endswith(
+        "slower beyond noise, 1 faster; the driver refuses 500 pipelines more, whose time is missing"
+    )
+    assert not report.is_complete
+    assert compare_samples(half, results()).is_complete
+    assert compare_samples(half, results(created=1500, failed=1500, passes=3)).is_complete  # the same 500
+
+
+def test_pipelines_that_a_device_lacks_features_for_are_told() -> None:
+    report = compare_samples(results(), results(0.5, skipped=160, pipelines=840, created=840))
+    assert report.differences == ("pipelines skipped: 0 -> 160",)

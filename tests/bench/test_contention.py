@@ -198,6 +198,13 @@ def test_few_samples_are_told() -> None:
     )
 
 
+def test_refused_pipelines_are_told_by_device() -> None:
+    samples = series(STEADY, created=5, pipelines=8, failed=6, passes=2) + series(STEADY, device="other")
+    told = [each for each in contention_report(samples).warnings if "refused" in each]
+    assert len(told) == 1
+    assert told[0].startswith("the driver refused 3 pipelines in a pass on test: ")
+
+
 def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
     failed = FailedSample(
         device="test",
