@@ -19,10 +19,11 @@ from attrs import frozen
 from cyclopts import Parameter
 from rich.table import Table
 
-from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames
+from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames, in_range
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
+    MOST_SAMPLES,
     MOST_WORKERS,
     archive_paths,
     cache_files_directory,
@@ -79,7 +80,7 @@ class BenchArguments:
     workers: Annotated[str, Parameter(alias="-j", show_default=lambda _: "1, and one per processor")] = ""
     start: Annotated[str, Parameter(alias="--temperature")] = "cold,warm"
     duplicates: str = "0"
-    samples: Annotated[int, Parameter(alias="-n", validator=POSITIVE)] = 7
+    samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, MOST_SAMPLES))] = 7
     batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_batch: Annotated[int, Parameter(validator=POSITIVE)] = 1024
     warm_passes: Annotated[

@@ -18,6 +18,7 @@ from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFla
 from orchestrator.cli.errors import ExitCode, explain, report
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
+    MOST_SAMPLES,
     MOST_WORKERS,
     SAMPLE,
     damage_to_measure,
@@ -40,7 +41,7 @@ def calibrate_verb(
         list[str] | None,
         Parameter(name="--set", negative="", show_default=lambda _: "the sample set"),
     ] = None,
-    samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, 1000))] = 7,
+    samples: Annotated[int, Parameter(alias="-n", validator=in_range(1, MOST_SAMPLES))] = 7,
     workers: Annotated[
         int | None,
         Parameter(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from orchestrator.stores.files.mac import MacKey
 
 MOST_WORKERS = 4096
+MOST_SAMPLES = 1000
+"""Of a cell or contender: before each sample, all that are left are gone through."""
 
 _MOST_BYTES = 1 << 62  # as good as no bound, and a number that other programs take
 _UNITS = {"": 1, "ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600}
