@@ -31,6 +31,7 @@ SLOWEST = 10
 
 
 _LARGEST = (1 << 63) - 1  # a row from elsewhere may hold numbers that no float can
+_LONGEST_S = 1e9
 Whole = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 """A number of things, bytes or nanoseconds."""
 Positive = Annotated[int, msgspec.Meta(ge=1, le=_LARGEST)]
@@ -308,7 +309,7 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     set_pipelines: Whole
     environment: Environment
     started_at: float
-    process_s: float
+    process_s: Annotated[float, msgspec.Meta(ge=0, le=_LONGEST_S)]
     pipelines: Whole
     created: Whole
     hits: Whole
