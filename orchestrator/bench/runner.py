@@ -34,6 +34,7 @@ from orchestrator.bench.rows import (
     RowWriter,
     Sample,
     Start,
+    counted_samples,
     current_samples,
     device_text,
     failed_arms,
@@ -306,7 +307,9 @@ class _BenchRun:
         """Take a sample; a failed one becomes a row with the reason."""
         job = msgspec.structs.replace(job, run=self.name)
         timeline = timeline_path(self.directory, job.cell)
-        if job.round >= 0 and not job.control and not timeline.exists():
+        # A timeline without a sample is that of results which were removed.
+        is_first = job.cell not in {each.cell for each in counted_samples(self.rows) if not each.control}
+        if job.round >= 0 and not job.control and (is_first or not timeline.exists()):
             job = msgspec.structs.replace(job, trace=str(timeline))
         answer = self.do(job)
         if isinstance(answer, Sample):

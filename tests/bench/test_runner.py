@@ -393,6 +393,26 @@ def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Pa
         assert names == [Arm(cell, False).words]  # cells stand beside each other in one file
 
 
+def test_a_timeline_of_results_that_were_removed_is_written_again(tmp_path: Path) -> None:
+    def traced(job: SampleJob) -> Answer:
+        if job.trace:
+            Path(job.trace).touch()
+        return answer(job)
+
+    def traces(samples: int) -> list[tuple[CacheMode, int]]:
+        """Modes and rounds of the samples whose timeline is written."""
+        answers = Answers(instead=traced)
+        run_bench(evolve(plan, samples=samples), tmp_path, run_job=answers)
+        return [(job.mode, job.round) for job in answers.jobs if job.trace]
+
+    plan = evolve(PLAN, workers=(1,), starts=(Start.COLD,))
+    first = [(mode, 0) for mode in plan.modes]
+    assert traces(3) == first
+    assert traces(4) == []
+    (tmp_path / "results.jsonl").unlink()
+    assert traces(3) == first
+
+
 def test_a_process_that_dies_is_told() -> None:
     refused = run_in_process(evolve_job(device="no such device"))
     assert isinstance(refused, Refused)
