@@ -107,7 +107,7 @@ def calibrate_verb(
         except SaveError as error:  # what took minutes to measure is shown all the same
             failed = error
     output.document(lambda: _document(found, kept))
-    show_calibration(output, found, kept, "" if failed is None else str(failed))
+    show_calibration(output, found, kept, samples, "" if failed is None else str(failed))
     if damage:
         output.message(styled(damage, "bad"))
     if failed is not None:
@@ -163,8 +163,11 @@ def _document(found: Calibrated, kept: Path | None) -> CalibrateDocument:
     )
 
 
-def show_calibration(output: Output, found: Calibrated, kept: Path | None, not_saved: str = "") -> None:
+def show_calibration(
+    output: Output, found: Calibrated, kept: Path | None, samples: int, not_saved: str = ""
+) -> None:
     """Print findings, choices, figures and notes."""
+    from orchestrator.bench.statistics import LEAST_PAIRS
     from orchestrator.run.options import BATCH_LIMIT
 
     profile = found.profile
@@ -198,6 +201,8 @@ def show_calibration(output: Output, found: Calibrated, kept: Path | None, not_s
         output.line(styled("note ", "warn"), note)
     if kept is None:
         undecided = "nothing could be decided; allow more time with --time-limit"
+        if samples < LEAST_PAIRS:
+            undecided = f"nothing could be decided: a verdict needs --samples {LEAST_PAIRS} or more"
         output.line(styled("not saved: ", "bad"), not_saved or undecided)
     else:
         output.line(styled("saved ", "good"), path_text(kept))

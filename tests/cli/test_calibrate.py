@@ -205,3 +205,14 @@ def test_a_rolling_merge_needs_worker_caches(call: Call, tmp_path: Path) -> None
     )
     assert done.code == ExitCode.BAD_INPUT
     assert "no worker caches" in done.err
+
+
+@pytest.mark.usefixtures("instant")
+def test_too_few_samples_are_named_as_the_reason_for_no_verdict(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    done = call(
+        "calibrate", "-d", "simulated", "--set", small_set, "-n", "4", "-j", "2", "--cache-dir", tmp_path
+    )
+    assert "not saved: nothing could be decided: a verdict needs --samples 5 or more" in done.out
+    assert "--time-limit" not in done.out
