@@ -123,7 +123,7 @@ class ListedSet(Record, frozen=True, kw_only=True):
         content_hash: Hash over the names of its records.
         pipelines: Pipelines by kind.
         unique: Pipelines of all kinds.
-        duplicates: Records left out because an earlier one has the same name.
+        duplicates: Records left out because an earlier one of the same file has the same name.
     """
 
     path: str
@@ -139,7 +139,8 @@ class RecordCount(Record, frozen=True, kw_only=True):
 
     Attributes:
         count: Number of records.
-        stored_bytes: Their size in the files; not there if the set is not in files.
+        stored_bytes: Their size in the files, in each of them where several have a record; not there if the
+            set is not in files.
         bytes: Their size without compression; not there if the set is not in files.
     """
 
