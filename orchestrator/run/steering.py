@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final, Protocol
@@ -244,6 +244,11 @@ class Steering:
         cancelled = [Cancel(tuple(memory.cancelled))] if memory.cancelled else []
         limit_ns = memory.limit_ns if memory.until_ns is None else _left_ns(memory.until_ns)
         return *promoted, *cancelled, Budget(limit_ns)
+
+    @property
+    def cancelled(self) -> KeysView[int]:
+        """Keys of the pipelines that were cancelled."""
+        return self._memory.cancelled.keys()
 
     def until_ns(self) -> int | None:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""

@@ -630,7 +630,7 @@ class _Supervisor:
         self._streak = self._streak + 1 if few and not (death.killed or death.overdue) else 0
         if self._streak < _STREAK:
             return ()
-        known = self._compiled | self._culprits.keys()
+        known = self._compiled | self._culprits.keys() | self.steering.cancelled
         return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
 
     def _distrust(self, death: _Death) -> None:

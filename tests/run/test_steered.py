@@ -77,6 +77,26 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
 
 
+def open_all_deadly(request: DeviceRequest) -> SimulatedDevice:
+    """Every pipeline ends the process."""
+
+    def on_compile(_: int) -> None:
+        signal.raise_signal(signal.SIGSEGV)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+async def test_after_many_deaths_nothing_cancelled_is_tried(tmp_path: Path) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 12)
+    steering = Steering(steered=True)
+    steering.cancel(KEYS[:7])
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_all_deadly"))
+    report = await compile_supervised([str(archive)], options, stop=steering)
+    assert {each.key for each in report.failed} == set(KEYS[7:])
+    assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == set(KEYS[:7])
+
+
 def open_second_dying(request: DeviceRequest) -> SimulatedDevice:
     """The second application's device ends the first process that compiles with it."""
     marker = Path(os.environ[MARKER])
