@@ -267,12 +267,14 @@ class Exchange:
         """Let batches begin for so long from now, in the place of what was said before; None: for ever.
 
         With `held` a worker waits for more time then, and a limit that is not 0 lets at least one batch
-        begin; without, it is sent away, unless jobs may still be entered.
+        begin; without, it is sent away, unless jobs may still be entered. In that case one batch begins if
+        jobs are queued and nothing is in flight, even if no worker wakes in time.
         """
         with self.steering() as scheduler:
             self._timed, self.held = limit_ns is not None, held
             deadline_ns = None if limit_ns is None else self._clock_ns() + limit_ns
-            scheduler.set_deadline(deadline_ns, at_least_one=held and bool(limit_ns))
+            owes = held or (scheduler.open and scheduler.queued > 0 and not scheduler.in_flight)
+            scheduler.set_deadline(deadline_ns, at_least_one=owes and bool(limit_ns))
 
     # --- inside
 

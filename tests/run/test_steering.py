@@ -95,6 +95,22 @@ async def test_what_does_not_fit_starts_once_a_frame_and_not_beside_another() ->
     assert len(steered.requested(1).indices) == 1
 
 
+async def test_one_begins_though_no_worker_wakes_within_the_frame() -> None:
+    steered = Steered(cost_ns=MS)
+    steered.exchange.limit_time(MS)
+    steered.enter((1, 2, 3))
+    steered.clock.now_ns += 2 * MS
+    assert steered.request() == Wait(), "nothing was queued when the frame began"
+    steered.exchange.limit_time(MS)
+    steered.clock.now_ns += 2 * MS
+    first = steered.requested(0)
+    assert len(first.indices) == 1
+    steered.clock.now_ns += MS
+    assert steered.request(0, first, MS) == Wait(), "one a frame"
+    steered.exchange.limit_time(0)
+    assert steered.request() == Wait()
+
+
 async def test_what_is_due_now_is_exempt_on_demand() -> None:
     steered = Steered(libraries={9: [3]})
     steered.exchange.limit_time(0)
