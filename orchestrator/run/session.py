@@ -351,7 +351,9 @@ class PipelineSession:
         self.begin_require(pipeline)
         with trio.move_on_after(math.inf if limit_ns is None else limit_ns / 1e9):
             return await self.end_require(pipeline)
-        raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
+        if len(self.unsettled(pipeline)):
+            raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
+        return self.outcome_of(pipeline)
 
     def begin_require(self, pipeline: int) -> None:
         """The part of `require` that does not wait; `end_require` must follow.

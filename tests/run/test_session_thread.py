@@ -273,6 +273,7 @@ async def test_require_has_a_bound_in_trio_too() -> None:
         await trio.to_thread.run_sync(gate.entered.wait, LIMIT_S)
         gate.open.set()
         assert (await session.require(30, timeout_s=LIMIT_S)).created
+        assert (await session.require(30, timeout_s=0)).created
         assert gate.order == [30]
         session.limit_time(None)
 
