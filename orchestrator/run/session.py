@@ -743,6 +743,7 @@ class PipelineSession:
                 self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
                 self._run.take_shared(*schedule.shared())
                 final = schedule.final(news)
+                self._stale_total |= len(final) < len(news)  # a library was cancelled with what links it
                 status = self._run.table.status[final]
                 run = status != status_code(OutcomeStatus.NOT_RUN)  # the schedule ends a cut batch as a whole
                 final, status = final[run], status[run]

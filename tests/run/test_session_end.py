@@ -160,6 +160,20 @@ async def test_progress_ends_at_exactly_what_was_submitted(workers: int) -> None
     assert (session.progress.total, session.progress.done) == (57, 57)
 
 
+async def test_progress_ends_at_1_though_a_library_is_not_needed_any_more() -> None:
+    device = RefusingDevice({0: -1})
+    prepared = prepared_set(device, 10, libraries={2: [0, 1]})
+    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
+        await session.submit(2)
+        await session.submit(0, priority=Priority.NOW)
+        assert session.progress.total == 3
+        report = await session.finish()
+    assert report.counts()[OutcomeStatus.NOT_RUN] == 8
+    progress = session.progress
+    assert (progress.total, progress.done) == (2, 2)
+    assert (progress.share, progress.cost_share) == (1.0, 1.0)
+
+
 async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
     recorder, device = recorded(hold=0)
     primary = device.create_pipeline_cache()
