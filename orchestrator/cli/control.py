@@ -5,9 +5,10 @@ describes them.
 
 Guarantees of events: a reader that is slow loses those of progress and no others, and one that is gone loses
 all: the compile never fails for it. A line is written whole; what a reader does not take in five seconds is
-dropped. Of commands: a line that is none is an `error` event and nothing else; they take effect in their
-order, and each gets one `answer`. A descriptor that is closed says no more: a budget is lifted then, and the
-compile goes on to its end. Commands that come before the compile begins wait for it.
+dropped, and so is what follows until it reads again: a reader that hangs costs five seconds. Of commands: a
+line that is none is an `error` event and nothing else; they take effect in their order, and each gets one
+`answer`. A descriptor that is closed says no more: a budget is lifted then, and the compile goes on to its
+end. Commands that come before the compile begins wait for it.
 Assumptions: nothing else uses the descriptors; events are one thread's. What is read and not yet obeyed is
 bounded.
 """
@@ -47,6 +48,7 @@ class ProgressLines:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        self._patience_s = _PATIENCE_S
         self._began = time.monotonic()
 
     @classmethod
@@ -171,7 +173,7 @@ class ProgressLines:
         at_s = round(time.monotonic() - self._began, 3)
         line = encode_json(getattr(events, kind)(at_s=at_s, **fields)) + b"\n"
         try:
-            self._write(line, 0.0 if droppable else _PATIENCE_S)
+            self._write(line, 0.0 if droppable else self._patience_s)
         except OSError:
             self._descriptor = None  # nobody listens any more
 
@@ -181,7 +183,9 @@ class ProgressLines:
         # A pipe that is ready takes PIPE_BUF bytes at once, which is more than an event of progress has.
         while left and _writable(self._descriptor, patience_s):
             left = left[os.write(self._descriptor, left[: select.PIPE_BUF]) :]
-            patience_s = _PATIENCE_S  # a line that was begun is ended
+            self._patience_s = patience_s = _PATIENCE_S  # a line that was begun is ended
+        if left and patience_s:
+            self._patience_s = 0.0  # the reader hangs: the compile does not wait for it at every line
         if left and len(left) != len(line):
             self._descriptor = None  # half a line: whoever reads on would read nonsense
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.cli import control
 from orchestrator.cli.control import ProgressLines
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.devices.image import PipelineKind
@@ -120,6 +121,32 @@ def test_a_slow_reader_loses_progress_and_nothing_else() -> None:
     assert found[-1]["event"] == "end"
     assert 10 < len(found) < 2000
     assert {each["event"] for each in found[:-1]} == {"progress"}
+
+
+def test_a_reader_that_hangs_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    reads = False
+
+    def writable(_: int, timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return reads
+
+    monkeypatch.setattr(control, "_writable", writable)
+    reader, writer = os.pipe()
+    lines = ProgressLines(writer)
+    lines.progress("radv", PROGRESS)
+    assert waits == [0.0]
+    for _ in range(3):
+        lines.stage("radv", "compiling")
+    assert waits == [0.0, 5.0, 0.0, 0.0]
+    reads = True
+    lines.stage("radv", "read")
+    reads = False
+    lines.end(0)
+    assert waits[4:] == [0.0, 5.0]
+    os.close(writer)
+    with os.fdopen(reader) as came:
+        assert [json.loads(each)["name"] for each in came] == ["read"]
 
 
 def test_a_reader_that_is_gone_ends_nothing() -> None:
