@@ -57,10 +57,15 @@ static bool is(const char *line, const char *event) {
     return strncmp(line, start, strlen(start)) == 0;
 }
 
-/* How many of the keys a line names. */
+/* How many of the keys a line names for the first time: a key comes once for each application that has it. */
 static int named(const char *line, char **keys, int count) {
     int found = 0;
-    for (int each = 0; each < count; each++) found += strstr(line, keys[each]) != NULL;
+    for (int each = 0; each < count; each++) {
+        if (keys[each] && strstr(line, keys[each])) {
+            keys[each] = NULL;
+            found++;
+        }
+    }
     return found;
 }
 

@@ -282,6 +282,24 @@ def test_the_launcher_in_c_and_a_level_that_the_device_lacks(
     assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("the level is there", "over")
 
 
+def test_the_launcher_in_c_counts_a_key_of_two_applications_once(tmp_path: Path) -> None:
+    program = built(REPOSITORY / "docs" / "examples" / "steer.c", tmp_path / "steer")
+    events = [{"event": "settled", "compiled": keys} for keys in (KEYS[:1], KEYS[:2])]
+    script = tmp_path / "orchestrator"
+    lines = [json.dumps(each, separators=(",", ":")) for each in events]
+    script.write_text("\n".join(["#!/bin/sh", "cat >&3 <<END", *lines, "END", ""]))
+    script.chmod(0o755)
+    done = subprocess.run(
+        [program, "set", "device", "cache", *KEYS[:2]],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (done.stdout, done.stderr, done.returncode) == ("the level is there\n", "", 0)
+
+
 def test_one_socket_may_be_both(call: Call, small_set: Path, tmp_path: Path) -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
