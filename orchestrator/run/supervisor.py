@@ -38,6 +38,7 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import DeviceError
 from orchestrator.run.compile_server import (
+    Cancel,
     Compile,
     CompileServer,
     Done,
@@ -364,6 +365,7 @@ class _Supervisor:
     async def _compile(self, connection: Connection) -> CompileReport | _Death:
         """Let a worker process compile; returns its report, or how it died."""
         number, mail = connection.mailbox()
+        orders = _Orders(connection, number, frozenset(self._compiled))
         request = Compile(
             number,
             msgspec.msgpack.encode(self._worker_options()),
@@ -372,11 +374,10 @@ class _Supervisor:
             self._measured_ns,
             tuple(sorted(self._given_up)),
             self.steering.steered,
-            self.steering.said(),
+            orders.in_time(self.steering.said()),
             tuple(self._distrusted),
         )
         self._settled_before = self._settled.copy()
-        orders = _Orders(connection, number)
         if not connection.server.take_over():
             connection.table.clear()  # the entries are those of the previous process
             await connection.send(request)
@@ -789,21 +790,37 @@ def _culprit(
 
 @define(eq=False)
 class _Orders:
-    """Orders to a worker process while it works, in sequence; when it dies, all count as obeyed."""
+    """Orders to a worker process while it works, in sequence; when it dies, all count as obeyed.
+
+    Attributes:
+        connection: To its server.
+        number: Of the process.
+        compiled: Keys of what earlier processes compiled: it was told of, so a cancel comes too late for it.
+    """
 
     connection: Connection
     number: int
+    compiled: Container[int]
     _count: int = 0
     _pending: dict[int, trio.Event] = field(factory=dict)
     _queue: deque[Steer] = field(factory=deque)
     _came: trio.Event = field(factory=trio.Event)
+
+    def in_time(self, said: tuple[Said, ...]) -> tuple[Said, ...]:
+        """What is said, without what it comes too late for."""
+        return tuple(
+            Cancel(tuple(key for key in each.keys if key not in self.compiled))
+            if isinstance(each, Cancel)
+            else each
+            for each in said
+        )
 
     def hear(self, said: tuple[Said, ...]) -> Wait:
         """As a `Hearer`."""
         self._count += 1
         count = self._count
         self._pending[count] = trio.Event()
-        self._queue.append(Steer(self.number, count, said))
+        self._queue.append(Steer(self.number, count, self.in_time(said)))
         self._came.set()
         return lambda: self._pending.get(count)
 

@@ -77,6 +77,34 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
 
 
+async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path: Path) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 12)
+    told: list[Settlement] = []
+    steering = Steering(on_settled=told.append, steered=True)
+    steering.limit_time(0)
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    stages: list[str] = []
+
+    async def steer() -> None:
+        for key, is_over in ((KEYS[0], lambda: told), (KEYS[4], lambda: stages[-1].startswith("trying"))):
+            await steering.promote([key]).wait()
+            steering.limit_time(1e-9)  # one begins
+            while not is_over():
+                await trio.sleep(0.01)
+        await steering.cancel([KEYS[0], KEYS[2]]).wait()
+        await steering.limit_time(None).wait()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(steer)
+        report = await compile_supervised(
+            [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering, on_stage=stages.append
+        )
+    assert {each.key for each in report.of_status(OutcomeStatus.NOT_RUN)} == {KEYS[2]}
+    assert {key for each in told for key in each.cancelled} == {KEYS[2]}
+    assert told[0].compiled == (KEYS[0],)
+
+
 def open_all_deadly(request: DeviceRequest) -> SimulatedDevice:
     """Every pipeline ends the process."""
 
