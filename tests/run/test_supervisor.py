@@ -38,6 +38,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDeviceError
+from orchestrator.registry import registry
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
@@ -489,15 +490,17 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
 def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[object, ...]] = []
 
-    def noted(source: PipelineSet, helpers: int, subset: Subset) -> None:
-        told.append((dict(source.left_out), helpers, subset))
+    def noted(source: PipelineSet, *others: object) -> None:
+        told.append((dict(source.left_out), *others))
 
     monkeypatch.setattr(Decoder, "start", noted)
     subset, left_out = Subset(1, 2), {1: "it ended the driver"}
     with PipelineSet.open(sample_path()) as sample:
         monkeypatch.setattr("orchestrator.run.compile_service.decoding_processes", lambda *_: 2)
-        _decoded(Shared(sample), CompileOptions(subset=subset), left_out)
-    assert told == [(left_out, 2, subset)]
+        for selector in ("", "radv:navi21"):
+            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), left_out)
+    depth_24 = {number for number, each in registry().formats.items() if "_D24_" in each.name}
+    assert told == [(left_out, 2, subset, frozenset()), (left_out, 2, subset, depth_24)]
 
 
 @pytest.mark.parametrize(
