@@ -92,6 +92,7 @@ _FIRST_BLOCK, _LAST_BLOCK = 16, 8192
 _BREAKS_MAX = 1000
 _SEARCH_FIRST, _SEARCH_LAST = 1 << 12, 1 << 20  # bytes looked at together for the next header
 
+_SHORTENED = "the file was shortened after it was opened"
 _FOREIGN = "the tag is none of a pipeline archive (0 to 10); a shader-cache database, perhaps"
 
 _NIBBLES = np.full(256, 0xFF, np.uint8)
@@ -527,7 +528,7 @@ class Archive(Closing):
             with self._scanning:
                 scanned = self._scanned
                 if scanned is None:
-                    self._require_open()
+                    self._require_whole()
                     scanned = build_index(self._data, self._path, self._limits)
                     for damage in scanned.damage:
                         self._log.add(damage)
@@ -541,8 +542,12 @@ class Archive(Closing):
         return self._path
 
     def content_hash(self, hash_bytes: Callable[[memoryview], bytes]) -> bytes:
-        """The hash of the whole file by a given function."""
-        self._require_open()
+        """The hash of the whole file by a given function.
+
+        Raises:
+            ArchiveError: It was shortened.
+        """
+        self._require_whole()
         with memoryview(self._data) as content:
             return hash_bytes(content)
 
@@ -626,14 +631,14 @@ class Archive(Closing):
             RecordError: It is damaged.
         """
         index = self._scanned
-        header = self._data[offset : offset + RECORD_SIZE] if offset >= FILE_HEADER_SIZE else b""
+        self._require_open()
+        there = self._data.size()  # of the file now
+        begin = offset + RECORD_SIZE
+        header = self._data[offset:begin] if offset >= FILE_HEADER_SIZE and begin <= there else b""
         if index is not None or header[:40] != f"{int(tag):024x}{key:016x}".encode():
             return self.payload(tag, key)
         stored_size, flags, crc, size = _PARAMETERS.unpack_from(header, 40)
-        begin = offset + RECORD_SIZE
-        self._require_open()
-        whole = self._data.size() >= begin + stored_size
-        stored = self._data[begin : begin + stored_size] if whole else b""
+        stored = self._data[begin : begin + stored_size] if there >= begin + stored_size else b""
         if len(stored) == stored_size and not (crc and zlib.crc32(stored) != crc):
             if flags == FLAG_RAW and size == stored_size:
                 return stored
@@ -668,12 +673,17 @@ class Archive(Closing):
         begin = index.offsets.item(row) + RECORD_SIZE  # `item` takes half the time of indexing
         end = begin + index.stored.item(row)
         if self._data.size() < end:  # of the file, at a third of what `os.fstat` takes
-            raise self._damaged(row, "the file was shortened after it was opened")
+            raise self._damaged(row, _SHORTENED)
         stored = self._data[begin:end]
         crc = index.crcs.item(row)
         if crc != 0 and zlib.crc32(stored) != crc:
             raise self._damaged(row, f"crc32 {zlib.crc32(stored):08x} of the stored bytes is not {crc:08x}")
         return stored, index.flags.item(row), index.sizes.item(row)
+
+    def _require_whole(self) -> None:
+        self._require_open()
+        if (there := self._data.size()) < self._size:
+            raise ArchiveError(self._path, there, f"{_SHORTENED}: it had {self._size} bytes")
 
     def _require_open(self) -> int:
         if self._descriptor is None:
