@@ -182,6 +182,8 @@ class CompilePlan:
         if directory is None or identity is None or beside is None:
             return
         if self.facts is None or (self._is_own and self.is_partial and not rest):
+            if self.source.is_changed:  # the plan would be found by the hash of other bytes
+                raise ValueError("a file of the set was changed while it was read")
             plan = SetPlan(SetFacts.of(self.source), groups, rest)
             save_plan(cache_path(directory, beside), identity, encode_plan(plan, self.source.module_place))
 

@@ -257,6 +257,11 @@ class PipelineSet(Closing):
         return sum(each.size for each in archives_of(self._source))
 
     @property
+    def is_changed(self) -> bool:
+        """Whether a file of it was written since it was opened."""
+        return any(each.is_changed for each in archives_of(self._source))
+
+    @property
     def descriptors(self) -> tuple[int, ...]:
         """The open files of all its archives."""
         return tuple(each.descriptor for each in archives_of(self._source))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,26 @@ def test_a_set_that_changed_is_another_one(tmp_path: Path) -> None:
     assert report.set.unique == len(PipelineSet.open(path))
     assert told(report) == []
     assert len(plans(tmp_path / "cache")) == 2
+
+
+def test_no_plan_is_kept_of_a_set_that_changes_while_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "set.foz"
+    path.write_bytes(sample_path().read_bytes())
+    hash_files = PipelineSet.hash_files
+
+    def hash_and_change(source: PipelineSet, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
+        found = hash_files(source, hash_bytes)
+        with path.open("ab") as file:
+            file.write(b"x")
+        return found
+
+    monkeypatch.setattr(PipelineSet, "hash_files", hash_and_change)
+    report = compiled(path, tmp_path / "cache")
+    (note,) = told(report)
+    assert note.startswith("the plan of the set was not kept: a file of the set was changed")
+    assert plans(tmp_path / "cache") == []
 
 
 def test_a_plan_that_cannot_be_kept_is_a_note(tmp_path: Path) -> None:

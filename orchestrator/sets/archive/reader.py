@@ -476,6 +476,7 @@ class Archive(Closing):
         self._path = path
         self._data = data
         self._size = len(data)
+        self._state = _state_of(descriptor)
         self._limits = limits
         self._scanned: ArchiveIndex | None = None
         self._scanning = threading.Lock()
@@ -555,6 +556,11 @@ class Archive(Closing):
     def descriptor(self) -> int:
         """The descriptor of the open file; a fork that reads it must keep all descriptors of it open."""
         return self._require_open()
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the file was written since it was opened, so that reads may disagree with each other."""
+        return _state_of(self._require_open()) != self._state
 
     @property
     def damage(self) -> Sequence[Damage]:
@@ -695,6 +701,12 @@ class Archive(Closing):
         tag, key, offset = int(index.tags[row]), int(index.keys[row]), int(index.offsets[row])
         self._log.add(Damage(offset, tag, key, reason))
         return RecordError(tag, key, f"{self._path}: {reason}", offset)
+
+
+def _state_of(descriptor: int) -> tuple[int, int]:
+    """What changes with each write to a file, even if its time of modification is set back."""
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_ctime_ns
 
 
 def _map(name: str, descriptor: int) -> mmap.mmap:
