@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.documents import VerifyDocument
     from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.inspection import BesideInspection
 
 _PROBLEMS_SHOWN = 5
 _BINARIES = "pack of binaries"
@@ -65,6 +66,7 @@ def verify_verb(
     - cache file: headers, exact length, hash, permissions, and its previous generation
     - plan: hash, permissions, and whether all its parts agree
     - identifiers of shader modules: exact length, hash, permissions
+    - other file beside a cache file: whether a run would use it
     - store of binaries: structure, hashes, references
     - archive: every record, with its key recomputed
     - pack: its manifest, each file in it, and with --key its MAC; with --key, anything else is wrong
@@ -132,7 +134,15 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
-    from orchestrator.stores.kinds import BINARY_PACK_MAGIC, CACHE_FILE_SUFFIX, STORE_NAME
+    from orchestrator.stores.inspection import inspect_beside
+    from orchestrator.stores.kinds import (
+        BINARY_PACK_MAGIC,
+        CACHE_FILE_SUFFIX,
+        MODULE_IDENTIFIERS,
+        PLAN,
+        STORE_NAME,
+        kind_of,
+    )
     from orchestrator.stores.module_identifiers import IDENTIFIERS_MAGIC
     from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
@@ -167,8 +177,17 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
         yield _check_binaries(path, key)
     elif head.startswith(IDENTIFIERS_MAGIC):
         yield _check_identifiers(path)
+    elif head == MAGIC:
+        yield _check_archive(path, output)
+    # What lost its first bytes is known by its name.
+    elif (kind := kind_of(path)) is PLAN:
+        yield _check_plan(path)
+    elif kind is MODULE_IDENTIFIERS:
+        yield _check_identifiers(path)
+    elif (beside := inspect_beside(path)) is not None:
+        yield _check_beside(path, beside)
     else:
-        yield _check_archive(path, output) if head == MAGIC else _check_cache_file(path)
+        yield _check_cache_file(path)
 
 
 def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
@@ -221,6 +240,18 @@ def _check_identifiers(path: Path) -> _Checked:
         summary=f"identifiers of {plural(number, 'shader module')}, {byte_text(size)}",
         problems=() if known is not None else (problem or "it is gone",),
         next_step="nothing: the next `compile --identifiers` queries them again",
+    )
+
+
+def _check_beside(path: Path, found: BesideInspection) -> _Checked:
+    size = path.stat().st_size
+    return _Checked(
+        path,
+        found.name,
+        facts={"bytes": size},
+        summary=f"{found.name}, {byte_text(size)}",
+        problems=(found.problem,) if found.problem else (),
+        next_step="remove it; the verb that made it makes a new one",
     )
 
 

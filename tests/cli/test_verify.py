@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+import pytest
+
 from orchestrator.cli.errors import ExitCode
 from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call
@@ -38,6 +40,31 @@ def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
     (checked,) = done.document["checked"]
     assert "does not have the hash" in checked["problems"][0]
     assert "makes a new one" in checked["next_step"]
+
+
+@pytest.mark.parametrize(
+    ("suffix", "kind"),
+    [
+        (".plan", "plan"),
+        (".identifiers", "identifiers"),
+        (".durations", "compile times"),
+        (".contents", "contents"),
+    ],
+)
+def test_a_file_without_its_first_bytes_is_known_by_its_name(
+    suffix: str, kind: str, call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache"
+    call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--identifiers")
+    (path,) = folder.glob(f"*{suffix}")
+    good = call("verify", path, "--json")
+    assert good.code == ExitCode.OK
+    path.write_bytes(bytes(8) + path.read_bytes()[8:])
+    bad = call("verify", path, "--json")
+    assert bad.code == ExitCode.BAD_INPUT
+    assert [each.document["checked"][0]["kind"] for each in (good, bad)] == [kind, kind]
+    (problem,) = bad.document["checked"][0]["problems"]
+    assert "at byte 0" in problem
 
 
 def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> None:
