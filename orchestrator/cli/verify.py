@@ -277,7 +277,7 @@ def _check_store(path: Path) -> _Checked:
 def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, MODULE_IDENTIFIERS, PLAN, STORE_NAME
+    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME, kind_of
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -289,11 +289,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         and each.removesuffix(PREVIOUS_SUFFIX) not in caches
     ]
     archives = [each for each in names if each.endswith(".foz")]
-    beside = [
-        each
-        for each in names
-        if each.endswith((PLAN.suffix, MODULE_IDENTIFIERS.suffix)) and not each.startswith(".")
-    ]
+    beside = [each for each in names if kind_of(path / each) is not None and not each.startswith(".")]
     stores = [each for each in names if each == STORE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
     # Permissions matter for files that a driver gets, not for archives.

@@ -23,10 +23,10 @@ def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Pat
     cache_of(call, small_set, folder)
     done = call("verify", folder, small_set)
     assert done.code == ExitCode.OK
-    assert "4 checks: 4 good, 0 bad" in done.out
+    assert "7 checks: 7 good, 0 bad" in done.out
     assert done.out.count(".plan  plan, ") == 1
     checked = call("verify", folder, small_set, "--json").document["checked"]
-    assert [each["next_step"] for each in checked] == [""] * 4
+    assert [each["next_step"] for each in checked] == [""] * 7
 
 
 def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -65,6 +65,7 @@ def test_a_file_without_its_first_bytes_is_known_by_its_name(
     assert [each.document["checked"][0]["kind"] for each in (good, bad)] == [kind, kind]
     (problem,) = bad.document["checked"][0]["problems"]
     assert "at byte 0" in problem
+    assert call("verify", folder).code == ExitCode.BAD_INPUT
 
 
 def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -117,8 +118,14 @@ def test_generations_and_permissions(call: Call, small_set: Path, tmp_path: Path
     path.chmod(0o666)
     path.parent.chmod(0o770)
     done = call("verify", path.parent, "--json")
-    directory, file, plan = done.document["checked"]
+    directory, file, *beside = done.document["checked"]
     assert "chmod go-w" in directory["problems"][0]
     assert len(file["problems"]) == 2
     assert file["previous_generation"] == "LOADED"
-    assert "chmod go-w" in plan["problems"][0]
+    assert [each["kind"] for each in beside] == [
+        "plan",
+        "contents",
+        "compile times",
+        "groups of applications",
+    ]
+    assert all("chmod go-w" in each["problems"][0] for each in beside)
