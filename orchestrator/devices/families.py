@@ -133,7 +133,8 @@ def require_family(selector: str) -> None:
 
 def _texts_of_families() -> tuple[str, ...]:
     """Texts of the driver's library from the first family on; none where it cannot be found or read."""
-    manifest = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)[0]
+    # The last: the manifest of a library for 32 bits (i686) sorts before that for 64 (x86_64).
+    manifest = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)[-1]
     try:
         named = library_path(Path(manifest))
         library = next(filter(Path.is_file, (Path(each, named) for each in _library_folders())))

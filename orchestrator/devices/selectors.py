@@ -95,7 +95,7 @@ def environment_of(
     chosen = Selector.parse(selector)
     needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
     if chosen.driver and not _restricts_to(given, chosen.driver):
-        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = str(_manifest(chosen.driver))
+        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = _manifests(chosen.driver)
     if chosen.family:
         needed["RADV_FORCE_FAMILY"] = chosen.family
     return {name: value for name, value in needed.items() if given.get(name) != value}
@@ -108,11 +108,16 @@ def _restricts_to(environment: Mapping[str, str], driver: str) -> bool:
     return bool(paths) and all(_is_driver(each, driver) for each in paths)
 
 
-def _manifest(driver: str) -> Path:
+def _manifests(driver: str) -> str:
+    """Manifests of the driver in the first folder that has any, as VK_DRIVER_FILES takes them.
+
+    There are two where the driver is also installed for 32-bit programs. A loader passes over a library that
+    is not for its process, and the manifest alone need not tell.
+    """
     for folder in _MANIFEST_FOLDERS:
-        for path in sorted(Path(folder).glob("*.json")):
-            if _is_driver(path, driver):
-                return path
+        found = [str(path) for path in sorted(Path(folder).glob("*.json")) if _is_driver(path, driver)]
+        if found:
+            return os.pathsep.join(found)
     raise NoDeviceError(
         f"no Vulkan driver manifest of {driver} found in {', '.join(_MANIFEST_FOLDERS)}: "
         f"install {_PACKAGES[driver]}, or name the manifest in VK_DRIVER_FILES"

@@ -289,6 +289,33 @@ def test_a_driver_is_loaded_before_there_is_an_instance() -> None:
     assert "NAVI21" in name
 
 
+_TWO_ARCHITECTURES = """
+from orchestrator.devices import families, open_device, own_process, selectors
+def main(folder):
+    selectors._MANIFEST_FOLDERS = (folder,)
+    families.is_family = None  # the library for this process shows the family without the driver
+    own_process("radv:navi21")
+    device = open_device("radv:navi21")
+    device.close()
+    return device.identity.device_name
+"""
+
+
+def test_a_driver_that_is_installed_for_32_bits_too_is_opened(tmp_path: Path) -> None:
+    usual = json.loads(driver_manifest("radv:navi21").read_text("utf-8"))
+    elf = bytearray(64)
+    elf[:8] = b"\x7fELF\x01\x01\x01\x00"  # the fifth byte: 32 bits
+    library = tmp_path / "libvulkan_radeon.so"
+    library.write_bytes(elf)
+    for name, content in (
+        ("radeon_icd.i686.json", usual | {"ICD": usual["ICD"] | {"library_path": str(library)}}),
+        ("radeon_icd.x86_64.json", usual),
+    ):
+        (tmp_path / name).write_text(json.dumps(content))
+    name = run_on_device(None, _TWO_ARCHITECTURES, str(tmp_path), environment=_UNSET)
+    assert "NAVI21" in name
+
+
 _LAYERS = """
 from orchestrator.devices import list_layers
 def main():
