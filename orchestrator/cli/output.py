@@ -25,11 +25,12 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import IO, TYPE_CHECKING, Any, Literal, TextIO, cast
 
 from orchestrator.errors import OrchestratorError
+from orchestrator.process import flush_c_streams
 
 if TYPE_CHECKING:
     from msgspec import Struct
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import DamageRecord, DeviceRecord
 
-
+_STDOUT, _STDERR = 1, 2
 COLORS = ("auto", "always", "never")
 OPTIONS = {
     "--color": "When to colour the output.",
@@ -186,20 +187,48 @@ class Messages(_Stream):
 
 
 @contextmanager
-def own_streams() -> Iterator[Results]:
-    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere."""
+def own_streams(*, json: bool = False) -> Iterator[Results]:
+    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere.
+
+    Args:
+        json: Whether stdout is to hold a document.
+    """
     before = sys.stdout, sys.stderr
     out, err = (
         open(os.devnull, "w", encoding="utf-8") if each is None else each  # noqa: SIM115, PTH123
         for each in before
     )
-    results = Results(out)
-    results.is_closed = before[0] is None
-    sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
+    with _apart(out) if json else nullcontext(out) as inner:
+        results = Results(inner)
+        results.is_closed = before[0] is None
+        sys.stdout, sys.stderr = cast("TextIO", results), cast("TextIO", Messages(err))
+        try:
+            yield results
+        finally:
+            sys.stdout, sys.stderr = out, err
+
+
+@contextmanager
+def _apart(stream: TextIO) -> Iterator[TextIO]:
+    """A stream to where stdout leads; what C libraries print there goes to stderr, for the block.
+
+    Drivers and layers do: the validation layer, by default.
+    """
     try:
-        yield results
-    finally:
-        sys.stdout, sys.stderr = out, err
+        is_stdout = stream.fileno() == _STDOUT
+    except (OSError, ValueError):
+        is_stdout = False  # it has no descriptor: in this process another one stands for it
+    if not is_stdout:
+        yield stream
+        return
+    stream.flush()
+    with open(os.dup(_STDOUT), "w", encoding=stream.encoding, errors=stream.errors) as own:  # noqa: PTH123
+        os.dup2(_STDERR, _STDOUT)
+        try:
+            yield own
+        finally:
+            flush_c_streams()
+            os.dup2(own.fileno(), _STDOUT)
 
 
 def discard(stream: TextIO) -> None:

@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None, parsing: EarlyParse | None = No
         problem = str(error)
     options = tokens[: tokens.index("--")] if "--" in tokens else tokens
     json = "--json" in options
-    with own_streams() as results:
+    with own_streams(json=json) as results:
         try:
             if problem:
                 usage = "`orchestrator --help` shows what there is"

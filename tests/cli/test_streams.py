@@ -73,6 +73,27 @@ def test_a_document_for_a_closed_stdout_is_bad_input() -> None:
     assert "stdout cannot be written: it is closed" in done.stderr
 
 
+_PRINTING = """
+import ctypes, sys
+from orchestrator.cli.program import main
+from orchestrator.devices.simulated import SimulatedDevice
+open_device = SimulatedDevice.__init__
+def open_and_print(*given, **named):
+    ctypes.CDLL(None).puts(b"from the driver")
+    open_device(*given, **named)
+SimulatedDevice.__init__ = open_and_print
+sys.exit(main(["devices", "--device", "simulated", "--json"]))
+"""
+
+
+def test_what_a_driver_prints_does_not_mix_with_a_document() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _PRINTING], cwd=REPOSITORY, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout)["devices"]
+    assert "from the driver" in done.stderr
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_lacks_is_escaped(encoding: str, tmp_path: Path) -> None:
     """As in the locale C without Python's own remedies: units, lines of tables, names of files."""
