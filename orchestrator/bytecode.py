@@ -326,5 +326,8 @@ def _write(path: str, known: dict[str, _Entry]) -> None:
         with open(new, "wb") as file:  # noqa: PTH123
             file.write(b"".join((_HEAD, _number(zlib.crc32(data)), data)))
         os.replace(new, path)  # noqa: PTH105
-    except OSError:
-        return  # as the interpreter does
+    except OSError:  # not kept, as the interpreter does it
+        try:
+            os.unlink(new)  # noqa: PTH108
+        except OSError:
+            return  # it was not even made

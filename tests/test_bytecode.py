@@ -95,6 +95,16 @@ def test_a_place_that_cannot_be_written_is_none(folder: Path) -> None:
     assert compiled(folder) > 10
 
 
+def test_what_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk, where each process would leave another file."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (tmp_path / "kept").mkdir()
+    code = GeneratedCode(str(tmp_path / "kept"))
+    code.compile("x = 1", "<one>", "exec")
+    code.save()
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
 def test_other_text_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "dont_write_bytecode", False)
     path = str(tmp_path / "kept")
