@@ -136,7 +136,10 @@ def explain(error: OrchestratorError) -> Failure:
             )
             return Failure("no_device", message, step, no_device, {})
         case DriverError():
-            step = "try another device (`orchestrator devices`); the driver's own log may say more"
+            step = (
+                "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
+                "VK_LOADER_DEBUG=all, may say more"
+            )
             where = {"command": error.command, "result": error.result}
             return Failure("driver", message, step, no_device, where)
         case DeviceError():

@@ -57,6 +57,23 @@ def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
     assert "mesa-vulkan-drivers" in done.err
 
 
+def test_variables_that_hide_a_driver_are_named() -> None:
+    driver_manifest("lavapipe")
+    done = run_program("devices", "-d", "lavapipe", environment={"VK_LOADER_DRIVERS_DISABLE": "*lvp*"})
+    assert done.code == ExitCode.NO_DEVICE
+    assert "VK_LOADER_DRIVERS_DISABLE=*lvp* leaves" in done.err
+    assert "VK_LOADER_DEBUG=all" in done.err
+
+
+def test_a_manifest_that_is_none_leads_to_what_the_loader_says(tmp_path: Path) -> None:
+    driver_manifest("lavapipe")
+    manifest = tmp_path / "broken.json"
+    manifest.write_text("{")
+    done = run_program("devices", environment={"VK_DRIVER_FILES": str(manifest)})
+    assert done.code == ExitCode.NO_DEVICE
+    assert "VK_LOADER_DEBUG=all" in done.err
+
+
 def test_a_pattern_lists_families_and_opens_none(call: Call) -> None:
     driver_manifest("radv:navi21")
     done = call("devices", "--device", "radv:navi3[12]", "--json")

@@ -257,13 +257,18 @@ _NO_GPU: Final = (
     "the Vulkan loader found a driver, and no device that it is for: radv:navi21 needs no GPU where Mesa's "
     "AMD driver is installed, and simulated needs no driver"
 )
+_FILTERS: Final = "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE"
 
 
 def _none_found() -> NoDeviceError:
     """The error for no device: there is no driver, or one without its GPU, as the environment shows."""
     named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES") or ""
     there = any(Path(each).is_file() for each in named.split(os.pathsep) if each)
-    return NoDeviceError(_NO_GPU if there else _NO_DRIVER)
+    filters = " ".join(f"{each}={os.environ[each]}" for each in _FILTERS if os.environ.get(each))
+    why = _NO_GPU if there else _NO_DRIVER
+    if filters:
+        why = f"no device among the drivers that {filters} leaves to the Vulkan loader: correct or unset that"
+    return NoDeviceError(f"{why}; with VK_LOADER_DEBUG=all the loader prints what it passes over")
 
 
 @frozen(eq=False)
