@@ -31,7 +31,7 @@ from orchestrator.cli.values import (
     time_limit_seconds,
     usable_directory,
 )
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import ending_signals, first_signal_waits, without_searching
 
 if TYPE_CHECKING:
@@ -576,20 +576,29 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 async def _until_signal(
     job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines | None
 ) -> _T:
-    """Run a job that the first ending signal stops, and commands steer; the report of what was done."""
+    """Run a job that the first ending signal stops, and commands steer; the report of what was done.
+
+    Raises:
+        KeyboardInterrupt: It was stopped and has no report, because there is no device to go on with.
+    """
     import trio
 
     from orchestrator.run.first_error import first_error
     from orchestrator.run.steering import Steering
 
     steering = Steering(steered=control is not None)
-    with first_error():
-        async with trio.open_nursery() as nursery:
-            await nursery.start(_watch_signals, steering.stop, view)
-            if control is not None:
-                await nursery.start(control.serve, steering)
-            report = await job(steering)
-            nursery.cancel_scope.cancel()
+    try:
+        with first_error():
+            async with trio.open_nursery() as nursery:
+                await nursery.start(_watch_signals, steering.stop, view)
+                if control is not None:
+                    await nursery.start(control.serve, steering)
+                report = await job(steering)
+                nursery.cancel_scope.cancel()
+    except DeviceError as error:
+        if steering.stop.is_set():
+            raise KeyboardInterrupt(str(error)) from None
+        raise
     return report
 
 

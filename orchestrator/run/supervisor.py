@@ -94,6 +94,7 @@ from orchestrator.stores.run_notes import add_durations
 _LOOK_S: Final = 0.1
 _MOST_LOOK_S: Final = 1.0
 _LEAST_PACE_S: Final = 0.5
+_STOPPED_OPENING_S: Final = 5.0
 _LOOKS_A_LIMIT: Final = 20
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
@@ -382,7 +383,7 @@ class _Supervisor:
             connection.table.clear()  # the entries are those of the previous process
             await connection.send(request)
         self._count(Supervision(processes=1))
-        watch = _Watch(connection, number, self.options.trial_limits, self._compiled)
+        watch = _Watch(connection, number, self.options.trial_limits, self._compiled, self._ending)
         self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
         too_little: MemoryLimitError | None = None
@@ -659,11 +660,12 @@ class _Supervisor:
             return
         again = death.steps & self._fatal
         self._fatal |= death.steps
-        if death.overdue and (stuck := again & {Doing.OPEN, Doing.PREPARE}):
+        # After a stop, and with nothing to report, no other process tries it.
+        final = death.steps if self._ending.is_set() and not self._since_ns else again
+        if death.overdue and (stuck := final & {Doing.OPEN, Doing.PREPARE}):
             words = " and ".join(each.words for each in stuck)
-            raise DeviceError(
-                f"the driver does not come back from {words}, as {self._fruitless + 1} processes found"
-            )
+            found = f", as {self._fruitless + 1} processes found" if again else ""
+            raise DeviceError(f"the driver does not come back from {words}{found}")
         news = (death.steps if death.overdue else again) - _NEEDED - self._given_up
         for each in sorted(news):
             what = "does not come back from" if death.overdue else "crashes"
@@ -852,6 +854,7 @@ class _Watch:
 
     Attributes:
         compiled: Receives the keys of the pipelines that it compiled.
+        ending: Whether it was asked to stop.
         identity: Identity of the device of its image; None before there is one.
         is_saved: Whether it could save a cache file.
     """
@@ -860,6 +863,7 @@ class _Watch:
     number: int
     limits: TrialLimits
     compiled: set[int]
+    ending: trio.Event = field(factory=trio.Event)
     identity: DeviceIdentity | None = None
     is_saved: bool = False
     _prepared: Prepared | None = None
@@ -941,12 +945,15 @@ class _Watch:
     def _is_late(self, flight: Flight, now_ns: int) -> bool:
         """Whether a call takes longer than one pipeline may, plus the recorded times of its other pipelines.
 
-        Calls that create no pipeline have a limit of their own. Time in which this process was paused does
-        not count: whoever pauses it may pause all processes.
+        Calls that create no pipeline have a limit of their own, and the first opening has little time after a
+        stop, because nothing is lost with it. Time in which this process was paused does not count: whoever
+        pauses it may pause all processes.
         """
         since_ns = flight.since_ns
         paused_ns = sum(min(length, end - since_ns) for end, length in self._pauses if end > since_ns)
         age_s = (now_ns - since_ns - paused_ns) / 1e9
+        if flight.doing is Doing.OPEN and self._prepared is None and self.ending.is_set():
+            return age_s > min(_STOPPED_OPENING_S, self.limits.call_limit_now_s())
         if flight.doing not in OF_PIPELINES:
             return age_s > self.limits.call_limit_now_s()
         if age_s <= self.limits.limit_now_s() or self._prepared is None:

@@ -17,6 +17,7 @@ from orchestrator.cli import output as output_module
 from orchestrator.cli import progress as progress_module
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
+from orchestrator.errors import DeviceError
 from orchestrator.process import ending_signals, interrupted_by_signals
 from orchestrator.run import keeping
 from orchestrator.run.steering import Steering
@@ -449,6 +450,16 @@ async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() ->
     assert report == "report"
     assert view.said[0].startswith("stopping")
     assert "cannot be interrupted" in view.said[1]
+
+
+async def test_a_job_that_was_stopped_and_gets_no_device_is_interrupted() -> None:
+    async def job(steering: Steering) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        await steering.stop.wait()
+        raise DeviceError("none opens")
+
+    with pytest.raises(KeyboardInterrupt, match="none opens"):
+        await module._until_signal(job, Messages(), None)
 
 
 async def test_what_a_job_raises_comes_out_as_itself() -> None:

@@ -1133,6 +1133,24 @@ async def test_stopping_gives_the_report_of_what_was_done(archive: Path) -> None
     assert {each.kind for each in report.pipelines} == {PipelineKind.COMPUTE}
 
 
+async def test_stopping_ends_a_device_that_never_opens(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("orchestrator.run.supervisor._STOPPED_OPENING_S", 0.1)
+    stop, before = trio.Event(), children()
+    limits = TrialLimits(opener=f"{__name__}:open_never", call_s=10.0)
+    options = CompileOptions(workers=1, trial_limits=limits)
+
+    def on_stage(stage: str) -> None:
+        if "opening" in stage:
+            stop.set()
+
+    # Without the stop, a second process finds it, too, each after ten seconds.
+    with pytest.raises(DeviceError, match=r"from opening the device$"):
+        await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
+    assert children() == before
+
+
 async def test_stopping_ends_the_search_for_a_culprit(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
