@@ -36,7 +36,7 @@ from attrs import Factory, define, evolve, field, frozen
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, shown
 from orchestrator.run.compile_server import (
     Cancel,
     Compile,
@@ -695,6 +695,8 @@ class _Supervisor:
                 cause += (
                     f"; the {limit >> 20} MiB that a process may have (--memory) may be too little for it"
                 )
+            if said := self.words.last:
+                cause += f"; the last line that it printed: {shown(said)}"
             raise DeviceError(
                 f"the driver ended {self._fruitless} processes, and no pipeline is to blame: the last one "
                 f"ended with {death.how}, {death.where}{cause}"
@@ -1055,11 +1057,13 @@ class DriverWords:
         log: Receives all messages too, or None.
         in_driver: Gives the keys of the pipelines in the driver now; None: nothing is counted.
         unlogged: Why the log takes no more, or "".
+        last: The last line that was printed, or "".
     """
 
     log: BinaryIO | None = None
     in_driver: Callable[[], Iterable[int]] | None = None
     unlogged: str = ""
+    last: str = ""
     _cases: dict[frozenset[int], _Case] = field(factory=dict)
     _rest: bytes = b""
     _lock: threading.Lock = field(factory=threading.Lock)
@@ -1081,6 +1085,7 @@ class DriverWords:
             said = [each for each in lines if each.strip() and not any(noise in each for noise in _NOISE)]
             if not said:
                 return
+            self.last = said[-1].decode("utf-8", "replace")
             if len(self._cases) >= _MOST_CASES and keys not in self._cases:
                 keys = frozenset()
             case = self._cases.setdefault(keys, _Case())
