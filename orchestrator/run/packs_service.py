@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
+from typing import Self
 
 import msgspec
+from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
 from orchestrator.children.protocol import Channel
@@ -45,6 +47,9 @@ from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS
 from orchestrator.stores.pack import Pack, PackError, Target
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
+    CacheContents,
+    Durations,
+    MadeFor,
     add_contents,
     add_durations,
     add_feature_groups,
@@ -121,7 +126,7 @@ def _join(device: Device, request: Join) -> Joined:
     if saved.skipped is not None:
         raise PackError(path, f"it was not written: {saved.skipped}")
     for pack, target in found:
-        _note(pack, target, path)
+        _Notes.of(pack, target).add_to(path)
     return Joined(len(data))
 
 
@@ -135,14 +140,17 @@ def _install(device: Device, request: Install) -> Installed:
     if request.again:
         target = target.as_it_was
     done = Installed(index, str(path))
+    # All is proven before anything is written.
+    notes = _Notes.of(pack, target)
+    binaries = b"" if target.binaries is None or request.again else pack.read_binaries(target)
     if target.cache is not None:
-        done = _install_cache(device, pack, target, done)
-    if target.binaries is not None and not request.again:
-        done = _install_binaries(pack, target, done)
+        done = _install_cache(device, pack, target, notes, done)
+    if binaries:
+        done = _install_binaries(pack, target, binaries, notes, done)
     return done
 
 
-def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) -> Installed:
+def _install_cache(device: Device, pack: Pack, target: Target, notes: _Notes, done: Installed) -> Installed:
     assert target.cache is not None  # noqa: S101 - asked before
     path, data = Path(done.path), _data(pack, target)
     with taken(device, data, target.cache.name) as (cache, _, problem):
@@ -155,7 +163,7 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
     if saved.saved_bytes:
         before = b"" if saved.found is None else saved.found.data_hash
         # With a note one of the two may have been dropped.
-        done = _noted(done, pack, target, before, is_joined=not saved.note)
+        done = _noted(done, notes, before, is_joined=not saved.note)
     return replace(
         done,
         saved_bytes=saved.saved_bytes,
@@ -167,58 +175,83 @@ def _install_cache(device: Device, pack: Pack, target: Target, done: Installed) 
     )
 
 
-def _install_binaries(pack: Pack, target: Target, done: Installed) -> Installed:
+def _install_binaries(
+    pack: Pack, target: Target, content: bytes, notes: _Notes, done: Installed
+) -> Installed:
     """Take the binaries into the store; the driver is asked about each when it is used."""
     from orchestrator.stores.binary_pack import import_content
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     assert target.binaries is not None  # noqa: S101 - asked before
-    content, path = pack.read_binaries(target), Path(done.path)
     try:
-        with BinaryStore.open(path.parent) as store:
+        with BinaryStore.open(Path(done.path).parent) as store:
             put = import_content(store, pack.directory / target.binaries.name, content, unsigned=True).put
             where = str(store.path)
     except StoreError as error:
         raise SaveError(error.path, "storing the binaries", error.reason) from error
-    done = _noted(done, pack, target)
+    done = _noted(done, notes)
     return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
 
 
-def _noted(
-    done: Installed, pack: Pack, target: Target, before: bytes = b"", *, is_joined: bool = True
-) -> Installed:
-    """As `_note`; the cache is there already, so what cannot be noted is a note for the user."""
+def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bool = True) -> Installed:
+    """As `_Notes.add_to`; the cache is there already, so what cannot be noted is a note for the user."""
     try:
-        _note(pack, target, Path(done.path), before, is_joined=is_joined)
+        notes.add_to(Path(done.path), before, is_joined=is_joined)
     except SaveError as error:
         return replace(done, notes=(*done.notes, f"what the pack knows of it was not noted: {error}"))
     return done
 
 
-def _note(
-    pack: Pack, target: Target, cache_file: Path, before: bytes = b"", *, is_joined: bool = True
-) -> None:
-    """Add what lies beside a pack's cache file to what lies beside another one.
+@frozen
+class _Notes:
+    """What lies beside a pack's cache file, proven and decoded.
 
-    Args:
-        pack: The pack.
-        target: Whose cache file it is.
-        cache_file: The other one.
-        before: Hash that the other one had before the pack's was joined with it.
-        is_joined: Whether it has all that both had.
+    Attributes:
+        durations: Compile times of its pipelines.
+        groups: What it was made for.
+        held: The pipelines that it holds; nothing where they were noted for another file.
     """
-    for file in target.files:
-        try:
-            if file.name.endswith(DURATIONS.suffix):
-                known = decode_durations(pack.read(file))
-                add_durations(cache_file, known.keys, known.duration_ns)
-            elif file.name.endswith(FEATURE_GROUPS.suffix):
-                add_feature_groups(cache_file, decode_groups(pack.read(file)))
-            elif file.name.endswith(CONTENTS.suffix) and target.cache is not None and is_joined:
-                held = decode_contents(pack.read(file))
-                packed = PipelineCachePrefixHeader.unpack(pack.read_cache(target)).data_hash
-                now = stored_data_hash(cache_file)
-                if now is not None and held.data_hash == packed:
-                    add_contents(cache_file, held.keys, now, (before,))
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None
+
+    durations: Durations = field(factory=Durations)
+    groups: tuple[MadeFor, ...] = ()
+    held: CacheContents = field(factory=CacheContents)
+
+    @classmethod
+    def of(cls, pack: Pack, target: Target) -> Self:
+        """Read those of a target.
+
+        Raises:
+            PackError: One is missing or damaged.
+        """
+        found = cls()
+        for file in target.files:
+            try:
+                if file.name.endswith(DURATIONS.suffix):
+                    found = evolve(found, durations=decode_durations(pack.read(file)))
+                elif file.name.endswith(FEATURE_GROUPS.suffix):
+                    found = evolve(found, groups=decode_groups(pack.read(file)))
+                elif file.name.endswith(CONTENTS.suffix) and target.cache is not None:
+                    held = decode_contents(pack.read(file))
+                    packed = PipelineCachePrefixHeader.unpack(pack.read_cache(target)).data_hash
+                    found = evolve(found, held=held) if held.data_hash == packed else found
+            except (ValueError, msgspec.MsgspecError) as error:
+                raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None
+        return found
+
+    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> None:
+        """Add them to what lies beside another cache file.
+
+        Args:
+            cache_file: The other one.
+            before: Hash that it had before the pack's was joined with it.
+            is_joined: Whether it has all that both had.
+
+        Raises:
+            SaveError: They cannot be written.
+        """
+        if len(self.durations.keys):
+            add_durations(cache_file, self.durations.keys, self.durations.duration_ns)
+        if self.groups:
+            add_feature_groups(cache_file, self.groups)
+        if self.held.data_hash and is_joined and (now := stored_data_hash(cache_file)) is not None:
+            add_contents(cache_file, self.held.keys, now, (before,))

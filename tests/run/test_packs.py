@@ -494,6 +494,23 @@ def test_what_an_installer_could_not_merge_is_not_noted_as_held(tmp_path: Path) 
     assert read_contents(mine).data_hash != stored_data_hash(mine), "what it holds is not known any more"
 
 
+@pytest.mark.parametrize("lost", ["durations", "binaries"])
+def test_nothing_of_a_target_is_installed_where_a_file_of_it_is_lost(tmp_path: Path, lost: str) -> None:
+    """As where an updater copies file by file and ends early."""
+    place = tmp_path / "pack"
+    packed_binaries(place)
+    growing = GrowingPack.begin(place, KEY, ["simulated"])
+    with PipelineSet.open(sample_path()) as opened:
+        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), place)
+    (target,) = growing.finish([TargetResult("simulated", report)]).targets
+    (path,) = (place / each.name for each in target.files if each.name.endswith(f".{lost}"))
+    path.unlink()
+    with pytest.raises(PackError) as caught:
+        install(Pack.open(place), "simulated", tmp_path / "player")
+    assert caught.value.path == path
+    assert not list((tmp_path / "player").glob("*"))
+
+
 def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
     two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=2)])
