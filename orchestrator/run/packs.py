@@ -268,6 +268,7 @@ class GrowingPack:
     _known: dict[str, PackedFile | None] = field(factory=dict)
     _had: dict[ProfileIdentity, bytes] = field(factory=dict, repr=False)
     _joined: set[ProfileIdentity] = field(factory=set)
+    _made: dict[str, frozenset[str]] = field(factory=dict, repr=False)
     _lock: threading.Lock = field(factory=threading.Lock)
 
     @classmethod
@@ -340,6 +341,9 @@ class GrowingPack:
             target = _not_there(selector, why)
         else:
             target = target_of(selector, report, *self._kept(selector, report))
+            earlier = self._before(ProfileIdentity.of(report.device.identity))
+            if earlier is not None:
+                self._made[selector] = _made(earlier, report, target.parts[0])
         self._ended[result.selector] = target, report
 
     def _kept(
@@ -474,7 +478,7 @@ class GrowingPack:
                         others = () if earlier.binaries is None else (earlier.binaries,)
                     names = {each.name for each in target.files}
                     others = tuple(each for each in others if each.name not in names)
-                    parts = _completed(parts, report, target.parts[0])
+                    parts = _completed(parts, self._made.get(selector, frozenset()))
                     target = _with(target, parts, self._proven(others))
                 if again is not None:  # another name of this device, just now
                     target = _with(target, again.parts, again.files)
@@ -550,16 +554,19 @@ def _continued(part: Part, before: Part | None) -> Part:
     )
 
 
-def _completed(parts: Sequence[Part], report: CompileReport, own: Part) -> tuple[Part, ...]:
-    """Parts with what a compile of pipelines of their set that were chosen by key created since."""
-    if not own.chosen:
-        return tuple(parts)
-    lacked = {key for each in own.left_out for key in each.keys}
-    made = {f"{each.key:016x}" for status in _CREATED for each in report.of_status(status)} - lacked
-    return tuple(
-        _with_created(each, lambda _, key: key in made) if each.set_hash == own.set_hash else each
-        for each in parts
-    )
+def _made(earlier: Target, report: CompileReport, own: Part) -> frozenset[str]:
+    """Keys of pipelines that a target left out, of any set, and that a compile created and kept since."""
+    left = frozenset(key for part in earlier.parts for each in part.left_out for key in each.keys)
+    if not left:
+        return left
+    lost = {key for each in own.left_out for key in each.keys}
+    created = (f"{each.key:016x}" for status in _CREATED for each in report.of_status(status))
+    return left.intersection(created) - lost
+
+
+def _completed(parts: Sequence[Part], made: Collection[str]) -> tuple[Part, ...]:
+    """Parts with pipelines that they left out and that were created since, by key."""
+    return tuple(_with_created(each, lambda _, key: key in made) for each in parts)
 
 
 def _with_created(part: Part, was_created: Callable[[str, str], bool]) -> Part:

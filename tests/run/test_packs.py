@@ -390,6 +390,23 @@ def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
     assert packed(report_of(tmp_path, keys[:1])) == (created + 1, 1)
 
 
+def test_what_a_larger_set_created_since_is_not_left_out_of_the_smaller_one(tmp_path: Path) -> None:
+    with PipelineSet.open(sample_path()) as opened:
+        keys = sorted(each.key for each in opened.pipelines)
+    report = report_of(tmp_path, keys[:6])
+    places = [int(np.flatnonzero(report.pipelines.keys == key)[0]) for key in keys[:3]]
+    report.pipelines.settle(OutcomeStatus.NOT_RUN, dict.fromkeys(places, ""))
+    small = replace(part_of(report), chosen="", set_hash="0" * 16)
+    GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
+    manifest = Pack.open(tmp_path).manifest
+    PackWriter(tmp_path).finish(manifest_of([replace(manifest.targets[0], parts=(small,))]))
+    assert (small.created, small.count("not_run")) == (3, 3)
+    GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report_of(tmp_path))])
+    (target,) = Pack.open(tmp_path).manifest.targets
+    (found,) = (each for each in target.parts if each.set_hash == small.set_hash)
+    assert (found.created, found.left_out) == (6, ())
+
+
 def test_what_cannot_be_kept_as_binaries_costs_a_pack_none(tmp_path: Path) -> None:
     with PipelineSet.open(sample_path()) as opened:
         keys = sorted(each.key for each in opened.pipelines)
