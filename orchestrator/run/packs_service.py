@@ -164,6 +164,9 @@ def _install_cache(device: Device, pack: Pack, target: Target, notes: _Notes, do
         before = b"" if saved.found is None else saved.found.data_hash
         # With a note one of the two may have been dropped.
         done = _noted(done, notes, before, is_joined=not saved.note)
+    found, unused = saved.found, ""
+    if found is not None and found.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
+        unused = f"the cache file that was there was not used: {found.status}: {found.detail}"
     return replace(
         done,
         saved_bytes=saved.saved_bytes,
@@ -171,7 +174,7 @@ def _install_cache(device: Device, pack: Pack, target: Target, notes: _Notes, do
         bytes_before=saved.bytes_before,
         bytes_after=saved.bytes_after,
         is_kept_out=bool(saved.note) and not saved.saved_bytes,
-        notes=(*filter(None, [saved.note]), *done.notes),
+        notes=(*filter(None, [saved.note, unused]), *done.notes),
     )
 
 

@@ -671,6 +671,19 @@ def test_what_was_there_stays(tmp_path: Path) -> None:
     assert (again.saved_bytes, again.skipped) == (0, "nothing is new: what is there holds all of it")
 
 
+def test_a_cache_file_that_cannot_be_used_is_not_replaced_in_silence(tmp_path: Path) -> None:
+    path = path_in(tmp_path / "player")
+    save_cache_file(path, IDENTITY, data_of(OURS))
+    content = bytearray(path.read_bytes())
+    content[8] = 99
+    path.write_bytes(content)
+    done = install(make_pack(tmp_path / "pack"), "simulated", path.parent).done
+    assert done.saved_bytes
+    (note,) = done.notes
+    assert "not used: UNSUPPORTED_VERSION: format version 99" in note
+    assert install(Pack.open(tmp_path / "pack"), "simulated", path.parent).done.notes == ()
+
+
 def test_a_device_that_is_not_in_the_pack_gets_nothing(tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack", OLD)
     found = install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:other_driver")
