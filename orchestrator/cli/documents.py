@@ -730,6 +730,20 @@ class JoinedTargetRecord(PackedTarget, frozen=True, kw_only=True):
     merged: bool
 
 
+class LackedTarget(Record, frozen=True, kw_only=True):
+    """A target that a joined pack had nothing of.
+
+    Attributes:
+        pack: The pack.
+        target: Its selector there.
+        problem: Why there was nothing, such as that its compile was not finished.
+    """
+
+    pack: str
+    target: str
+    problem: str
+
+
 class MergePacksDocument(Document, frozen=True, kw_only=True):
     """`merge --json` of packs.
 
@@ -738,12 +752,14 @@ class MergePacksDocument(Document, frozen=True, kw_only=True):
         packs: The packs that were joined.
         signed: Whether it was signed.
         targets: Its targets.
+        lacked: Targets that one of the packs had nothing of.
     """
 
     output: str
     packs: tuple[str, ...]
     signed: bool
     targets: tuple[JoinedTargetRecord, ...]
+    lacked: tuple[LackedTarget, ...]
 
 
 # --- prune

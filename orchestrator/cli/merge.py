@@ -156,9 +156,10 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
     joined = join_packs(packs, output, key_file=key_file, on_target=on_target)
     targets = [each.target for each in joined]
     twice = Counter(each.selector for each in targets)
+    lacked = [(pack, each) for pack in packs for each in pack.manifest.targets if each.problem]
 
     def document() -> MergePacksDocument:
-        from orchestrator.cli.documents import JoinedTargetRecord, MergePacksDocument
+        from orchestrator.cli.documents import JoinedTargetRecord, LackedTarget, MergePacksDocument
 
         return MergePacksDocument(
             output=path_text(output),
@@ -170,6 +171,10 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
                 )
                 for each in joined
             ),
+            lacked=tuple(
+                LackedTarget(pack=path_text(pack.directory), target=each.selector, problem=each.problem)
+                for pack, each in lacked
+            ),
         )
 
     out.document(document)
@@ -180,5 +185,8 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
         name = target.name if twice[target.selector] > 1 else target.selector
         for each in missing_shards(target.parts):
             out.line(styled("missing: ", "warn"), f"{name}: {each}")
+    for pack, lacks in lacked:
+        said = f"{path_text(pack.directory)} has nothing of {lacks.selector}: {lacks.problem}"
+        out.line(styled("missing: ", "warn"), said)
     out.line(f"{path_text(output)}: {plural(len(targets), 'target')} of {plural(len(packs), 'pack')}")
     return ExitCode.OK

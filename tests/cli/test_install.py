@@ -191,6 +191,19 @@ def test_what_is_missing_is_said_of_each_of_two_drivers(call: Call, tmp_path: Pa
     assert "other.foz: shard 2 of 2" in missing[1]
 
 
+def test_merge_says_which_pack_has_nothing_of_a_target(call: Call, tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD).directory, make_pack(tmp_path / "two", OURS).directory
+    packs.GrowingPack.begin(one, None, ["simulated", "other"])  # and killed
+    done = call("merge", one, two, "-o", tmp_path / "all", "--json")
+    assert done.code == ExitCode.OK
+    assert [(each["pack"], each["target"]) for each in done.document["lacked"]] == [
+        (str(one), "simulated"),
+        (str(one), "other"),
+    ]
+    shown = call("merge", one, two, "-o", tmp_path / "again")
+    assert f"missing: {one} has nothing of simulated: not finished" in shown.out
+
+
 def test_merge_refuses_foreign_packs_by_name(call: Call, tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)]).directory
     two = make_pack(tmp_path / "two", OURS, identity=OTHER_DRIVER, parts=[part(shard=2, shards=2)]).directory
