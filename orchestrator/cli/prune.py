@@ -36,8 +36,8 @@ def prune_verb(
 
     Always removes leftovers of killed processes, the quarantine, previous generations of whole files, and
     files of other builds of the installed drivers. Files of absent devices stay, unless --older-than or
-    --max-size removes them. The same rules apply to generations of binaries (`compile --mode binaries`); the
-    least valuable ones go first if space is short.
+    --max-size removes them. The files of a pack stay. The same rules apply to generations of binaries
+    (`compile --mode binaries`); the least valuable ones go first if space is short.
 
     **EXAMPLES**
 

@@ -3,7 +3,8 @@
 A previous generation stays where the current one is damaged or may crash the driver, because it is then the
 only good one. A file of a driver that the caller did not name stays. Planning changes nothing. `prune`
 removes each planned file under the writer lock of its cache file, and only if it was not replaced since.
-Files with other names than ours stay; files in the quarantine go, because they are kept only to be examined.
+Files with other names than ours stay, and so do those of a pack, which are for other machines; files in the
+quarantine go, because they are kept only to be examined.
 In a store of binaries, generations are removed as files are, and to make room, the least valuable binaries.
 """
 
@@ -35,6 +36,7 @@ from orchestrator.stores.files.recovery import (
 )
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache_file_of, kind_of
+from orchestrator.stores.pack import Pack, is_pack
 from orchestrator.stores.profile_file import ProfileIdentity
 
 
@@ -131,13 +133,15 @@ def plan_prune(
 
     Raises:
         ReadError: The directory cannot be listed.
+        PackError: It is a pack whose manifest cannot be read.
     """
     from orchestrator.stores.inspection import inspect_cache_file  # here, because `compile` does not need it
 
     items = [
         _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
     ]
-    found = _files(directory, operations)
+    packed = _packed(directory, operations)
+    found = [each for each in _files(directory, operations) if each.path.name not in packed]
     suspected = _suspected(each.path.name for each in found)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
     previous = {
@@ -195,6 +199,18 @@ def plan_prune(
             rest = msgspec.structs.replace(oldest.status, size=max(0, size - over))
             shrunk.append(_File(oldest.path, rest))
     return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in (*kept, *shrunk)), note)
+
+
+def _packed(directory: Path, operations: FileOperations) -> frozenset[str]:
+    """Names of the files of a pack, where the directory is one.
+
+    Raises:
+        PackError: Its manifest cannot be read, so nothing says which files are of it.
+    """
+    if not is_pack(directory, operations):
+        return frozenset()
+    targets = Pack.open(directory, operations=operations).manifest.targets
+    return frozenset(file.name for each in targets for file in (*each.files, *each.before))
 
 
 def _parts_of_store(

@@ -19,6 +19,7 @@ from orchestrator.stores.pruning import plan_prune, prune
 from tests.cli.conftest import Call
 from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
+from tests.stores.packs import make_pack
 
 DAY_NS = 86_400 * 10**9
 
@@ -175,6 +176,23 @@ def test_bounds_that_are_none(call: Call, folder: Path, option: tuple[str, str])
     done = call("prune", "--cache-dir", folder, *option)
     assert done.code == ExitCode.BAD_INPUT
     assert "such as" in done.err
+
+
+def test_the_files_of_a_pack_stay(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are for other machines: of other builds of the driver, and of any age."""
+    monkeypatch.setattr(devices, "list_devices", lambda: [IDENTITY])
+    other = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
+    pack = make_pack(tmp_path / "pack", identity=other).directory
+    leftover = pack / f".manifest.json.{'0' * 16}.tmp"
+    leftover.write_bytes(b"x")
+    assert removed(call, pack, "--older-than", "0", "--max-size", "0") == {}
+    assert not leftover.exists()
+    assert call("verify", pack).code == ExitCode.OK
+    (pack / "manifest.json").write_bytes(b"{")
+    done = call("prune", "--cache-dir", pack, "--json")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "it is damaged" in done.document["error"]["message"]
+    assert cache_path(pack, other).exists()
 
 
 @pytest.mark.parametrize("verb", ["prune", "quarantine"])
