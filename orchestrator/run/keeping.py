@@ -17,6 +17,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -567,6 +568,8 @@ def decide(
     if choice is None or loaded is None or loaded.profile is None:
         count = workers or available
         device = f" --device {selector}" if selector else ""
+        # The same place: one in the user's cache directory is not looked for where another one was named.
+        place = "" if loaded is None else f" --cache-dir {shlex.quote(str(loaded.path.parent))}"
         what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
         if held and warm:
             words = "since the cache file is expected to hold everything"
@@ -577,8 +580,8 @@ def decide(
         return Decision(
             CacheMode.PER_WORKER,
             count,
-            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}` would measure "
-            "what is best on this device",
+            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}{place}` would "
+            "measure what is best on this device",
             few_for_hits=True,
         )
     count = workers or best

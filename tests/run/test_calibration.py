@@ -195,11 +195,11 @@ def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
 
 
 def test_without_a_profile_the_note_says_how_to_get_one() -> None:
-    nothing: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("profile"), None)
-    for loaded in (None, nothing):
+    nothing: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("a pack/profile"), None)
+    for loaded, place in ((None, ""), (nothing, " --cache-dir 'a pack'")):
         found = decide(loaded, mode=None, workers=None, warm=True, available=4, selector="radv:navi21")
         assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 4)
-        assert "`orchestrator calibrate --device radv:navi21`" in found.note
+        assert f"`orchestrator calibrate --device radv:navi21{place}`" in found.note
     bad = decide(ProfileLoad(Path(), None, "it is damaged"), mode=None, workers=2, warm=False, available=4)
     assert bad.workers == 2
     assert "it is damaged" in bad.note
