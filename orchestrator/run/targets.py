@@ -295,15 +295,17 @@ class _Targets:
 
 
 def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
-    """The targets that selectors and patterns stand for, each once, in their order.
+    """The targets that selectors and patterns stand for, each once, in their order; families in lower case.
 
     Raises:
         NoDeviceError: No family of the installed RADV fits a pattern.
     """
-    from orchestrator.devices.families import expand, is_pattern
+    from orchestrator.devices.families import SELECTOR, expand, is_pattern
 
     found: dict[str, None] = {}
     for each in devices or ("",):
+        if each.lower().startswith(f"{SELECTOR}:"):
+            each = each.lower()  # in any case it is one device, which is compiled for once
         found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))
     return tuple(found)
 

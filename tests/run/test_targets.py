@@ -243,5 +243,6 @@ def test_whether_there_is_memory_for_another(tmp_path: Path, text: str | None, e
 def test_selectors_and_patterns_are_targets_each_once() -> None:
     assert selectors_of(()) == ("",)
     assert selectors_of(["simulated", "0", "simulated"]) == ("simulated", "0")
+    assert selectors_of(["radv:navi33", "RADV:Navi33", "Navi33"]) == ("radv:navi33", "Navi33")
     driver_manifest("radv:navi21")
     assert selectors_of(["radv:navi33", "radv:navi3[13]"]) == ("radv:navi33", "radv:navi31")
