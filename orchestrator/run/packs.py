@@ -738,13 +738,24 @@ def _groups(packs: Sequence[Pack]) -> list[_Group]:
 
 
 def _refuse_foreign(groups: Sequence[_Group]) -> None:
-    """Refuse shards of one set that were compiled for one target by different drivers.
+    """Refuse shards of one set that were compiled for one target by different drivers, and files of one name.
 
     Whole sets may stand beside each other: a pack of several drivers is a matrix.
     """
     seen: dict[tuple[str, str, int], tuple[Pack, Target]] = {}
+    named: dict[str, tuple[Pack, Target]] = {}
     for group in groups:
         for pack, target in group.targets:
+            for file in target.files:
+                first, other = named.setdefault(file.name, (pack, target))
+                if target.identity and other.identity and other.identity != target.identity:
+                    said = ", ".join(target.identity.differences(other.identity))
+                    raise PackError(
+                        pack.directory,
+                        f"its file {file.name} for {target.name} has the name of another driver's in "
+                        f"{first.directory}, and one pack cannot hold both: {said}",
+                        "ship a pack for each driver, or leave this one out",
+                    )
             for part in target.parts:
                 if part.shards == 1 or target.identity is None:
                     continue

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, DeviceIdentity
@@ -575,6 +576,17 @@ def test_whole_sets_of_two_drivers_stand_beside_each_other(tmp_path: Path) -> No
         ProfileIdentity.of(IDENTITY),
         ProfileIdentity.of(OTHER_DRIVER),
     ]
+
+
+def test_files_of_one_name_of_two_drivers_are_refused_by_name(tmp_path: Path) -> None:
+    """Drivers that differ in their version alone have one name for their files."""
+    newer = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS, identity=newer)
+    with pytest.raises(PackError, match="has the name of another driver's in") as caught:
+        join_packs([one, two], tmp_path / "all")
+    assert caught.value.path == two.directory
+    assert str(one.directory) in str(caught.value)
+    assert not (tmp_path / "all").exists()
 
 
 def test_a_machine_with_another_driver_cannot_join_them(tmp_path: Path) -> None:
