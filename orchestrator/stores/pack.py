@@ -238,6 +238,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     orchestrator: _Text = ""
     targets: Annotated[tuple[Target, ...], msgspec.Meta(max_length=4096)] = ()
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all files, with those that unfinished targets had before."""
+        return frozenset(file.name for each in self.targets for file in (*each.files, *each.before))
+
     def target_of(self, identity: ProfileIdentity) -> Target | None:
         """The target of a device, or None."""
         return next((each for each in self.targets if each.identity == identity), None)
@@ -401,7 +406,7 @@ class Pack:
 
     def strays(self) -> list[str]:
         """Names in the directory that are not of the pack, such as locks of those who wrote it; sorted."""
-        own = {MANIFEST, MANIFEST_MAC, *(file.name for each in self.manifest.targets for file in each.files)}
+        own = {MANIFEST, MANIFEST_MAC, *self.manifest.names}
         return sorted(set(self.operations.list_directory(self.directory)) - own)
 
 

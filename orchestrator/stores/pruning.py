@@ -209,8 +209,7 @@ def _packed(directory: Path, operations: FileOperations) -> frozenset[str]:
     """
     if not is_pack(directory, operations):
         return frozenset()
-    targets = Pack.open(directory, operations=operations).manifest.targets
-    return frozenset(file.name for each in targets for file in (*each.files, *each.before))
+    return Pack.open(directory, operations=operations).manifest.names
 
 
 def _parts_of_store(

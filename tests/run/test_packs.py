@@ -174,6 +174,15 @@ def test_a_driver_whose_file_has_the_name_of_the_old_one_replaces_it(tmp_path: P
         assert Pack.open(tmp_path).manifest.targets[0].identity == ProfileIdentity.of(identity)
 
 
+def test_what_an_unfinished_target_had_is_no_stray(tmp_path: Path) -> None:
+    """Else whoever removes strays loses it, which the next run would take back."""
+    make_pack(tmp_path, OLD)
+    strays = Pack.open(tmp_path).strays()
+    GrowingPack.begin(tmp_path, None, ["simulated"])  # and killed
+    assert states(tmp_path)["simulated"] == UNFINISHED
+    assert Pack.open(tmp_path).strays() == strays
+
+
 def test_what_is_compiled_under_another_name_is_unfinished_too(tmp_path: Path) -> None:
     make_pack(tmp_path, OLD)
     pack = GrowingPack.begin(tmp_path, None, ["0", "radv:navi21"])
