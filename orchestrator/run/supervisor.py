@@ -507,9 +507,19 @@ class _Supervisor:
 
     def _tell(self, progress: Progress) -> None:
         """Report progress; work of an earlier worker process counts while a new one finds it again."""
-        if progress.done < self._shown.done:
-            kept = {name: getattr(self._shown, name) for name in _COUNTED}
-            progress = msgspec.structs.replace(progress, eta_s=None, **kept)
+        shown = self._shown
+        if progress.done < shown.done:
+            kept = {name: getattr(shown, name) for name in _COUNTED}
+            in_flight = min(progress.in_flight, shown.total - shown.done)
+            progress = msgspec.structs.replace(progress, eta_s=None, in_flight=in_flight, **kept)
+        if 0 < shown.started_ns < progress.started_ns:  # it counts from its own first job
+            elapsed_s = progress.elapsed_s + (progress.started_ns - shown.started_ns) / 1e9
+            progress = msgspec.structs.replace(
+                progress,
+                started_ns=shown.started_ns,
+                elapsed_s=elapsed_s,
+                rate=(progress.compiled + progress.hits) / elapsed_s,
+            )
         if progress.eta_s is None and progress.done < progress.total:
             progress = msgspec.structs.replace(progress, eta_s=self._eta_s(progress.total - progress.done))
         self._shown = progress

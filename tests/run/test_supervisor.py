@@ -610,6 +610,12 @@ async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     done = [each.done for each in told]
     assert done == sorted(done)
     assert told[-1].done == len(KEYS)
+    started = [each for each in told if each.started_ns]
+    assert len({each.started_ns for each in started}) == 1
+    elapsed_s = [each.elapsed_s for each in started]
+    assert elapsed_s == sorted(elapsed_s)
+    assert told[-1].rate == pytest.approx((len(KEYS) - 4) / elapsed_s[-1])
+    assert all(each.done + each.in_flight <= each.total for each in started)
 
 
 def test_the_pace_until_a_death_says_how_long_the_rest_takes() -> None:
