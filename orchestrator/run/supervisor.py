@@ -143,7 +143,7 @@ async def compile_supervised(
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
         TypeError: They are no options.
         ValueError: No archive is named.
-        DeviceError: The driver ends every process, for any pipeline.
+        DeviceError: Process after process ends with hardly anything compiled, and no pipeline is to blame.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
         MemoryLimitError: `TrialLimits.memory_bytes` is too little, and no pipeline is to blame.
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
@@ -267,6 +267,7 @@ class _Supervisor:
     _ending: trio.Event = field(factory=trio.Event)
     _cancelled: bool = False
     _fruitless: int = 0
+    _compiled_fruitlessly: int = 0
     _unexplained: int = 0
     _since_ns: int = 0
     _streak: int = 0
@@ -686,7 +687,7 @@ class _Supervisor:
         """Count a death without a culprit; returns whether its only suspect has to be left out.
 
         Raises:
-            DeviceError: There were too many.
+            DeviceError: There were too many that followed one another with hardly anything compiled between.
             MemoryLimitError: One pipeline at a time is too much already.
         """
         if death.too_little is not None and (self._careful or not death.suspects):
@@ -696,7 +697,10 @@ class _Supervisor:
             self._unexplained += 1
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
-        self._fruitless += 1
+        # A long run may be killed often, by a system short of memory for example, and come to its end.
+        few = len(self._compiled) - self._compiled_fruitlessly < _FEW
+        self._compiled_fruitlessly = len(self._compiled)
+        self._fruitless = self._fruitless + 1 if few else 1
         if self._fruitless > _MOST_FRUITLESS:
             cause = ""
             if -death.status == signal.SIGBUS and not death.was_inside:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Sequence
 from functools import partial
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -184,6 +185,21 @@ def open_waiting(request: DeviceRequest) -> SimulatedDevice:
     def on_compile(key: int) -> None:
         while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
             time.sleep(0.01)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
+    """Three processes are killed from outside, each when it has begun three pipelines more."""
+    begun, lock = count(1), threading.Lock()
+
+    def on_compile(key: int) -> None:
+        with lock:  # no other thread comes to the next kill before this process has ended
+            number = next(begun)
+            marker = Path(f"{os.environ[MARKER]}-{number}")
+            if number in (3, 6, 9) and not marker.exists():
+                marker.touch()
+                signal.raise_signal(signal.SIGKILL)
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
@@ -900,6 +916,24 @@ async def test_kills_from_outside_cost_no_cache_file(
     assert not any(each.by_driver for each in report.supervision.deaths)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     assert not list(cache.glob(".*.loading"))
+
+
+@pytest.mark.parametrize("few", [1, len(KEYS)])
+async def test_kills_from_outside_end_a_run_only_where_it_does_not_go_on(
+    few: int, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+    monkeypatch.setattr(supervisor, "_MOST_FRUITLESS", 1)
+    monkeypatch.setattr(supervisor, "_FEW", few)
+    compiled = partial(supervised, archive, "open_killed_often", batch_limit=1)
+    if few > 1:
+        with pytest.raises(DeviceError, match="ended 2 processes, and no pipeline is to blame"):
+            await compiled()
+        return
+    report = await compiled()
+    assert report.supervision is not None
+    assert [each.how for each in report.supervision.deaths] == ["SIGKILL"] * 3
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
 
 
 @pytest.mark.parametrize(
