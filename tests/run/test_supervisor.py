@@ -49,7 +49,8 @@ from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
-from orchestrator.run.supervisor import _Pace, _Watch, compile_supervised
+from orchestrator.run.steering import Steering
+from orchestrator.run.supervisor import DriverWords, _Pace, _Supervisor, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -609,6 +610,40 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     good = Subset(keys=frozenset(KEYS) - set(failed))
     again = await supervised(archive, "open_good", tmp_path / "cache", subset=good)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
+
+
+@pytest.mark.parametrize(("began_warm", "compiled"), [(False, 2), (True, 1)])
+async def test_what_a_call_that_never_returned_compiled_is_no_hit(
+    began_warm: bool, compiled: int, archive: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_good", cache, mode=CacheMode.SHARED)
+    report = await supervised(archive, "open_good", cache, mode=CacheMode.SHARED)
+    assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
+    # The file is saved during a call, and the process dies in that call: its pipelines are tried alone.
+    later = _Supervisor(
+        (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverWords()
+    )
+    later._supervision = Supervision(processes=2)
+    later._compiled, later._measured_ns = {KEYS[0]}, {KEYS[3]: 1_000}
+    later._began_warm = began_warm
+    assert later._joined(report).counts()[OutcomeStatus.COMPILED] == compiled
+
+
+async def test_whether_a_cache_file_was_there_is_known_of_the_first_process(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[bool] = []
+    joined = _Supervisor._joined
+
+    def look(self: _Supervisor, report: CompileReport) -> CompileReport:
+        began.append(self._began_warm)
+        return joined(self, report)
+
+    monkeypatch.setattr(_Supervisor, "_joined", look)
+    for _ in range(2):
+        await supervised(archive, "open_deadly", tmp_path / "cache", retry_quarantined=True)
+    assert began == [False, True]
 
 
 async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
