@@ -1848,7 +1848,8 @@ class CompileReport(Record, frozen=True, kw_only=True):
         runs: The report of each group's run, in the order of `set.groups`.
         stages: Other parts of the job, in the order of their ends.
         inspected: The driver's statistics of each created pipeline's code, if requested, by group.
-        supervision: The processes that compiled; null if it was this one.
+        supervision: The processes that compiled; null if it was this one. `runs`, `timing` and `merge` are
+            those of the last.
         binaries: The use of binaries, over all groups; null in other modes.
         identifiers: The use of shader-module identifiers, over all groups; null if they are not used.
         clock: The time of the process, in stages.

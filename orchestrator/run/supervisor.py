@@ -753,6 +753,10 @@ class _Supervisor:
             again = hits & np.isin(table.keys, np.fromiter(own, np.uint64, len(own)))
             status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
             table = msgspec.structs.replace(table, status=status)
+            self._notes.append(
+                f"times, calls and merges are those of the last of {self._supervision.processes} processes: "
+                "what those before it took is not in them"
+            )
         culprits = self._culprits | self._known(report)
         failed = {each.key for each in report.failed}
         self._count(

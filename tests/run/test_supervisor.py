@@ -607,9 +607,13 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert "exit status 7" in failed[KEYS[7]]
     assert "SIGABRT" in failed[KEYS[9]]
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 4
+    assert report.supervision is not None
+    last = f"the last of {report.supervision.processes} processes: what those before it took is not in them"
+    assert any(last in each for each in report.notes)
     good = Subset(keys=frozenset(KEYS) - set(failed))
     again = await supervised(archive, "open_good", tmp_path / "cache", subset=good)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS) - 4
+    assert not any("what those before it took" in each for each in again.notes)
 
 
 @pytest.mark.parametrize(("began_warm", "compiled"), [(False, 2), (True, 1)])
