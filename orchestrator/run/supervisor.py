@@ -323,7 +323,11 @@ class _Supervisor:
             finally:
                 await trio.to_thread.run_sync(connection.close)
             if report is not None:
-                return await trio.to_thread.run_sync(self._joined, report)
+                joined = await trio.to_thread.run_sync(self._joined, report)
+                if own := joined.outcomes.compiled - report.outcomes.compiled:
+                    compiled, hits = self._shown.compiled + own, max(0, self._shown.hits - own)
+                    self.on_progress(msgspec.structs.replace(self._shown, compiled=compiled, hits=hits))
+                return joined
             if self._cancelled:
                 return None
             server = CompileServer.start(self.archives, self.options)

@@ -650,6 +650,26 @@ async def test_whether_a_cache_file_was_there_is_known_of_the_first_process(
     assert began == [False, True]
 
 
+async def test_progress_ends_with_the_counts_of_the_report(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    await supervised(archive, "open_good", cache)
+    told: list[Progress] = []
+    joined = _Supervisor._joined
+
+    def after_a_death(self: _Supervisor, report: CompileReport) -> CompileReport:
+        self._supervision, self._compiled = Supervision(processes=2), set(KEYS[:3])
+        return joined(self, report)
+
+    monkeypatch.setattr(_Supervisor, "_joined", after_a_death)
+    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
+    report = await compile_supervised([str(archive)], options, cache_directory=cache, on_progress=told.append)
+    assert report.outcomes.compiled == 3
+    assert (told[-1].compiled, told[-1].hits) == (3, len(KEYS) - 3)
+    assert told[-1].done == len(KEYS)
+
+
 async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     stages: list[str] = []
     told: list[Progress] = []
