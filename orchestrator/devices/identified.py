@@ -43,10 +43,10 @@ class SpirvProvider:
     """
 
     translate: Translate = field(validator=validators.is_callable())
-    revision: str = ""
+    revision: str = field(default="", validator=validators.instance_of(str))
     concurrency: int = field(default=2, validator=[validators.instance_of(int), validators.ge(1)])
-    timeout_s: float = field(default=60.0, validator=validators.gt(0))
-    trusted: bool = False
+    timeout_s: float = field(default=60.0, validator=[validators.instance_of((int, float)), validators.gt(0)])
+    trusted: bool = field(default=False, validator=validators.instance_of(bool))
 
 
 class NotSuppliedError(OrchestratorError):

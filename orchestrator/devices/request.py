@@ -15,7 +15,7 @@ import enum
 from collections.abc import Iterable
 from typing import Final
 
-from attrs import evolve, field, frozen
+from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
@@ -61,6 +61,10 @@ ORCHESTRATOR_FEATURES: Final = frozenset(
 DRIVER_CACHES_OFF: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
 
 
+_NAME: Final = validators.optional(validators.instance_of(str))
+_UINT32: Final = [validators.instance_of(int), validators.ge(0), validators.lt(1 << 32)]
+
+
 @frozen
 class ApplicationInfo:
     """VkApplicationInfo, as a driver is told it.
@@ -70,11 +74,11 @@ class ApplicationInfo:
         api_version: apiVersion; 0 where it is not known, which opens the newest that loader and device have.
     """
 
-    application_name: str | None = None
-    application_version: int = 0
-    engine_name: str | None = None
-    engine_version: int = 0
-    api_version: int = 0
+    application_name: str | None = field(default=None, validator=_NAME)
+    application_version: int = field(default=0, validator=_UINT32)
+    engine_name: str | None = field(default=None, validator=_NAME)
+    engine_version: int = field(default=0, validator=_UINT32)
+    api_version: int = field(default=0, validator=_UINT32)
 
 
 class OtherFeatures(enum.Enum):
@@ -105,11 +109,15 @@ class DeviceRequest:
             leave its keys alone then.
     """
 
-    application: ApplicationInfo = ApplicationInfo()
-    features: frozenset[Feature] = frozenset()
-    extensions: frozenset[str] = frozenset()
-    others: OtherFeatures = OtherFeatures.UNRECORDED
-    orchestrator_features: bool | None = None
+    application: ApplicationInfo = field(
+        default=ApplicationInfo(), validator=validators.instance_of(ApplicationInfo)
+    )
+    features: frozenset[Feature] = field(default=frozenset(), validator=validators.instance_of(frozenset))
+    extensions: frozenset[str] = field(default=frozenset(), validator=validators.instance_of(frozenset))
+    others: OtherFeatures = field(default=OtherFeatures.UNRECORDED, converter=OtherFeatures)
+    orchestrator_features: bool | None = field(
+        default=None, validator=validators.optional(validators.instance_of(bool))
+    )
 
     @property
     def text(self) -> str:
@@ -160,7 +168,7 @@ class HostWishes:
 
     instance_extensions: frozenset[str] = field(default=(), converter=names_of)
     device_extensions: frozenset[str] = field(default=(), converter=names_of)
-    queue_family: int | None = None
+    queue_family: int | None = field(default=None, validator=validators.optional(_UINT32))
 
 
 NO_WISHES: Final = HostWishes()

@@ -4,7 +4,8 @@
 hold plain data only, so that they can be compared, named in a report and sent to another process. What is
 open or is called (caches, devices, callbacks, cancellation) is an argument of its own.
 
-Guarantees: a value that cannot be meant is refused when it is made, with ValueError.
+Guarantees: a value that cannot be meant is refused when it is made, with ValueError, and one of another type
+with TypeError.
 """
 
 from __future__ import annotations
@@ -40,14 +41,22 @@ def _at_least(least: int, default: Any) -> Any:
     def check(_options: object, attribute: Attribute[int | None], value: int | None) -> None:
         if value is None:
             return
-        try:
-            operator.index(value)
-        except TypeError:
-            raise TypeError(f"{attribute.name!r} must be a whole number, not {value!r}") from None
+        if not isinstance(value, int):
+            raise TypeError(f"{attribute.name!r} must be a whole number, not {value!r}")
         if value < least:
             raise ValueError(f"{attribute.name!r} must be >= {least}: {value}")
 
-    return field(default=default, validator=check)
+    return field(default=default, converter=_plain, validator=check)
+
+
+def _plain(value: object) -> object:
+    # Another process can be sent an int, and no whole number of numpy.
+    return operator.index(value) if hasattr(value, "__index__") else value
+
+
+def _switch(default: bool) -> Any:
+    # A text such as "off" would switch it on.
+    return field(default=default, validator=validators.instance_of(bool))
 
 
 def _workers() -> Any:
@@ -123,7 +132,7 @@ class MergePolicy:
         age_ns: Time since the worker took the cache.
     """
 
-    rolling: bool = False
+    rolling: bool = _switch(False)
     batches: int | None = _at_least(1, 512)
     gained_bytes: int | None = _at_least(1, 16 << 20)
     age_ns: int | None = _at_least(1, 2_000_000_000)
@@ -175,13 +184,13 @@ class RunOptions:
     merge: MergePolicy | None = field(
         default=None, validator=validators.optional(validators.instance_of(MergePolicy))
     )
-    seed_workers_from_primary: bool = True
+    seed_workers_from_primary: bool = _switch(True)
     schedule: ScheduleOptions | None = field(
         default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
     )
     skipped: Mapping[int, str] = field(factory=dict, validator=_check_skipped)
-    keep: bool = False
-    count_duplicate_pipeline_keys: bool = False
+    keep: bool = _switch(False)
+    count_duplicate_pipeline_keys: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
 
     def __attrs_post_init__(self) -> None:
@@ -254,7 +263,7 @@ class PipelineKeyUse(enum.StrEnum):
 
 
 def _positive(default: int) -> int:
-    value: int = field(default=default, validator=validators.gt(0))
+    value: int = field(default=default, validator=[validators.instance_of(int), validators.gt(0)])
     return value
 
 
@@ -284,6 +293,7 @@ LIMIT_FACTOR = 20
 """So many times what compiling a pipeline took before it may take again."""
 
 _MOST_LOAD = 10.0
+_SECONDS = validators.optional(validators.and_(validators.instance_of((int, float)), validators.gt(0)))
 
 
 @frozen
@@ -303,10 +313,10 @@ class TrialLimits:
             function that a child does not have; called with a DeviceRequest.
     """
 
-    pipeline_s: float | None = field(default=None, validator=validators.optional(validators.gt(0)))
-    call_s: float | None = field(default=None, kw_only=True, validator=validators.optional(validators.gt(0)))
-    memory_bytes: int = field(default=0, validator=validators.ge(0))
-    opener: str = ""
+    pipeline_s: float | None = field(default=None, validator=_SECONDS)
+    call_s: float | None = field(default=None, kw_only=True, validator=_SECONDS)
+    memory_bytes: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
+    opener: str = field(default="", validator=validators.instance_of(str))
 
     def limit_s(self, recorded_ns: int = 0) -> float:
         """Seconds for a pipeline of which this was recorded, 0 for nothing."""
@@ -378,30 +388,32 @@ class CompileOptions:
             case.
     """
 
-    selector: str = ""
-    driver_caches: bool = False
+    selector: str = field(default="", validator=validators.instance_of(str))
+    driver_caches: bool = _switch(False)
     workers: int | None = _workers()
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
-    cache_file_needed: bool = False
+    cache_file_needed: bool = _switch(False)
     merge: MergePolicy | None = field(
         default=None, validator=validators.optional(validators.instance_of(MergePolicy))
     )
     save_policy: SavePolicy = field(factory=SavePolicy, validator=validators.instance_of(SavePolicy))
-    relax_driver_version: bool = False
+    relax_driver_version: bool = _switch(False)
     binary_store_bytes: int | None = _at_least(4 << 20, None)
-    binary_memory_bytes: int = field(default=256 << 20, validator=validators.ge(0))
+    binary_memory_bytes: int = field(
+        default=256 << 20, validator=[validators.instance_of(int), validators.ge(0)]
+    )
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
-    count_duplicate_pipeline_keys: bool = False
-    inspect_executables: bool = False
+    count_duplicate_pipeline_keys: bool = _switch(False)
+    inspect_executables: bool = _switch(False)
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _at_least(1, None)
-    retry_quarantined: bool = False
+    retry_quarantined: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
-    plan: bool = True
-    open_ahead: bool = True
-    identifiers: bool = False
+    plan: bool = _switch(True)
+    open_ahead: bool = _switch(True)
+    identifiers: bool = _switch(False)
 
     def __attrs_post_init__(self) -> None:
         _check_merge(self.mode, self.merge)

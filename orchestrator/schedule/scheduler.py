@@ -285,19 +285,19 @@ class ScheduleOptions:
             true, the last batches are cut by cost and not by number of jobs.
     """
 
-    order: Order = Order.COST
-    followers: Followers = Followers.CREATE
-    pin_followers: bool = True
-    affinity: bool = True
+    order: Order = field(default=Order.COST, converter=Order)
+    followers: Followers = field(default=Followers.CREATE, converter=Followers)
+    pin_followers: bool = field(default=True, validator=validators.instance_of(bool))
+    affinity: bool = field(default=True, validator=validators.instance_of(bool))
     target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
     batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])
     expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
     capacity: int | None = field(
         default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)])
     )
-    streaming: bool = False
-    few_for_hits: bool = False
-    costs_recorded: bool = False
+    streaming: bool = field(default=False, validator=validators.instance_of(bool))
+    few_for_hits: bool = field(default=False, validator=validators.instance_of(bool))
+    costs_recorded: bool = field(default=False, validator=validators.instance_of(bool))
 
 
 class ScheduleStatistics(msgspec.Struct, frozen=True):

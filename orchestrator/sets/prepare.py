@@ -13,6 +13,7 @@ calls it may do so in any one thread at a time.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
@@ -21,7 +22,7 @@ from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve, field, frozen, validators
+from attrs import converters, evolve, field, frozen, validators
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.request import (
@@ -53,6 +54,14 @@ _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
 _MOST_ADDED: Final = 16
 
 
+def _keys(keys: Iterable[int]) -> frozenset[int]:
+    """Keys of pipelines; refused with TypeError where they are texts, as reports show them."""
+    try:
+        return frozenset(map(operator.index, keys))
+    except TypeError:
+        raise TypeError(f"'keys' are whole numbers, such as {{0x43210c2d62f9536c}}, not {keys!r}") from None
+
+
 @frozen
 class Subset:
     """Part of a set's pipelines: those of some keys, one shard of several, or both; by default all of them.
@@ -67,9 +76,9 @@ class Subset:
         keys: Keys of the pipelines that are in it, or None for all.
     """
 
-    shard: int = field(default=1, validator=validators.ge(1))
-    shards: int = field(default=1, validator=validators.ge(1))
-    keys: frozenset[int] | None = None
+    shard: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1)])
+    shards: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1)])
+    keys: frozenset[int] | None = field(default=None, converter=converters.optional(_keys))
 
     def __attrs_post_init__(self) -> None:
         if self.shard > self.shards:

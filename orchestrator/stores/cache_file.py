@@ -427,6 +427,11 @@ class LoadPolicy(msgspec.Struct, frozen=True):
     relax_driver_version: bool = False
     tolerated_crashes: int = 1
 
+    def __post_init__(self) -> None:
+        for name, kind in ("cap", int), ("relax_driver_version", bool), ("tolerated_crashes", int):
+            if not isinstance(getattr(self, name), kind):
+                raise TypeError(f"{name!r} must be {kind.__name__}, not {getattr(self, name)!r}")
+
 
 DEFAULT_POLICY = LoadPolicy()
 

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgspec
+import numpy as np
 import pytest
 
 from orchestrator import (
     BARRIER,
     ROLLING,
+    ApplicationInfo,
     CacheMode,
     CompileOptions,
+    DeviceRequest,
     Followers,
+    HostWishes,
+    LoadPolicy,
     MergePolicy,
     ModulePolicy,
     PipelineKeyUse,
@@ -22,6 +29,8 @@ from orchestrator import (
     RunOptions,
     SavePolicy,
     ScheduleOptions,
+    SpirvProvider,
+    Subset,
     TrialLimits,
     compile_set,
     compile_supervised,
@@ -124,6 +133,64 @@ def test_what_comes_from_another_process_is_checked(codec: Any) -> None:
 def test_an_option_of_a_wrong_type_is_named(options: dict[str, Any], words: str) -> None:
     with pytest.raises(TypeError, match=words):
         RunOptions(**options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "value"),
+    [
+        # A text would switch it on.
+        *(
+            (kind, each.name, "off")
+            for kind in (CompileOptions, RunOptions, MergePolicy, ScheduleOptions)
+            for each in attrs.fields(kind)
+            if each.type == "bool"
+        ),
+        (partial(SpirvProvider, lambda key: b""), "trusted", "off"),
+        (LoadPolicy, "relax_driver_version", "no"),
+        (LoadPolicy, "cap", "1G"),
+        (LoadPolicy, "tolerated_crashes", None),
+        (CompileOptions, "selector", None),
+        (CompileOptions, "binary_memory_bytes", 1e8),
+        (SavePolicy, "quiet_ns", 1.5),
+        (TrialLimits, "pipeline_s", "5s"),
+        (TrialLimits, "memory_bytes", 4e9),
+        (TrialLimits, "opener", len),
+        (Subset, "shard", "1"),
+        (Subset, "keys", "43210c2d62f9536c"),
+        (Subset, "keys", ["43210c2d62f9536c"]),
+        (ApplicationInfo, "api_version", "1.3"),
+        (ApplicationInfo, "application_name", b"game"),
+        (DeviceRequest, "application", "game"),
+        (DeviceRequest, "features", [("VkPhysicalDeviceFeatures", "geometryShader")]),
+        (DeviceRequest, "extensions", "VK_KHR_ray_query"),
+        (DeviceRequest, "orchestrator_features", "off"),
+        (HostWishes, "queue_family", "0"),
+        (partial(SpirvProvider, lambda key: b""), "revision", 7),
+        (partial(SpirvProvider, lambda key: b""), "timeout_s", "2s"),
+    ],
+)
+def test_no_value_takes_what_means_something_else(kind: Any, name: str, value: object) -> None:
+    with pytest.raises(TypeError, match=f"'{name}'"):
+        kind(**{name: value})
+
+
+def test_numbers_of_an_application_fit_vulkan() -> None:
+    with pytest.raises(ValueError, match="'api_version' must be < 4294967296"):
+        ApplicationInfo(api_version=1 << 32)
+    with pytest.raises(ValueError, match="'queue_family' must be >= 0"):
+        HostWishes(queue_family=-1)
+
+
+def test_what_stands_for_a_value_becomes_it() -> None:
+    share: Any = "share"
+    assert ScheduleOptions(followers=share).followers is Followers.SHARE
+    with pytest.raises(ValueError, match="'some' is not a valid Followers"):
+        ScheduleOptions(followers="some")
+    keys: Any = [5, np.uint64(7)]
+    assert Subset(keys=keys).keys == frozenset({5, 7})
+    three: Any = np.int64(3)
+    options = CompileOptions(workers=three)
+    assert msgspec.json.decode(msgspec.json.encode(options), type=CompileOptions).workers == 3
 
 
 async def test_an_argument_of_a_wrong_type_is_named_and_leaves_nothing() -> None:
