@@ -142,6 +142,8 @@ def encode_specialization(
     A constant that the module does not have is an error: a driver would silently ignore it, and permutations
     of it would compile the same code.
     """
+    if not isinstance(values, Mapping):
+        raise ManifestError(f"{where}: specialization gives values by constant, not {values!r}")
     entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
     for name, value in values.items():
         constant = find_constant(interface, name)
@@ -736,14 +738,19 @@ class PipelineSetBuilder:
         self.records.add(RecordTag.APPLICATION_INFO, self._application, payload)
         return self._application
 
-    def shader_module(self, spirv: bytes, flags: int = 0) -> int:
+    def shader_module(self, spirv: bytes | bytearray | memoryview, flags: int = 0) -> int:
         """Add a shader module.
 
         Args:
             spirv: Its code, little-endian words.
             flags: VkShaderModuleCreateFlags.
         """
+        if not isinstance(spirv, bytes | bytearray | memoryview):
+            raise ManifestError(
+                f"{self.where}: the code is bytes, such as Path(path).read_bytes() gives, not {spirv!r:.80}"
+            )
         flags = flags_number("VkShaderModuleCreateFlags", flags, f"{self.where}: flags")
+        spirv = bytes(spirv)
         interface = shader_interface(spirv, self.where)
         key = module_hash(spirv, flags)
         if key not in self._interfaces:
@@ -871,7 +878,7 @@ class PipelineSetBuilder:
         """Add the pipeline layout that some shaders need together, by the decorations in their modules."""
         shaders = [
             (
-                stage_bit(each, self.interface(each.module), self.where),
+                self._stage_bit(each),
                 self._read_interface(each.module, "layout"),
             )
             for each in stages
@@ -1074,6 +1081,11 @@ class PipelineSetBuilder:
         self._require(RecordTag.RAY_TRACING_PIPELINE, libraries, "pipeline library")
         if any(each not in self._libraries for each in libraries):
             raise ManifestError(f"{where}: a pipeline is linked that is no library")
+        if not stages and not libraries:
+            raise ManifestError(
+                f"{where}: give stages, or libraries to link "
+                "(VUID-VkRayTracingPipelineCreateInfoKHR-pLibraryInfo-07999)"
+            )
         number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags")
         if (number & _LIBRARY or libraries) and library_interface is None:
             raise ManifestError(
@@ -1114,9 +1126,16 @@ class PipelineSetBuilder:
             self._libraries[key] = _Library(chosen)
         return key
 
+    def _stage_bit(self, stage: ShaderStage) -> int:
+        if not isinstance(stage, ShaderStage):
+            raise ManifestError(
+                f"{self.where}: a ShaderStage is expected, such as ShaderStage(module), not {stage!r}"
+            )
+        return stage_bit(stage, self.interface(stage.module), self.where)
+
     def _stage_bits(self, structure: str, stages: Sequence[ShaderStage]) -> list[int]:
         """VkShaderStageFlagBits of the stages of a pipeline, which may have them together."""
-        bits = [stage_bit(each, self.interface(each.module), self.where) for each in stages]
+        bits = [self._stage_bit(each) for each in stages]
         wrong = wrong_stages(structure, bits)
         if wrong is not None:
             raise ManifestError(f"{self.where}: {wrong}")
@@ -1129,6 +1148,8 @@ class PipelineSetBuilder:
             encoded = self._render_passes[rendering.render_pass]
             return subpass_attachments(encoded, rendering.subpass, self.where), None
         if rendering is not None:
+            if not isinstance(rendering, Rendering):
+                raise ManifestError(f"{self.where}: Rendering or Subpass is expected, not {rendering!r}")
             drawn = rendering.attachments(self.where)
             if not parts & FRAGMENT_OUTPUT_INTERFACE:
                 # Formats belong to the output part; other parts use only the structure's view mask.
@@ -1165,11 +1186,7 @@ class PipelineSetBuilder:
                 **_table(given, f"{self.where}.vertex_input"),
             }
         else:
-            vertex = [
-                each.module
-                for each in stages
-                if stage_bit(each, self.interface(each.module), self.where) == 1
-            ]
+            vertex = [each.module for each in stages if self._stage_bit(each) == 1]
             if not vertex:
                 raise ManifestError(
                     f"{self.where}: without a vertex shader, vertex_input cannot be automatic"

@@ -73,6 +73,12 @@ def test_modules_carry_their_hash_and_their_words(builder: PipelineSetBuilder) -
     assert decode_varint(words, len(code) // 4).tobytes() == code
 
 
+def test_code_may_be_in_any_buffer(builder: PipelineSetBuilder) -> None:
+    code = spirv("ui.vert")
+    for each in (bytearray(code), memoryview(code)):
+        assert builder.shader_module(each) == module_hash(code, 0)
+
+
 def test_equal_things_are_one_record(builder: PipelineSetBuilder) -> None:
     assert builder.sampler(mag_filter="linear") == builder.sampler(magFilter=1)
     assert builder.sampler(mag_filter="nearest") != builder.sampler(mag_filter="linear")
@@ -528,6 +534,25 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
         (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
         (lambda b: b.application("x", api_version="1.1024"), "no version of Vulkan"),
         (lambda b: b.compute_pipeline("auto", b.shader_module(ONE_BUFFER_IN_SET_256)), "256 are allowed"),
+        (
+            lambda b: b.shader_module(SHADERS / "blur.comp.spv"),
+            r"the code is bytes, such as Path\(path\)\.read_bytes\(\) gives, not PosixPath",
+        ),
+        (lambda b: b.shader_module("blur.comp.spv"), "the code is bytes, .* not 'blur.comp.spv'"),
+        (
+            lambda b: b.graphics_pipeline([b.shader_module(spirv("ui.vert"))], rendering=COLOR),
+            r"a ShaderStage is expected, such as ShaderStage\(module\), not [0-9]+",
+        ),
+        (lambda b: b.automatic_layout([b.shader_module(spirv("ui.vert"))]), "a ShaderStage is expected"),
+        (
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=["r8g8b8a8_unorm"]),
+            r"Rendering or Subpass is expected, not \['r8g8b8a8_unorm'\]",
+        ),
+        (
+            lambda b: b.compute_pipeline("auto", b.shader_module(spirv("blur.comp")), specialization=[4]),
+            r"specialization gives values by constant, not \[4\]",
+        ),
+        (lambda b: b.ray_tracing_pipeline([]), "give stages, or libraries to link"),
     ],
 )
 def test_mistakes_are_named(builder: PipelineSetBuilder, call: Any, message: str) -> None:
