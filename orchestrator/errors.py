@@ -19,6 +19,16 @@ def shown(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
+def expect(given: object, kind: type | tuple[type, ...], what: str) -> None:
+    """Refuse an argument of another type, before it fails where nobody knows it.
+
+    Raises:
+        TypeError: It is one; the message says what is expected.
+    """
+    if not isinstance(given, kind):
+        raise TypeError(f"{what} is expected here, not {type(given).__name__}")
+
+
 class OrchestratorError(Exception):
     """Base of every error that the package raises on purpose."""
 

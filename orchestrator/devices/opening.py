@@ -20,7 +20,7 @@ from outcome import Outcome, Value, capture
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
-from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.errors import NoDeviceError, OrchestratorError, expect
 
 _owned_by: Selector | None = None
 
@@ -93,7 +93,10 @@ def open_device(
         NoDeviceError: Nothing answers to the selector, it lacks what is wished for, or this process's
             environment is another target's; the message says what there is, what to set, or what to install.
         DriverError: The driver refused.
+        TypeError: The request or the wishes are something else.
     """
+    expect(request, (DeviceRequest, type(None)), "DeviceRequest or None")
+    expect(wishes, HostWishes, "HostWishes")
     if selector == SIMULATED:
         from orchestrator.devices.simulated import CpuClock, SimulatedDevice, SimulatedOptions
 

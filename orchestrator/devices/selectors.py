@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.devices.request import DRIVER_CACHES_OFF
-from orchestrator.errors import NoDeviceError
+from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"
 
@@ -92,6 +92,7 @@ def environment_of(
     if selector == SIMULATED:
         return {}
     given = os.environ if base is None else base
+    expect(given, Mapping, "a mapping of environment variables")
     chosen = Selector.parse(selector)
     needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
     if chosen.driver and not _restricts_to(given, chosen.driver):

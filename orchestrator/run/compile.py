@@ -50,7 +50,7 @@ from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest, Feature
-from orchestrator.errors import DeviceError, DriverError, OrchestratorError
+from orchestrator.errors import DeviceError, DriverError, OrchestratorError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
@@ -1169,7 +1169,7 @@ async def compile_set(
         The report.
 
     Raises:
-        TypeError: It is no set, or `stop` is another kind of event.
+        TypeError: It is no set, they are no options, or `stop` is another kind of event.
         ValueError: The subset names a pipeline that the set does not have.
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
@@ -1183,6 +1183,7 @@ async def compile_set(
         raise TypeError(
             f"a set is compiled, such as PipelineSet.open(path) gives, not {type(source).__name__}"
         )
+    expect(options, CompileOptions, "CompileOptions")
     directory = None
     if cache_directory is not None and options.mode is not CacheMode.NONE:
         directory = Path(cache_directory)

@@ -39,6 +39,7 @@ from attrs import frozen
 from outcome import Error, Outcome, capture
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
+from orchestrator.errors import expect
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.options import RUN_DEFAULTS, RunOptions
 from orchestrator.run.records import PipelineOutcome, Progress, ProgressCallback, RunReport
@@ -455,8 +456,7 @@ def start_session(
         TypeError: They are no options.
         ValueError: The options have a capacity.
     """
-    if not isinstance(options, RunOptions):
-        raise TypeError(f"RunOptions are expected here, not {type(options).__name__}")
+    expect(options, RunOptions, "RunOptions")
     if options.schedule is not None and options.schedule.capacity is not None:
         raise ValueError("a capacity makes submit wait, and in a session thread it does not")
 

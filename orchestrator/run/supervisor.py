@@ -36,7 +36,7 @@ from attrs import Factory, define, evolve, field, frozen
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
-from orchestrator.errors import DeviceError, shown
+from orchestrator.errors import DeviceError, expect, shown
 from orchestrator.run.compile_server import (
     Cancel,
     Compile,
@@ -155,8 +155,7 @@ async def compile_supervised(
     paths = tuple(os.fspath(each) for each in several)
     if not paths:
         raise ValueError("no archive is named")
-    if not isinstance(options, CompileOptions):
-        raise TypeError(f"CompileOptions are expected here, not {type(options).__name__}")
+    expect(options, CompileOptions, "CompileOptions")
     directory = None if cache_directory is None else Path(cache_directory)
     supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
     return await supervisor.run(CompileServer.start(paths, options) if server is None else server)

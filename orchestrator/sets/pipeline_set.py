@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
-from orchestrator.errors import RecordError
+from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.hashes import hash_u64, hash_values
 from orchestrator.sets.archive.modules import ShaderModule, decode_module, decode_modules, misnamed_modules
 from orchestrator.sets.archive.reader import (
@@ -39,6 +39,9 @@ from orchestrator.sets.records import (
     RecordSource,
     RecordTag,
 )
+
+A_SET = "a set, such as PipelineSet.open(path) gives,"
+"""What a function says that was given something else."""
 
 _VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
 
@@ -84,7 +87,13 @@ class PipelineSet(Closing):
 
     @classmethod
     def from_records(cls, source: RecordSource) -> Self:
-        """Make a set of records that the caller has, and goes on to own."""
+        """Make a set of records that the caller has, and goes on to own.
+
+        Raises:
+            TypeError: They are no records.
+        """
+        if not hasattr(source, "payload"):
+            raise TypeError(f"records are expected here, such as MemoryRecords, not {type(source).__name__}")
         return cls(source)
 
     @property
@@ -124,7 +133,11 @@ class PipelineSet(Closing):
 
         Args:
             provider: Gives the SPIR-V of a module by its key.
+
+        Raises:
+            TypeError: It is no provider.
         """
+        expect(provider, SpirvProvider, "SpirvProvider")
         same = copy.copy(self)
         same._provider = provider
         same._owned = None

@@ -33,12 +33,12 @@ from orchestrator.devices.request import (
     Feature,
     OtherFeatures,
 )
-from orchestrator.errors import OrchestratorError, UnknownPipelineError
+from orchestrator.errors import OrchestratorError, UnknownPipelineError, expect
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.answers import AskedDevice, DeviceAnswer, changed_answer
 from orchestrator.sets.image.built import BuiltImage, Needs, Problem
-from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 from orchestrator.sets.shared_set import decoder_of
@@ -294,8 +294,11 @@ def opened_groups(
 
     Raises:
         OrchestratorError: What the opener raises.
+        TypeError: It is no set, or no subset.
         ValueError: The subset names a pipeline that the set does not have.
     """
+    expect(source, PipelineSet, A_SET)
+    expect(subset, Subset, "Subset")
     waiting = deque(subset.groups_of(source))
     while waiting:
         chunks = opened_group(source, waiting.popleft(), opener, subset=subset, chunk=chunk)

@@ -62,7 +62,7 @@ from orchestrator.devices.device import (
     PipelineCache,
     is_empty_cache,
 )
-from orchestrator.errors import DriverError, OrchestratorError
+from orchestrator.errors import DriverError, OrchestratorError, expect
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -444,7 +444,11 @@ def cache_path(directory: str | os.PathLike[str], identity: DeviceIdentity) -> P
 
     Returns:
         Such as `radv-amd-radeon-rx-6800-radv-navi21-64bit-0f3a5b7c9d1e.pipeline-cache` in the directory.
+
+    Raises:
+        TypeError: It is no identity, such as the device itself.
     """
+    expect(identity, DeviceIdentity, "DeviceIdentity, such as device.identity,")
     key = (
         f"{identity.vendor_id:08x}{identity.device_id:08x}{identity.driver_id:08x}{identity.driver_abi:04x}"
         f"{identity.pipeline_cache_uuid.hex()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,9 +33,13 @@ from orchestrator import (
     SpirvProvider,
     Subset,
     TrialLimits,
+    build_image,
+    cache_path,
     compile_set,
     compile_supervised,
+    environment_of,
     open_device,
+    opened_groups,
     run_pipelines,
 )
 from orchestrator.devices.device import is_device
@@ -217,6 +222,30 @@ async def test_an_argument_of_a_wrong_type_is_named_and_leaves_nothing() -> None
     with pytest.raises(TypeError, match=r"a set is compiled, .* not str"):
         await compile_set("game.foz", opener=simulated_opener())  # type: ignore[arg-type]
     assert device.live_caches == 0
+
+
+async def test_a_function_names_what_it_was_given_in_place_of_what_it_takes() -> None:
+    anything: Any = "game.foz"
+    keys: Any = [0x43210C2D62F9536C]
+    device = SimulatedDevice()
+    with PipelineSet.open(sample_path()) as pipelines:
+        calls: dict[str, Callable[[], object]] = {
+            "a set, such as": lambda: list(opened_groups(anything, simulated_opener())),
+            "Subset is": lambda: list(opened_groups(pipelines, simulated_opener(), subset=anything)),
+            r"a set, .* not str": lambda: build_image(anything, [], device.capabilities),
+            "a pipeline of the set": lambda: build_image(pipelines, keys, device.capabilities),
+            "records are": lambda: PipelineSet.from_records(anything),
+            "SpirvProvider is": lambda: pipelines.supplied_by(anything),
+            "DeviceRequest or None is": lambda: open_device("simulated", request=anything),
+            "HostWishes is": lambda: open_device("simulated", wishes=anything),
+            "a mapping of": lambda: environment_of("lavapipe", base=anything),
+            "DeviceIdentity, such as device.identity,": lambda: cache_path("", device),  # type: ignore[arg-type]
+        }
+        for words, call in calls.items():
+            with pytest.raises(TypeError, match=words):
+                call()
+        with pytest.raises(TypeError, match="CompileOptions is expected here, not RunOptions"):
+            await compile_set(pipelines, RunOptions())  # type: ignore[arg-type]
 
 
 async def test_a_run_does_not_ask_what_its_device_supports() -> None:

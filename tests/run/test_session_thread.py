@@ -663,7 +663,7 @@ def test_an_opener_that_gives_something_else(given: Any) -> None:
 
 def test_arguments_of_a_wrong_type_are_named() -> None:
     device = SimulatedDevice()
-    with pytest.raises(TypeError, match="RunOptions are expected here, not NoneType"):
+    with pytest.raises(TypeError, match="RunOptions is expected here, not NoneType"):
         start_session((device, prepared_set(device)), None)  # type: ignore[arg-type]
     wrong: list[tuple[Callable[[SessionThread], Future[Any]], str]] = [
         (lambda s: s.submit(None), "not NoneType"),  # type: ignore[arg-type]

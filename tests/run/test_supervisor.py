@@ -1212,7 +1212,7 @@ async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) 
     assert caught.value.path.endswith("nothing.foz")
     with pytest.raises(ValueError, match="no pipeline has the key"):
         await supervised(archive, "open_good", subset=Subset(keys=frozenset([1])))
-    with pytest.raises(TypeError, match="CompileOptions are expected here, not NoneType"):
+    with pytest.raises(TypeError, match="CompileOptions is expected here, not NoneType"):
         await compile_supervised(archive, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no archive is named"):
         await compile_supervised([], CompileOptions())

@@ -28,7 +28,7 @@ from orchestrator.devices.image import (
     ObjectKind,
     PipelineKind,
 )
-from orchestrator.errors import RecordError
+from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.image.built import (
     DEFAULT_MODULE_BYTES,
@@ -57,7 +57,7 @@ from orchestrator.sets.needs.context import (
 )
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.needs.shaders import specialized_values, stage_entry_point
-from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.spirv.interface import specialization_constants
 from orchestrator.sets.spirv.static_use import statically_used
@@ -143,7 +143,15 @@ def build_image(
 
     Returns:
         The image and the pipelines that are not in it.
+
+    Raises:
+        TypeError: It is no set, or they are no pipelines of one, such as their keys.
     """
+    expect(source, PipelineSet, A_SET)
+    if not isinstance(jobs, PipelineJobs):
+        jobs = list(jobs)
+        for each in jobs:
+            expect(each, PipelineJob, "a pipeline of the set, such as PipelineSet.pipelines holds,")
     builder = _ImageBuilder(source, capabilities, module_bytes)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
