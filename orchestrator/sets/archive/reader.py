@@ -858,6 +858,16 @@ def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> 
         return source.payload(tag, key)
 
 
+def check_key(key: int) -> None:
+    """Check what a record is to be named by.
+
+    Raises:
+        ValueError: It does not have 64 bits.
+    """
+    if not 0 <= key < 1 << 64:
+        raise ValueError(f"hash {key:#x} does not have 64 bits")
+
+
 class MemoryRecords:
     """A mutable `RecordSource`, empty at first. Of records with the same name the first is kept."""
 
@@ -893,8 +903,7 @@ class MemoryRecords:
         Raises:
             ValueError: The key does not have 64 bits.
         """
-        if not 0 <= key < 1 << 64:
-            raise ValueError(f"hash {key:#x} does not have 64 bits")
+        check_key(key)
         records = self._payloads[tag]
         if key in records:
             return False

@@ -24,6 +24,7 @@ from orchestrator.sets.archive.reader import (
     Archive,
     CombinedRecords,
     StoredPayload,
+    check_key,
 )
 from orchestrator.sets.records import RecordSource, RecordTag
 
@@ -93,7 +94,8 @@ class ArchiveWriter:
 
         Raises:
             ArchiveError: It cannot be written.
-            ValueError: The payload is too large for the format, or the writer is closed.
+            ValueError: The payload is too large for the format, the key does not have 64 bits, or the writer
+                is closed.
         """
         if (tag, key) in self._names:
             return False
@@ -110,8 +112,9 @@ class ArchiveWriter:
             False where a record with that name was written before.
 
         Raises:
-            ValueError: It is larger than the format holds.
+            ValueError: It is larger than the format holds, or the key does not have 64 bits.
         """
+        check_key(key)
         if (tag, key) in self._names:
             return False
         if max(len(stored.data), stored.size) > _PAYLOAD_MAX:

@@ -406,6 +406,17 @@ def test_records_in_memory_are_written_tag_by_tag(path: Path) -> None:
     assert path.read_bytes() == archive(record(1, 1, b"one"), record(4, 2, b"two"))
 
 
+@pytest.mark.parametrize("key", [-1, 1 << 64])
+def test_a_key_that_no_archive_can_hold_is_not_written(path: Path, key: int) -> None:
+    with ArchiveWriter(path) as writer:
+        with pytest.raises(ValueError, match="does not have 64 bits"):
+            writer.add(RecordTag.SAMPLER, key, b"first")
+        writer.add(RecordTag.SAMPLER, 1, b"second")
+    with Archive.open(path) as archive:
+        assert archive.payload(RecordTag.SAMPLER, 1) == b"second"
+        assert not archive.damage
+
+
 def test_a_writer_keeps_the_first_of_equal_records(path: Path) -> None:
     with ArchiveWriter(path) as writer:
         assert writer.add(SAMPLER, 1, b"one")
