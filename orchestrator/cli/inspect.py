@@ -142,7 +142,7 @@ def _inspect_beside(output: Output, file: Path, found: BesideInspection) -> Insp
             ("size", byte_text(size)),
             ("state", state),
             ("holds", found.holds),
-            ("beside", path_text(found.cache_file.name)),
+            *([("beside", path_text(found.cache_file.name))] if found.cache_file is not None else []),
         ]
     )
     return InspectedFile(path=path, kind=found.name, good=not found.problem, bytes=size, reason=found.problem)

@@ -162,13 +162,13 @@ class BesideInspection:
     Attributes:
         name: Its kind in words.
         holds: What is in it.
-        cache_file: Its cache file, which need not exist.
+        cache_file: Its cache file, which need not exist; None where it serves several devices.
         problem: Why a reader would not use it, or "".
     """
 
     name: str
     holds: str
-    cache_file: Path
+    cache_file: Path | None
     problem: str = ""
 
 
@@ -230,4 +230,5 @@ def inspect_beside(path: Path) -> BesideInspection | None:
     if kind is None:
         return None
     name, holds, problem = _BESIDE[kind]
-    return BesideInspection(name, holds, cache_file_of(path), problem(path))
+    shared = kind is MODULE_IDENTIFIERS
+    return BesideInspection(name, holds, None if shared else cache_file_of(path), problem(path))
