@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
-from attrs import converters, define, evolve, field
+from attrs import converters, define, evolve, field, validators
 
 from orchestrator.devices.device import Device
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
@@ -35,7 +35,9 @@ class Identification:
         notes: What a reader of the report must know.
     """
 
-    provider: SpirvProvider | None
+    provider: SpirvProvider | None = field(
+        validator=validators.optional(validators.instance_of(SpirvProvider))
+    )
     directory: Path | None = field(converter=converters.optional(Path))
     notes: list[str] = field(factory=list)
     _code: SuppliedCode = field(factory=SuppliedCode)

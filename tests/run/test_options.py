@@ -22,6 +22,7 @@ from orchestrator import (
     DeviceRequest,
     Followers,
     HostWishes,
+    Identification,
     LoadPolicy,
     MergePolicy,
     ModulePolicy,
@@ -234,6 +235,8 @@ async def test_a_function_names_what_it_was_given_in_place_of_what_it_takes() ->
             "Subset is": lambda: list(opened_groups(pipelines, simulated_opener(), subset=anything)),
             r"a set, .* not str": lambda: build_image(anything, [], device.capabilities),
             "a pipeline of the set": lambda: build_image(pipelines, keys, device.capabilities),
+            "device.capabilities are": lambda: build_image(pipelines, [], device),  # type: ignore[arg-type]
+            "'provider' must be": lambda: Identification(anything, None),
             "records are": lambda: PipelineSet.from_records(anything),
             "SpirvProvider is": lambda: pipelines.supplied_by(anything),
             "DeviceRequest or None is": lambda: open_device("simulated", request=anything),

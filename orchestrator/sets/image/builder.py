@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.device import DeviceCapabilities, is_device
 from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
     PNEXT,
@@ -145,9 +145,12 @@ def build_image(
         The image and the pipelines that are not in it.
 
     Raises:
-        TypeError: It is no set, or they are no pipelines of one, such as their keys.
+        TypeError: It is no set, they are no pipelines of one, such as their keys, or the capabilities are the
+            device itself.
     """
     expect(source, PipelineSet, A_SET)
+    if is_device(capabilities):
+        raise TypeError("device.capabilities are expected here, not the device")
     if not isinstance(jobs, PipelineJobs):
         jobs = list(jobs)
         for each in jobs:
