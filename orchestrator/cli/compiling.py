@@ -226,6 +226,19 @@ def _worker_count(workers: str) -> int | None:
     )
 
 
+def _check_in_process(arguments: CompileArguments) -> None:
+    """Refuse what only a child process can be held to."""
+    tries = arguments.spirv_val == "isolate"
+    of_child = {
+        "--driver-log": arguments.driver_log is not None,
+        "--timeout": arguments.timeout not in ("auto", "off") and not tries,
+        "--memory": bool(arguments.memory) and not tries,
+    }
+    for option, is_given in of_child.items():
+        if is_given:
+            raise UsageError(f"{option} is for a child process", "leave out --in-process")
+
+
 def _compile_one(
     sets: list[str],
     arguments: CompileArguments,
@@ -239,6 +252,8 @@ def _compile_one(
     with ExitStack() as held:
         if arguments.key is not None:
             raise UsageError("--key signs packs", "name the pack's directory with --out")
+        if arguments.in_process:
+            _check_in_process(arguments)
         paths = archive_paths(sets)
         options = compile_options(arguments, selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)

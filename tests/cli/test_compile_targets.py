@@ -328,6 +328,9 @@ def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: P
         (["--out", "pack", "--trace", "trace.json"], "--trace is for one device"),
         (["-d", "0", "--driver-log", "log"], "--driver-log is for one device"),
         (["--out", "pack", "--in-process"], "--in-process is for one device"),
+        (["--in-process", "--driver-log", "log"], "--driver-log is for a child process"),
+        (["--in-process", "--timeout", "5s"], "--timeout is for a child process"),
+        (["--in-process", "--memory", "2G"], "--memory is for a child process"),
         (["--nice", "20"], "0 to 19"),
     ],
 )
