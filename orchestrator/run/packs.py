@@ -742,32 +742,28 @@ def _refuse_foreign(groups: Sequence[_Group]) -> None:
 
     Whole sets may stand beside each other: a pack of several drivers is a matrix.
     """
-    seen: dict[tuple[str, str, int], tuple[Pack, Target]] = {}
-    named: dict[str, tuple[Pack, Target]] = {}
+    seen: dict[object, tuple[Pack, Target]] = {}
     for group in groups:
         for pack, target in group.targets:
-            for file in target.files:
-                first, other = named.setdefault(file.name, (pack, target))
-                if target.identity and other.identity and other.identity != target.identity:
-                    said = ", ".join(target.identity.differences(other.identity))
-                    raise PackError(
-                        pack.directory,
-                        f"its file {file.name} for {target.name} has the name of another driver's in "
-                        f"{first.directory}, and one pack cannot hold both: {said}",
-                        "ship a pack for each driver, or leave this one out",
-                    )
-            for part in target.parts:
-                if part.shards == 1 or target.identity is None:
-                    continue
-                first, other = seen.setdefault((target.selector, part.set_hash, part.shards), (pack, target))
+            if target.identity is None:
+                continue
+            for what, problem, step in _of_one_driver(target):
+                first, other = seen.setdefault(what, (pack, target))
                 if other.identity is not None and other.identity != target.identity:
                     said = ", ".join(target.identity.differences(other.identity))
-                    raise PackError(
-                        pack.directory,
-                        f"{part.text} for {target.name} was compiled by another driver than in "
-                        f"{first.directory}: {said}",
-                        "compile all shards with one build of the driver, or leave this pack out",
-                    )
+                    raise PackError(pack.directory, f"{problem} in {first.directory}: {said}", step)
+
+
+def _of_one_driver(target: Target) -> Iterator[tuple[object, str, str]]:
+    """What of a target one driver alone can have in a pack; what is wrong otherwise, and what to do then."""
+    for file in target.files:
+        problem = f"its file {file.name} for {target.name} has the name of another driver's"
+        yield file.name, problem, "ship a pack for each driver, or leave this one out"
+    for part in target.parts:
+        if part.shards > 1:
+            problem = f"{part.text} for {target.name} was compiled by another driver than"
+            step = "compile all shards with one build of the driver, or leave this pack out"
+            yield (target.selector, part.set_hash, part.shards), problem, step
 
 
 def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
