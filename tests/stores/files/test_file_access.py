@@ -22,8 +22,9 @@ OF_LMDB = {FOLDER / "binary_store.py", FOLDER / "lmdb_file.py"}
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
 # What is left of os: nothing of a file.
 OS_NAMES = {"strerror", "getpid", "urandom", "PathLike"}
-# What has methods of these names and is no path: the shim itself, a copy of a struct, the store over LMDB.
-NO_PATHS = {"operations", "inner", "structs", "BinaryStore"}
+# What has methods of these names and is no path: the shim itself, a copy of a struct, the store over LMDB, a
+# pack, which is read through the shim.
+NO_PATHS = {"operations", "inner", "structs", "BinaryStore", "Pack"}
 # Methods of Path that go to the file system.
 METHODS = {
     *("absolute", "chmod", "cwd", "exists", "expanduser", "glob", "group", "hardlink_to", "home", "is_dir"),
