@@ -19,14 +19,19 @@ def shown(text: str) -> str:
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
 
 
+def unexpected(given: object, what: str) -> TypeError:
+    """The error for an argument of another type; it says what is expected."""
+    return TypeError(f"{what} is expected here, not {type(given).__name__}")
+
+
 def expect(given: object, kind: type | tuple[type, ...], what: str) -> None:
     """Refuse an argument of another type, before it fails where nobody knows it.
 
     Raises:
-        TypeError: It is one; the message says what is expected.
+        TypeError: As `unexpected`.
     """
     if not isinstance(given, kind):
-        raise TypeError(f"{what} is expected here, not {type(given).__name__}")
+        raise unexpected(given, what)
 
 
 class OrchestratorError(Exception):

@@ -98,7 +98,7 @@ from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
 from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
 from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import (
     DeviceOpener,
@@ -1179,10 +1179,7 @@ async def compile_set(
     def default_opener(request: DeviceRequest) -> Device:
         return open_device(options.selector, request=request, driver_caches=options.driver_caches)
 
-    if not isinstance(source, PipelineSet):
-        raise TypeError(
-            f"a set is compiled, such as PipelineSet.open(path) gives, not {type(source).__name__}"
-        )
+    expect(source, PipelineSet, A_SET)
     expect(options, CompileOptions, "CompileOptions")
     directory = None
     if cache_directory is not None and options.mode is not CacheMode.NONE:

@@ -53,7 +53,7 @@ from orchestrator.devices.device import (
     is_device,
 )
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError
+from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, unexpected
 from orchestrator.run.accounting import CallLog, ThreadMeter, Usage, driver_time_ns
 from orchestrator.run.caches import (
     Creator,
@@ -453,7 +453,7 @@ class Run:
             ),
         ):
             if not fits:
-                raise TypeError(f"{what} is expected here, not {type(given).__name__}")
+                raise unexpected(given, what)
         check_skipped(options.skipped, len(prepared.image))
         mode = options.mode
         data = primary if isinstance(primary, bytes) else b""

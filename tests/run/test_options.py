@@ -220,7 +220,9 @@ async def test_an_argument_of_a_wrong_type_is_named_and_leaves_nothing() -> None
             await run(device, prepared, RunOptions(skipped={index: "why"}))
     with pytest.raises(TypeError, match="by text, such as '0'"):
         open_device(0)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"a set is compiled, .* not str"):
+    with pytest.raises(
+        TypeError, match=r"a set, such as PipelineSet.open\(path\) gives, is expected here, not str"
+    ):
         await compile_set("game.foz", opener=simulated_opener())  # type: ignore[arg-type]
     assert device.live_caches == 0
 
