@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
@@ -234,9 +234,18 @@ def _check_in_process(arguments: CompileArguments) -> None:
         "--timeout": arguments.timeout not in ("auto", "off") and not tries,
         "--memory": bool(arguments.memory) and not tries,
     }
-    for option, is_given in of_child.items():
+    _refuse_given(of_child, "is for a child process", "leave out --in-process")
+
+
+def _refuse_given(options: Mapping[str, bool], why: str, step: str) -> None:
+    """Refuse the first of some options that is given.
+
+    Raises:
+        UsageError: One is.
+    """
+    for option, is_given in options.items():
         if is_given:
-            raise UsageError(f"{option} is for a child process", "leave out --in-process")
+            raise UsageError(f"{option} {why}", step)
 
 
 def _compile_one(
@@ -465,9 +474,7 @@ def _compile_targets(
         "--driver-log": arguments.driver_log is not None,
         "--in-process": arguments.in_process,
     }
-    for option, is_given in of_one.items():
-        if is_given:
-            raise UsageError(f"{option} is for one device", "name one, without --out")
+    _refuse_given(of_one, "is for one device", "name one, without --out")
     if arguments.out is None and arguments.key is not None:
         raise UsageError("--key signs packs", "name the pack's directory with --out")
     if arguments.out is not None and arguments.mode == "none":
