@@ -303,13 +303,15 @@ class _BenchRun:
             f"{'a verdict needs' if enough else 'were asked for'}"
         )
 
+    def _is_measured(self, cell: Cell) -> bool:
+        """Whether a cell has a sample: a timeline without one is that of results which were removed."""
+        return any(each.cell == cell and not each.control for each in counted_samples(self.rows))
+
     def _row(self, job: SampleJob) -> Row:
         """Take a sample; a failed one becomes a row with the reason."""
         job = msgspec.structs.replace(job, run=self.name)
         timeline = timeline_path(self.directory, job.cell)
-        # A timeline without a sample is that of results which were removed.
-        is_first = job.cell not in {each.cell for each in counted_samples(self.rows) if not each.control}
-        if job.round >= 0 and not job.control and (is_first or not timeline.exists()):
+        if job.round >= 0 and not job.control and not (timeline.exists() and self._is_measured(job.cell)):
             job = msgspec.structs.replace(job, trace=str(timeline))
         answer = self.do(job)
         if isinstance(answer, Sample):
