@@ -200,6 +200,12 @@ def _like(name: str, among: Iterable[str]) -> list[str]:
     return get_close_matches(name.lower(), list(among), n=_SHOWN, cutoff=0.5)
 
 
+def one_spelling(selector: str) -> str:
+    """A selector as all that name its device in another case are spelled: families have one name in any."""
+    lower = selector.lower()
+    return lower if lower.startswith(f"{SELECTOR}:") else selector
+
+
 def is_pattern(selector: str) -> bool:
     """Whether a selector stands for several families: `radv:*`, `radv:navi3?`, `radv:gfx1[12]*`."""
     driver, _, family = selector.partition(":")

@@ -27,7 +27,7 @@ from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
-from orchestrator.devices.families import SELECTOR, require_family
+from orchestrator.devices.families import SELECTOR, one_spelling, require_family
 from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
@@ -343,7 +343,7 @@ class GrowingPack:
             target = target_of(selector, report, *self._kept(selector, report))
             earlier = self._before(ProfileIdentity.of(report.device.identity))
             if earlier is not None:
-                self._made[selector] = _made(earlier, report, target.parts[0])
+                self._made[selector] = _made_since(earlier, report, target.parts[0])
         self._ended[result.selector] = target, report
 
     def _kept(
@@ -540,7 +540,7 @@ def _unfinished(target: Target) -> Target:
 
 def _may_be_one(one: str, other: str) -> bool:
     """Whether two selectors may name one device. A family of null hardware has one name, in any case."""
-    families = [each.lower() for each in (one, other) if each.lower().startswith(f"{SELECTOR}:")]
+    families = [each for each in map(one_spelling, (one, other)) if each.startswith(f"{SELECTOR}:")]
     return families[0] == families[1] if len(families) == 2 else not families
 
 
@@ -554,7 +554,7 @@ def _continued(part: Part, before: Part | None) -> Part:
     )
 
 
-def _made(earlier: Target, report: CompileReport, own: Part) -> frozenset[str]:
+def _made_since(earlier: Target, report: CompileReport, own: Part) -> frozenset[str]:
     """Keys of pipelines that a target left out, of any set, and that a compile created and kept since."""
     left = frozenset(key for part in earlier.parts for each in part.left_out for key in each.keys)
     if not left:

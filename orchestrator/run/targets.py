@@ -300,12 +300,10 @@ def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
     Raises:
         NoDeviceError: No family of the installed RADV fits a pattern.
     """
-    from orchestrator.devices.families import SELECTOR, expand, is_pattern
+    from orchestrator.devices.families import expand, is_pattern, one_spelling
 
     found: dict[str, None] = {}
-    for each in devices or ("",):
-        if each.lower().startswith(f"{SELECTOR}:"):
-            each = each.lower()  # in any case it is one device, which is compiled for once
+    for each in map(one_spelling, devices or ("",)):
         found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))
     return tuple(found)
 
