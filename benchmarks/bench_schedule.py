@@ -47,12 +47,12 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.fresh import machine
+from benchmarks.permuted import recorded_pipelines
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule
-from orchestrator.run.records import CompileReport, decode_json
 from orchestrator.schedule import (
     Assignment,
     JobGraph,
@@ -183,7 +183,7 @@ def drawn_costs(image: CreateInfoImage, total_ns: int, seed: int) -> Costs:
 
 def recorded_costs(image: CreateInfoImage, report: Path) -> Costs:
     """True costs by a report; of what it does not have the mean."""
-    table = decode_json(report.read_bytes(), CompileReport).pipelines
+    table = recorded_pipelines(report)
     order = np.argsort(table.keys)
     places = order[np.minimum(np.searchsorted(table.keys[order], image.keys), len(order) - 1)]
     known = (table.keys[places] == image.keys) & (table.driver_ns[places] > 0)

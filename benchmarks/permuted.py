@@ -25,7 +25,7 @@ import numpy as np
 
 from orchestrator.errors import RecordError
 from orchestrator.run.options import available_workers
-from orchestrator.run.records import CompileReport, decode_json
+from orchestrator.run.records import OutcomeTable, Record, decode_json
 from orchestrator.sets.archive.state_hashes import state_hash
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.documents import decode_document
@@ -115,9 +115,20 @@ def _document(key: int, entry: dict[str, object]) -> bytes:
     return msgspec.json.encode({"version": 6, "computePipelines": {f"{key:016x}": entry}})
 
 
+class _Recorded(Record, frozen=True):
+    """What is read of a report; an earlier version's lacks fields that others have now."""
+
+    pipelines: OutcomeTable
+
+
+def recorded_pipelines(report: Path) -> OutcomeTable:
+    """The outcome of each pipeline in the report of a compile, also of an earlier version."""
+    return decode_json(report.read_bytes(), _Recorded).pipelines
+
+
 def chosen_by(report: Path, longest: int | None, shortest: int | None) -> frozenset[int]:
     """Keys of the pipelines that took the driver longest, or shortest, by the report of a cold compile."""
-    table = decode_json(report.read_bytes(), CompileReport).pipelines
+    table = recorded_pipelines(report)
     ascending = table.keys[np.argsort(table.driver_ns, kind="stable")].tolist()
     return frozenset(ascending[:shortest] if longest is None else ascending[::-1][:longest])
 
