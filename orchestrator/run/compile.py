@@ -405,11 +405,15 @@ class _Ran:
     schedule: CompileSchedule
     costs: RecordedCosts
 
-    def learn(self) -> list[str]:
-        """Record what compiling took, if the pipelines are kept; returns notes for the report. Blocking."""
+    def learn(self, *, continues: bool) -> list[str]:
+        """Record what compiling took, if the pipelines are kept; returns notes for the report. Blocking.
+
+        Args:
+            continues: Whether a process before compiled a part, and saved the cache.
+        """
         cache, report, schedule, notes = self.ready.cache, self.report, self.schedule, []
         held = report.binaries is not None and report.binaries.created
-        if (cache.was_there or held) and self.device.features.creation_feedback:
+        if (cache.was_there or held) and not continues and self.device.features.creation_feedback:
             status = report.pipelines.status
             compiled, found = (status == code for code in CREATED_CODES)
             if compiled.any():
@@ -481,12 +485,13 @@ class CompileJob:
     clock: StageClock
     steering: Steering
     identification: Identification | None = None
+    started_ns: int = 0
     _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
     _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _refused: list[FeatureGroup] = field(factory=list, init=False)
-    _tally: Tally = field(factory=Tally, init=False)
+    _tally: Tally = field(init=False)
     _notes: list[str] = field(factory=list, init=False)
     _untried: int = field(default=0, init=False)
     _cancelled: int = field(default=0, init=False)
@@ -503,6 +508,7 @@ class CompileJob:
 
     def __attrs_post_init__(self) -> None:
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
+        self._tally = Tally(started_ns=self.started_ns)
 
     @property
     def _stopped(self) -> bool:
@@ -817,7 +823,7 @@ class CompileJob:
         if self.identification is not None and ready.identified is not None:
             self.identification.keep(ready.identified)
         if ran is not None:
-            self._notes += ran.learn()
+            self._notes += ran.learn(continues=self.started_ns > 0)
             self._savings += ran.schedule.savings(ran.report)
 
     async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
@@ -1150,6 +1156,7 @@ async def compile_set(
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
     clock: StageClock | None = None,
+    started_ns: int = 0,
 ) -> CompileReport:
     """Compile every pipeline of a set that the device can take, and keep the cache.
 
@@ -1164,6 +1171,9 @@ async def compile_set(
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
         clock: Counts the time of the stages, beside what it has counted before; None for one that begins now.
+        started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
+            new one. Progress counts from then, and that pipelines are compiled although a cache was loaded is
+            not told.
 
     Returns:
         The report.
@@ -1199,7 +1209,16 @@ async def compile_set(
     profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
     clock = clock or StageClock("read")
     job = CompileJob(
-        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, steering, identification
+        quarantined.source,
+        options,
+        cache,
+        profiled,
+        on_stage,
+        on_progress,
+        clock,
+        steering,
+        identification,
+        started_ns,
     )
     try:
         await job.run()

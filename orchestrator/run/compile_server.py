@@ -91,6 +91,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         said: What was said before.
         given_up: What the driver is not to be asked for; each a `Doing`.
         distrusted: Pipelines that are not to be created from stored binaries, by key.
+        started_ns: As `compile_set`.
     """
 
     number: int
@@ -102,6 +103,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     steered: bool = False
     said: tuple[Said, ...] = ()
     distrusted: tuple[int, ...] = ()
+    started_ns: int = 0
 
 
 class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):

@@ -188,6 +188,7 @@ class Worker:
                         on_stage=lambda name: self.channel.send(Staged(request.number, name)),
                         on_progress=on_progress,
                         clock=clock,
+                        started_ns=request.started_ns,
                     )
                     nursery.cancel_scope.cancel()
             if report.stopped and is_cpu_spent:

@@ -2078,15 +2078,17 @@ class Tally:
 
     Attributes:
         total: Number of pipelines to create, over all groups.
+        started_ns: When the first job of the compile was submitted, on the clock of time.perf_counter_ns; 0:
+            none was.
         tables: Their outcomes.
         runs: The report of each group's run.
     """
 
     total: int = 0
+    started_ns: int = 0
     tables: list[OutcomeTable] = field(factory=list)
     runs: list[RunReport] = field(factory=list)
     _before: dict[OutcomeStatus, int] = field(factory=lambda: dict.fromkeys(OutcomeStatus, 0))
-    _started_ns: int = 0
 
     def leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
         """Count pipelines that this run does not give to the driver: skipped or failed ones."""
@@ -2135,13 +2137,13 @@ class Tally:
         if eta is not None and rest > 0:  # later groups, at the rate of this one
             eta = eta + rest / progress.rate if progress.rate else None
         now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
-        self._started_ns = self._started_ns or progress.started_ns
-        elapsed_s = (now_ns - self._started_ns) / 1e9
+        self.started_ns = self.started_ns or progress.started_ns
+        elapsed_s = (now_ns - self.started_ns) / 1e9
         returned = before[OutcomeStatus.COMPILED] + before[OutcomeStatus.CACHE_HIT]
         returned += round(progress.rate * progress.elapsed_s)
         return msgspec.structs.replace(
             progress,
-            started_ns=self._started_ns,
+            started_ns=self.started_ns,
             elapsed_s=elapsed_s,
             rate=returned / elapsed_s if elapsed_s > 0 else 0.0,
             total=total,

@@ -103,7 +103,7 @@ _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set calls that stage
 _KINDS: Final = tuple(PipelineKind)
-_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
+_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped", "rate")
 _NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
 """Steps that no compile can do without."""
 _AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
@@ -382,6 +382,7 @@ class _Supervisor:
             self.steering.steered,
             orders.in_time(self.steering.said()),
             tuple(self._distrusted),
+            self._shown.started_ns,
         )
         self._settled_before = self._settled.copy()
         if not connection.server.take_over():
@@ -519,14 +520,6 @@ class _Supervisor:
             kept = {name: getattr(shown, name) for name in _COUNTED}
             in_flight = min(progress.in_flight, shown.total - shown.done)
             progress = msgspec.structs.replace(progress, eta_s=None, in_flight=in_flight, **kept)
-        if 0 < shown.started_ns < progress.started_ns:  # it counts from its own first job
-            elapsed_s = progress.elapsed_s + (progress.started_ns - shown.started_ns) / 1e9
-            progress = msgspec.structs.replace(
-                progress,
-                started_ns=shown.started_ns,
-                elapsed_s=elapsed_s,
-                rate=(progress.compiled + progress.hits) / elapsed_s,
-            )
         if progress.eta_s is None and progress.done < progress.total:
             progress = msgspec.structs.replace(progress, eta_s=self._eta_s(progress.total - progress.done))
         self._shown = progress

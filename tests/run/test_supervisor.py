@@ -190,6 +190,20 @@ def open_waiting(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
+def open_killed_when_saved(request: DeviceRequest) -> SimulatedDevice:
+    """One pipeline takes until a file is there; then the process is killed from outside, once."""
+    killed = Path(f"{os.environ[MARKER]}-killed")
+
+    def on_compile(key: int) -> None:
+        while key == KEYS[5] and not killed.exists():
+            if Path(os.environ[MARKER]).exists():
+                killed.touch()
+                signal.raise_signal(signal.SIGKILL)
+            time.sleep(0.01)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
 def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
     """Three processes are killed from outside, each when it has begun three pipelines more."""
     begun, lock = count(1), threading.Lock()
@@ -1174,6 +1188,26 @@ async def test_what_is_compiled_is_saved_while_the_next_takes_long(
     marker, cache = tmp_path / "marker", tmp_path / "cache"
     monkeypatch.setenv(MARKER, str(marker))
 
+    report = await saved_amid(archive, cache, marker, "open_waiting")
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+
+
+async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    marker, cache = tmp_path / "marker", tmp_path / "cache"
+    monkeypatch.setenv(MARKER, str(marker))
+    report = await saved_amid(archive, cache, marker, "open_killed_when_saved")
+    assert report.supervision is not None
+    assert report.supervision.processes == 2
+    assert report.cache_file.load_status is LoadStatus.LOADED
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+    assert not any("although the cache was loaded" in each for each in report.notes)
+
+
+async def saved_amid(archive: Path, cache: Path, marker: Path, opener: str) -> CompileReport:
+    """Compile while something touches the marker once a cache file is there."""
+
     async def look() -> None:
         path = cache_path(cache, simulated_identity())
         while read_cache_file(path, simulated_identity()).status is not LoadStatus.LOADED:
@@ -1185,10 +1219,8 @@ async def test_what_is_compiled_is_saved_while_the_next_takes_long(
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            report = await supervised(
-                archive, "open_waiting", cache, batch_limit=1, merge=merge, save_policy=policy
-            )
-    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
+            report = await supervised(archive, opener, cache, batch_limit=1, merge=merge, save_policy=policy)
+    return report
 
 
 async def test_what_compiles_again_leaves_the_quarantine(archive: Path, tmp_path: Path) -> None:
