@@ -99,6 +99,8 @@ _LOOKS_A_LIMIT: Final = 20
 _MOST_FRUITLESS: Final = 8
 _MOST_UNEXPLAINED: Final = 2
 _FEW: Final = 8
+_MANY: Final = 500
+"""Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
 _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set calls that stage
@@ -691,15 +693,15 @@ class _Supervisor:
         """
         if death.too_little is not None and (self._careful or not death.suspects):
             raise death.too_little
+        compiled = len(self._compiled) - self._compiled_fruitlessly
+        self._compiled_fruitlessly += compiled
         # Overdue suspects were only slow together, and a cache file is not loaded again.
         if not (death.killed or death.overdue or death.of_cache_file):
-            self._unexplained += 1
+            self._unexplained = self._unexplained + 1 if compiled < _MANY else 1
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
         # A long run may be killed often, by a system short of memory for example, and come to its end.
-        few = len(self._compiled) - self._compiled_fruitlessly < _FEW
-        self._compiled_fruitlessly = len(self._compiled)
-        self._fruitless = self._fruitless + 1 if few else 1
+        self._fruitless = self._fruitless + 1 if compiled < _FEW else 1
         if self._fruitless > _MOST_FRUITLESS:
             cause = ""
             if -death.status == signal.SIGBUS and not death.was_inside:

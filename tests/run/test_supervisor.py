@@ -50,7 +50,14 @@ from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.steering import Steering
-from orchestrator.run.supervisor import DriverWords, _Pace, _Supervisor, _Watch, compile_supervised
+from orchestrator.run.supervisor import (
+    DriverWords,
+    _Death,
+    _Pace,
+    _Supervisor,
+    _Watch,
+    compile_supervised,
+)
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -630,6 +637,22 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert not any("what those before it took" in each for each in again.notes)
 
 
+def idle_supervisor() -> _Supervisor:
+    return _Supervisor(
+        (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverWords()
+    )
+
+
+@pytest.mark.parametrize(("between", "is_careful"), [(500, False), (499, True)])
+def test_crashes_far_apart_do_not_end_compiling_in_parallel(between: int, is_careful: bool) -> None:
+    supervisor = idle_supervisor()
+    crash = _Death(-signal.SIGSEGV, (), b"", {}, (), overdue=False, where="")
+    for number in range(3):
+        assert not supervisor._is_fruitless(crash)
+        supervisor._compiled |= set(range(number * between, (number + 1) * between))
+    assert supervisor._careful is is_careful
+
+
 @pytest.mark.parametrize(("began_warm", "compiled"), [(False, 2), (True, 1)])
 async def test_what_a_call_that_never_returned_compiled_is_no_hit(
     began_warm: bool, compiled: int, archive: Path, tmp_path: Path
@@ -639,9 +662,7 @@ async def test_what_a_call_that_never_returned_compiled_is_no_hit(
     report = await supervised(archive, "open_good", cache, mode=CacheMode.SHARED)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
     # The file is saved during a call, and the process dies in that call: its pipelines are tried alone.
-    later = _Supervisor(
-        (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverWords()
-    )
+    later = idle_supervisor()
     later._supervision = Supervision(processes=2)
     later._compiled, later._measured_ns = {KEYS[0]}, {KEYS[3]: 1_000}
     later._began_warm = began_warm
