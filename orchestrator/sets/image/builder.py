@@ -82,7 +82,7 @@ _MODULES_AHEAD: Final = 4 << 20  # bytes of modules' payloads that are decoded a
 # representations, fail on compile required, early return, derivatives, capture of binaries.
 _CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x80000000
 
-# How deep libraries may link libraries; captures stay below four, and the builder follows them by recursion.
+# How deep libraries may link libraries; captures stay below four. The builder follows so many by recursion.
 _LIBRARY_DEPTH: Final = 32
 
 OBJECT_TAGS: Final = {
@@ -115,6 +115,14 @@ class _UnusableError(Exception):
         return _UnusableError(
             f"library {library:016x}: {self.reason}", unsupported=self.unsupported, of_library=True
         )
+
+
+class _DeeperError(Exception):
+    """Internal: a pipeline lies too deep to follow its libraries by recursion. It is decoded first."""
+
+    def __init__(self, job: PipelineJob) -> None:
+        super().__init__(job)
+        self.job = job
 
 
 # What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and
@@ -304,7 +312,8 @@ class _ImageBuilder:
         self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
         self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
-        self._depth = 0
+        self._depth = 0  # of the recursion
+        self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
     def add_all(self, jobs: Sequence[PipelineJob]) -> None:
         """Put pipelines into the image or among the problems; once."""
@@ -317,12 +326,22 @@ class _ImageBuilder:
 
     def add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
         """Put a pipeline, by its document where that is there, into the image or among the problems; once."""
-        known = len(self._pipelines)
-        self._pipelines.setdefault(job)  # being decoded: meeting it again below is a cycle
-        if len(self._pipelines) == known:
-            return
+        waiting = [] if job in self._pipelines else [job]
+        while waiting:
+            try:
+                self._add(waiting[-1], document if len(waiting) == 1 else None)
+                waiting.pop()
+            except _DeeperError as found:
+                self._pipelines[waiting[-1]] = None
+                waiting.append(found.job)
+
+    def _add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
+        self._pipelines[job] = None  # being decoded: meeting it again below is a cycle
         try:
             self._pipelines[job] = self._decode(job, document)
+        except _DeeperError:
+            del self._pipelines[job]
+            raise
         except (_UnusableError, *_DEFECTS) as found:
             # A local that keeps `found` keeps its frames, this one among them, until garbage is collected.
             error = (found if isinstance(found, _UnusableError) else _defect(found)).alone()
@@ -398,8 +417,12 @@ class _ImageBuilder:
         libraries: dict[int, int] = {}
         linked: list[GraphicsParts] = []
         if alike.libraries:
-            libraries = {handles[at]: self._library(job.kind, handles[at]) for at in alike.libraries}
-            linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
+            libraries = {handles[at]: self._library(job, handles[at]) for at in alike.libraries}
+            jobs = [PipelineJob(key, job.kind) for key in libraries]
+            linked = [self._linkable[each] for each in jobs]
+            self._links_deep[job] = 1 + max(self._links_deep.get(each, 0) for each in jobs)
+            if self._links_deep[job] > _LIBRARY_DEPTH:
+                raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep")
         if itself or libraries:
             self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
@@ -463,17 +486,18 @@ class _ImageBuilder:
             heap.take_own()
             raise _UnusableError(str(error)) from None
 
-    def _library(self, kind: PipelineKind, key: int) -> int:
-        job = PipelineJob(key=key, kind=kind)
+    def _library(self, linking: PipelineJob, key: int) -> int:
+        job = PipelineJob(key=key, kind=linking.kind)
         if not key:
             raise _UnusableError(f"{_LIBRARY_INFO}::pLibraries holds a null handle")
-        if self._depth == _LIBRARY_DEPTH and job not in self._pipelines:
-            raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep")
-        self._depth += 1
-        try:
-            self.add(job)
-        finally:
-            self._depth -= 1
+        if job not in self._pipelines:
+            if self._depth == _LIBRARY_DEPTH:
+                raise _DeeperError(linking)
+            self._depth += 1
+            try:
+                self._add(job)
+            finally:
+                self._depth -= 1
         known = self._pipelines[job]
         if known is None:
             raise _UnusableError(f"links library {key:016x}, which links it back")

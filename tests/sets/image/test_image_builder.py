@@ -258,6 +258,30 @@ def test_libraries_that_link_libraries_without_end_fail_and_leave_the_others_alo
     assert 3000 in built.image.keys
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_how_deep_libraries_may_link_does_not_depend_on_the_order_of_records(order: int) -> None:
+    records = Records()
+    records.library(1)
+    records.compute(3000)
+    for key in [*range(2, 101)][::order]:
+        records.library(key, key - 1)
+    built = records.built()
+    assert sorted(built.image.keys.tolist()) == [*range(1, 34), 3000]
+    found = reasons(built)
+    assert found[34] == (False, "links libraries more than 32 deep")
+    assert {found[key][1] for key in range(35, 101)} == {f"library {34:016x}: {found[34][1]}"}
+
+
+def test_a_long_circle_of_libraries_fails_and_ends() -> None:
+    records = Records()
+    for key in range(1, 101):
+        records.library(key, key % 100 + 1)
+    records.library(200, 1)
+    found = reasons(records.built())
+    assert set(found) == {*range(1, 101), 200}
+    assert "links it back" in found[200][1]
+
+
 def test_what_links_a_bad_library_through_others_names_the_bad_one() -> None:
     """The reasons of a long chain would else take the square of its length in memory."""
     records = Records()
