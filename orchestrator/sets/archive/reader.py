@@ -654,7 +654,8 @@ class Archive(Closing):
         return self.payload(tag, key)  # raises the right error
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
-        """A record's payload as stored in the file, to copy it unchanged. Its crc is checked."""
+        """A record's payload as stored in the file, to copy it unchanged; raises as `payload`."""
+        self.payload(tag, key)  # the crc, if there is one, says nothing of the size that the header declares
         index = self._index
         row = index.positions[tag][key]
         stored, flags, size = self._read(index, row)

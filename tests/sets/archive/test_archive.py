@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.errors import ArchiveError, RecordError
-from orchestrator.sets.archive.reader import Archive, ArchiveLimits, MemoryRecords
+from orchestrator.sets.archive.reader import Archive, ArchiveLimits, MemoryRecords, open_archives
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.records import RecordTag
 from tests.sets.archive.small_archives import MAGIC, archive, read_all, record, small_archive, small_records
@@ -395,6 +395,17 @@ def test_a_copy_leaves_damage_behind_and_counts_it(path: Path, tmp_path: Path) -
             assert copy_records(source, writer) == 2
         assert (tmp_path / "copy.foz").read_bytes() == archive(GOOD)
         assert len(source.damage) == 2
+
+
+def test_a_copy_takes_the_record_that_can_be_read(path: Path, tmp_path: Path) -> None:
+    lies = record(1, 5, b"a" * 99, flags=2, size=98), record(4, 6, b"b" * 99, flags=2, crc=0, size=100)
+    whole = record(1, 5, b"a" * 99, flags=2), record(4, 6, b"b" * 99, flags=2)
+    path.write_bytes(archive(*lies, GOOD))
+    (tmp_path / "whole.foz").write_bytes(archive(*whole))
+    for paths, damaged, copied in (([path], 2, (GOOD,)), ([path, tmp_path / "whole.foz"], 0, (GOOD, *whole))):
+        with open_archives(paths) as source, ArchiveWriter(tmp_path / "copy.foz") as writer:
+            assert copy_records(source, writer) == damaged
+        assert (tmp_path / "copy.foz").read_bytes() == archive(*copied)
 
 
 def test_records_in_memory_are_written_tag_by_tag(path: Path) -> None:
