@@ -153,9 +153,13 @@ class IdentifiedModules:
 
     def needed(self, index: int) -> list[int]:
         """The modules of a pipeline and of all libraries below it, each once."""
-        found = dict.fromkeys(self.image.modules_of(index))
-        for library in self.image.libraries_of(index):
-            found.update(dict.fromkeys(self.needed(library)))
+        found: dict[int, None] = {}
+        pipelines, met = [index], {index}
+        for each in pipelines:  # grows; many may link one library
+            found.update(dict.fromkeys(self.image.modules_of(each)))
+            below = set(self.image.libraries_of(each)) - met
+            pipelines += sorted(below)
+            met |= below
         return list(found)
 
     def settle(self, indices: Iterable[int]) -> None:

@@ -154,6 +154,25 @@ async def test_each_shader_is_asked_for_once(
     device.close()
 
 
+def test_a_library_that_many_others_link_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each level of libraries would else double the work: 22 took 24 s, and 33 would take hours."""
+    keys = list(range(24))
+    libraries = {each: [each // 2 * 2 - 2, each // 2 * 2 - 1] for each in keys[2:]}
+    diamonds = simulated_image(keys, modules={each: (each,) for each in keys}, libraries=libraries)
+    identified = IdentifiedModules(diamonds, SpirvProvider(refuse), SuppliedCode())
+    looked_at: list[int] = []
+    modules_of = CreateInfoImage.modules_of
+
+    def counted(self: CreateInfoImage, index: int) -> tuple[int, ...]:
+        looked_at.append(index)
+        return modules_of(self, index)
+
+    monkeypatch.setattr(CreateInfoImage, "modules_of", counted)
+    needed = {diamonds.modules[each].key for each in identified.needed(len(diamonds) - 1)}
+    assert needed == {*keys[:22], int(diamonds.keys[-1])}
+    assert len(looked_at) == len(needed)
+
+
 async def test_one_damaged_identifier_is_one_pipelines_fall_back() -> None:
     device = SimulatedDevice()
     translator = Translator()
