@@ -153,14 +153,17 @@ class IdentifiedModules:
 
     def needed(self, index: int) -> list[int]:
         """The modules of a pipeline and of all libraries below it, each once."""
-        found: dict[int, None] = {}
-        pipelines, met = [index], {index}
-        for each in pipelines:  # grows; many may link one library
-            found.update(dict.fromkeys(self.image.modules_of(each)))
+        every = self.with_libraries(index)
+        return list(dict.fromkeys(module for each in every for module in self.image.modules_of(each)))
+
+    def with_libraries(self, index: int) -> list[int]:
+        """A pipeline and all libraries below it, each once."""
+        found, met = [index], {index}
+        for each in found:  # grows; many may link one library
             below = set(self.image.libraries_of(each)) - met
-            pipelines += sorted(below)
+            found += sorted(below)
             met |= below
-        return list(found)
+        return found
 
     def settle(self, indices: Iterable[int]) -> None:
         """All code of some pipelines is there: they are created with it from now on."""

@@ -307,16 +307,21 @@ class SpirvSupply:
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
         """Code as bytes, or why it cannot be used. Any thread, also after the time limit."""
         identified = module.identified
+        refusal = None
         if not identified.provider.trusted:
-            with self._judging:
-                judge = self._judges.get(id(identified))
-                if judge is None:
-                    judge = SuppliedJudge(identified.image, self.device.capabilities)
-                    self._judges[id(identified)] = judge
-            if (refusal := judge.refusal(module.number, code)) is not None:
-                return refusal
+            refusal = self._judge(identified).refusal(module.number, code)
+        if refusal is not None:
+            return refusal
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
         return bytes(code)
+
+    def _judge(self, identified: IdentifiedModules) -> SuppliedJudge:
+        with self._judging:
+            judge = self._judges.get(id(identified))
+            if judge is None:
+                judge = SuppliedJudge(identified.image, self.device.capabilities)
+                self._judges[id(identified)] = judge
+        return judge
 
     def _keep(self, module: _Module, code: bytes) -> Refusal | _Given:
         """Keep code for the device, and learn its identifier, a hash that is too cheap for a thread."""
@@ -337,14 +342,21 @@ class SpirvSupply:
 
     def _settle(self, jobs: Iterable[int]) -> None:
         """All code of some jobs has arrived."""
-        ready = list(jobs)
+        ready: list[int] = []
+        for job in jobs:
+            part, own = self.parts.part_of(job)
+            identified = part.identified
+            assert identified is not None  # noqa: S101
+            if not identified.provider.trusted:
+                refusals = map(self._judge(identified).pipeline_refusal, identified.with_libraries(own))
+                if (refusal := next(filter(None, refusals), None)) is not None:
+                    self._refuse([job], refusal)
+                    continue
+            ready.append(job)
+            del self._waits[job]
+            identified.settle([own])
         if not ready:
             return
-        for job in ready:
-            del self._waits[job]
-            part, own = self.parts.part_of(job)
-            assert part.identified is not None  # noqa: S101
-            part.identified.settle([own])
         with self.exchange.steering(reorders=False) as schedule:
             schedule.supplied(ready)
 

@@ -23,8 +23,10 @@ from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from orchestrator.run.session import Remainder, open_session
 from orchestrator.run.session_thread import start_session
 from orchestrator.schedule import Priority
+from orchestrator.sets.image.builder import build_image
 from tests.contract.subject import empty_compute_shader
 from tests.run.support import MODES_WITH_CACHE, check_sums, without
+from tests.sets.needs import test_supplied
 
 COUNT = 40
 LIMIT_S = 60.0
@@ -337,6 +339,22 @@ async def test_code_that_the_device_cannot_take_is_skipped(monkeypatch: pytest.M
     assert {each.key for each in report.skipped} == {6, 7}
     assert all("shaderFloat64" in each.reason for each in report.skipped)
     assert created(report) == COUNT - 2
+    device.close()
+
+
+async def test_a_limit_costs_the_pipelines_that_exceed_it_alone() -> None:
+    """A workgroup of no invocations, which RADV divides by: it took a program with it."""
+    device = SimulatedDevice()
+    described = test_supplied.described(supplied=True)
+    bare = build_image(described, described.pipelines, device.capabilities).image
+    provider = SpirvProvider(Translator(lambda _: test_supplied.SHADER))
+    report = await run_pipelines(device, prepared(device, provider, (), bare), RunOptions(workers=2))
+    check_sums(report)
+    assert sorted(each.reason for each in report.failed) == [
+        "shader module 0000000000000007: 8 invocations in x, which subgroups of 16 do not fill",
+        "shader module 0000000000000007: a workgroup of 0x1x1 invocations",
+    ]
+    assert created(report) == len(bare) - 2
     device.close()
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct as binary
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -155,6 +155,13 @@ _MODE_LIMITS = {
     (_MESH_NV, _OUTPUT_VERTICES): (_MESH_PROPERTIES_NV, "maxMeshOutputVertices"),
     (_MESH_NV, _OUTPUT_PRIMITIVES): (_MESH_PROPERTIES_NV, "maxMeshOutputPrimitives"),
 }
+
+LIMITED_STAGES: Final = sum(
+    bit
+    for bit, models in _MODELS.items()
+    if not {*_WORKGROUPS, *(model for model, _ in _MODE_LIMITS)}.isdisjoint(models)
+)
+"""VkShaderStageFlags of stages whose entry points may exceed a limit."""
 
 # Newest minor version of SPIR-V 1.x for each core version ("Versions and Formats" of the appendix).
 _SPIRV_VERSIONS = (("VK_VERSION_1_0", 0), ("VK_VERSION_1_1", 3), ("VK_VERSION_1_2", 5), ("VK_VERSION_1_3", 6))
