@@ -302,6 +302,14 @@ def test_what_failed_or_is_missing_does_not_pass_a_gate(call: Call, tmp_path: Pa
     assert [(each["mode"], each["reason"]) for each in document["failed"]] == [("shared", "it broke")]
 
 
+def test_a_run_that_refuses_pipelines_is_not_passed_off_as_fast(call: Call, tmp_path: Path) -> None:
+    before, half = results(tmp_path / "a"), results(tmp_path / "b", 0.5, created=500, failed=500)
+    for gate, code in (("slower", 1), ("undecided", 1), ("change", 1), ("never", 0)):
+        assert call("compare", before, half, "--fail-on", gate).code == code
+    (document,) = call("compare", before, half, "--json").document["files"]
+    assert (document["slower"], document["refused_added"]) == (0, 500)
+
+
 def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:
     first, same, slower = results(tmp_path / "a"), results(tmp_path / "b"), results(tmp_path / "c", 1.5)
     done = call("compare", first, same, slower)
