@@ -85,11 +85,14 @@ def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
                 app[name]  # loads it: the list of verbs has a line of each
         command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
-        verb = next((each for each in tokens if each in VERBS), "")
-        help_call = f"`orchestrator {verb} --help`" if verb else "`orchestrator --help`"
-        message = " ".join(str(error).split())
-        raise UsageError(message, f"{help_call} shows what there is") from error
+        raise UsageError(" ".join(str(error).split()), help_step(tokens)) from error
     return command, bound
+
+
+def help_step(tokens: Sequence[str]) -> str:
+    """The next step after a usage error: the help of the verb that a command line names."""
+    verb = next((f"{each} " for each in tokens if each in VERBS), "")
+    return f"`orchestrator {verb}--help` shows what there is"
 
 
 def _refuse_empty(tokens: Sequence[str]) -> None:

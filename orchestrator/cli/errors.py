@@ -57,7 +57,7 @@ class UsageError(OrchestratorError):
     """The command line is invalid.
 
     Attributes:
-        next_step: What to do instead.
+        next_step: What to do instead; "" for the help of the verb, which the program names.
     """
 
     def __init__(self, message: str, next_step: str = "") -> None:
@@ -105,8 +105,7 @@ def explain(error: OrchestratorError) -> Failure:
             step = "make room, or send the output elsewhere; what was compiled is saved as usual"
             return Failure("output", message, step, bad_input, {})
         case UsageError():
-            step = error.next_step or "--help says what is expected, such as `orchestrator compile --help`"
-            return Failure("usage", message, step, bad_input, {})
+            return Failure("usage", message, error.next_step, bad_input, {})
         case ArchiveError():
             step = _refused_step(error.reason) or next(
                 (step for words, step in _ARCHIVE_STEPS.items() if words in error.reason),

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, cast
 
 from orchestrator import process
 from orchestrator.bytecode import keep_module_code
-from orchestrator.cli.errors import ExitCode, Failure, explain, explain_system, report
+from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain, explain_system, report
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import (
@@ -139,6 +139,10 @@ def _run(tokens: Sequence[str], results: Results, parsing: EarlyParse | None, *,
     except OutputError:
         raise
     except OrchestratorError as error:
+        if isinstance(error, UsageError) and not error.next_step:
+            from orchestrator.cli.application import help_step
+
+            error.next_step = help_step(tokens)
         return _last_words(explain(error), results, json=json)
     return result if isinstance(result, int) else ExitCode.OK
 

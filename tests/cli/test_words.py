@@ -167,6 +167,21 @@ def test_bench_takes_no_number_that_nothing_can_count_to(call: Call, tmp_path: P
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("bench", "sample", "-o", "out", "--modes", "fast"),
+        ("compare", "a", "b", "--device", "one="),
+        ("-v", "bench", "sample", "-o", "out", "--workers", "0"),
+    ],
+)
+def test_wrong_usage_of_a_verb_leads_to_its_own_help(call: Call, words: tuple[str, ...]) -> None:
+    done = call(*words)
+    refused(done)
+    verb = next(each for each in words if not each.startswith("-"))
+    assert f"next:  `orchestrator {verb} --help` shows what there is" in done.err
+
+
 @pytest.mark.parametrize("threshold", ["-1", "nan", "inf"])
 def test_a_threshold_is_a_share(call: Call, tmp_path: Path, threshold: str) -> None:
     assert "a share of 0 or more" in refused(call("compare", tmp_path, tmp_path, "--threshold", threshold))
