@@ -9,7 +9,6 @@ import enum
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 from attrs import frozen
 
 from orchestrator.stores.cache_file import (
@@ -49,7 +48,13 @@ from orchestrator.stores.kinds import (
 )
 from orchestrator.stores.module_identifiers import decode_identifiers
 from orchestrator.stores.plan_file import read_plan
-from orchestrator.stores.profile_file import CalibrationProfile, DistrustedKeys, KeyProfile, Profile
+from orchestrator.stores.profile_file import (
+    CalibrationProfile,
+    DistrustedKeys,
+    KeyProfile,
+    Profile,
+    decode_profile,
+)
 from orchestrator.stores.run_notes import read_contents, read_durations, read_feature_groups
 
 
@@ -173,7 +178,7 @@ class BesideInspection:
 
 
 def _profile_problem(kind: Kind, type_: type[Profile]) -> Callable[[Path], str]:
-    return lambda path: kind.read(path, lambda data: msgspec.json.decode(data, type=type_))[1]
+    return lambda path: kind.read(path, lambda data: decode_profile(data, type_))[1]
 
 
 _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {

@@ -94,6 +94,16 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 P = TypeVar("P", bound=Profile)
 
 
+def decode_profile(data: bytes, kind: type[P]) -> P:
+    """Decode a profile.
+
+    Raises:
+        msgspec.MsgspecError: It is damaged.
+    """
+    # Files of earlier versions call a start a temperature. Inside a string the quotes would be escaped.
+    return msgspec.json.decode(data.replace(b'"temperature":', b'"start":'), type=kind)
+
+
 class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
     """The profile at `path`, if any; `problem` says why an existing file was not used, or ""."""
 
@@ -118,7 +128,7 @@ class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
         """Load the profile of a device, unless it is of another device or driver. Never raises."""
 
         def decode(data: bytes) -> P:
-            profile = msgspec.json.decode(data, type=self.type)
+            profile = decode_profile(data, self.type)
             if profile.format != PROFILE_FORMAT:
                 raise ValueError(f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}")
             if differences := profile.identity.differences(ProfileIdentity.of(identity)):
@@ -148,7 +158,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
     """The time of one contender: creating the caches, one pass over the set, and the merge.
 
     Attributes:
-        start: "cold": caches start empty; "warm": they hold the set. The file calls it a temperature.
+        start: "cold": caches start empty; "warm": they hold the set.
         mode: The cache topology.
         workers: Number of workers.
         batch: Largest number of pipelines in a call.
@@ -162,7 +172,7 @@ class Figure(msgspec.Struct, frozen=True, kw_only=True):
             compared.
     """
 
-    start: str = msgspec.field(name="temperature")
+    start: str
     mode: str
     workers: int
     batch: int
@@ -219,7 +229,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     """A contender that was not sampled to the end, because it was clearly slower.
 
     Attributes:
-        start: "cold": caches start empty; "warm": they hold the set. The file calls it a temperature.
+        start: "cold": caches start empty; "warm": they hold the set.
         mode: The cache topology.
         workers: Number of workers.
         batch: Largest number of pipelines in a call.
@@ -228,7 +238,7 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
         words: Why it was dropped, with the figures.
     """
 
-    start: str = msgspec.field(name="temperature")
+    start: str
     mode: str
     workers: int
     batch: int

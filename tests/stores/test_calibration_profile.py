@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 from attrs import evolve
 
 from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.inspection import inspect_beside
 from orchestrator.stores.profile_file import (
+    Dropped,
+    Figure,
     ProfileIdentity,
     load_profile,
     profile_path,
@@ -30,6 +34,20 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     found = load_profile(tmp_path, IDENTITY).profile
     assert found is not None
     assert found.cold is None
+
+
+def test_profiles_call_a_start_so_and_those_of_earlier_versions_are_read(tmp_path: Path) -> None:
+    contender: dict[str, Any] = {"start": "warm", "mode": "shared", "workers": 2, "batch": 64, "samples": 7}
+    figure = Figure(**contender, control=False, seconds=1.0, low=1.0, high=1.0, pipelines_per_s=1.0)
+    made = profile(figures=(figure,), dropped=(Dropped(**contender, rounds=7, words='"temperature":'),))
+    path = save_profile(tmp_path, IDENTITY, made)
+    written = path.read_bytes()
+    assert written.count(b'"start": "warm"') == 2
+    path.write_bytes(written.replace(b'"start":', b'"temperature":'))
+    assert load_profile(tmp_path, IDENTITY).profile == made
+    beside = inspect_beside(path)
+    assert beside is not None
+    assert beside.problem == ""
 
 
 def test_the_directory_is_created(tmp_path: Path) -> None:
