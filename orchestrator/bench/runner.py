@@ -230,6 +230,12 @@ class _BenchRun:
             if answer.not_kept:
                 unkept = f"nothing warm can be measured on {name}: {answer.not_kept}"
                 raise BenchError(unkept, "measure it with --start cold")
+            if compiles and (left := self.left_s()) is not None and left <= 0:
+                raise BenchError(
+                    f"{name}: the time limit passed while the set was compiled once for warm runs, before "
+                    "any sample; the same command would begin with that again",
+                    "allow more with --time-limit, or measure with --start cold",
+                )
             self._check_same(device, answer, earlier, warm_passes)
             # The same as in earlier rows, so that they can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)

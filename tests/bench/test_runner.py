@@ -308,6 +308,23 @@ def test_a_cache_that_is_there_is_left_as_it_is(small_set: Path, tmp_path: Path)
     assert len(file.read_bytes()) == len(before)
 
 
+def test_a_time_limit_that_compiling_uses_up_is_told(tmp_path: Path) -> None:
+    """The same command would compile again, and never take a sample."""
+    answers = Timed(2.0)
+
+    def do(job: Job) -> Answer:
+        answers.now += 90.0 if isinstance(job, FillJob) and job.compiles else 1.0
+        return answers(job)
+
+    cold = evolve(PLAN, starts=(Start.COLD,))
+    assert run_bench(cold, tmp_path, run_job=do, time_limit_s=60.0, clock=answers.clock).done
+    before = (tmp_path / RESULTS).read_bytes()
+    with pytest.raises(BenchError, match="passed while the set was compiled once") as caught:
+        run_bench(PLAN, tmp_path, run_job=do, time_limit_s=60.0, clock=answers.clock)
+    assert "--time-limit" in caught.value.next_step
+    assert (tmp_path / RESULTS).read_bytes() == before
+
+
 def test_a_time_limit_is_not_overrun(tmp_path: Path) -> None:
     # A sample takes 2 s by its own account, so with a limit of 1 s nothing is begun once that is known.
     outcome = run_bench(PLAN, tmp_path, run_job=Answers(), time_limit_s=1.0)
