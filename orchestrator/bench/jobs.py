@@ -164,7 +164,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="r
     """The answer to a job that cannot be done, for example because there is no such device.
 
     Attributes:
-        kind: Class name of the error.
+        kind: Class name of the error; "crash" or "timeout" if the process crashed or hung.
         reason: The message.
     """
 

@@ -44,6 +44,7 @@ from orchestrator.bench.rows import (
 from orchestrator.bench.statistics import LEAST_PAIRS
 from orchestrator.bench.trace import events_of
 from orchestrator.errors import NoDeviceError, OrchestratorError
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 
 RESULTS = "results.jsonl"
@@ -371,4 +372,9 @@ def cannot(what: str, answer: Answer) -> NoReturn:
     """
     if isinstance(answer, Refused) and answer.kind == NoDeviceError.__name__:
         raise NoDeviceError(answer.reason)
-    raise BenchError(f"{what}: {reason_of(answer)}")
+    step = "`orchestrator list SET` shows what the set needs, `orchestrator devices` what each device offers"
+    if isinstance(answer, Refused) and answer.kind in ("crash", "timeout"):
+        step = "`orchestrator compile SET` finds what ends the driver's process; then it is left out here too"
+    elif isinstance(answer, Refused) and answer.kind == SaveError.__name__:
+        step = "make room there, or name another place: --out of `bench`, TMPDIR for `calibrate`"
+    raise BenchError(f"{what}: {reason_of(answer)}", step)

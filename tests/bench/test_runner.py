@@ -20,6 +20,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
+from orchestrator.bench.calibration import calibrate
 from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Refused, SampleJob, run_in_process
 from orchestrator.bench.matrix import Matrix
 from orchestrator.bench.rows import Arm, FailedSample, Sample, Start, counted_samples, failed_arms, read_rows
@@ -366,6 +367,25 @@ def test_a_device_that_is_not_there_is_told_before_anything_is_measured(tmp_path
         run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="NoDeviceError", reason="no such"))
     with pytest.raises(BenchError, match="cannot be measured: a stub"):
         run_bench(PLAN, tmp_path, run_job=lambda _: Refused(kind="DeviceError", reason="a stub"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        ("crash", "orchestrator compile SET"),
+        ("timeout", "orchestrator compile SET"),
+        ("DeviceError", "orchestrator devices"),
+        ("SaveError", "make room"),
+    ],
+)
+def test_the_next_step_is_about_what_went_wrong(tmp_path: Path, kind: str, step: str) -> None:
+    refused = Refused(kind=kind, reason="why")
+    with pytest.raises(BenchError) as benched:
+        run_bench(PLAN, tmp_path, run_job=lambda _: refused)
+    with pytest.raises(BenchError) as calibrated:
+        calibrate(("set",), "simulated", run_job=lambda _: refused)
+    for caught in (benched, calibrated):
+        assert step in caught.value.next_step
 
 
 def test_a_driver_whose_cache_keeps_nothing_is_not_measured_warm(tmp_path: Path) -> None:
