@@ -1,9 +1,10 @@
 """Compares two benchmarks: what changed beyond noise.
 
 Cells match by start, duplicates, workers and mode, and by device unless each file has just one. The figures
-are those of one pass over the set, so the number of passes need not match. Samples of two files are not
-pairs: the interval is that of a ratio of medians. The noise is the larger one of both files' A/A controls,
-separately for each figure. Cells with fewer than 5 samples get no verdict.
+are those of one pass over the set, so the number of passes need not match. Only peak memory gets no verdict
+then, since a run keeps the pipelines of all its passes. Samples of two files are not pairs: the interval is
+that of a ratio of medians. The noise is the larger one of both files' A/A controls, separately for each
+figure. Cells with fewer than 5 samples get no verdict.
 
 Limits: an A/A control covers one run, so it cannot show drift between the runs, such as a cooler machine.
 """
@@ -48,7 +49,7 @@ class CellChange:
         seconds_after: The same in the second file.
         time: Time in the second file over time in the first.
         cpu: The same for CPU time per pipeline.
-        memory: The same for peak memory.
+        memory: The same for peak memory; without noise if the numbers of passes differ.
         refused_added: Increase of the number of pipelines that the driver refuses in one pass.
     """
 
@@ -250,10 +251,11 @@ def _change(
     controls: tuple[_Pairs, _Pairs],
 ) -> CellChange:
     seconds = attrgetter("once_s")
+    same_passes = len({each.passes for each in (*first, *second)}) == 1
 
-    def difference(value: Callable[[Sample], float]) -> Difference:
+    def difference(value: Callable[[Sample], float], *, comparable: bool = True) -> Difference:
         above, below = [value(each) for each in second], [value(each) for each in first]
-        noise = _larger(*(noise_by_round(*each, value) for each in controls))
+        noise = _larger(*(noise_by_round(*each, value) for each in controls)) if comparable else None
         return Difference(unpaired_ratio(above, below), noise)
 
     return CellChange(
@@ -263,7 +265,7 @@ def _change(
         seconds_after=estimate([seconds(each) for each in second]).median,
         time=difference(seconds),
         cpu=difference(lambda each: max(each.cpu_per_pipeline_ns, 1e-9)),
-        memory=difference(lambda each: float(max(each.peak_memory_bytes, 1))),
+        memory=difference(lambda each: float(max(each.peak_memory_bytes, 1)), comparable=same_passes),
         refused_added=max(each.refused for each in second) - max(each.refused for each in first),
     )
 
@@ -274,6 +276,7 @@ _TOLD = {
     "skipped": "pipelines skipped",
     "refused": "pipelines refused in a pass",
     "batch": "batch",
+    "passes": "passes over the set in a run",
     "order": "order of pipelines",
     "environment.driver_name": "driver",
     "environment.driver_info": "driver's version",

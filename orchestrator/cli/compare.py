@@ -164,7 +164,7 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
     output.line(
         styled(
             "time: one pass over the set, keys and merge included, after / before. ≈: within noise, ?: fewer "
-            f"than {LEAST_PAIRS} samples or no A/A control.",
+            f"than {LEAST_PAIRS} samples, no A/A control, or memory of runs with other numbers of passes.",
             "dim",
         )
     )

@@ -1107,7 +1107,7 @@ class ChangedCell(CellName, frozen=True, kw_only=True):
         noise: Noise of the A/A control, as a factor; null without a control.
         time: Time in the second file over time in the first.
         cpu: The same for CPU time per pipeline.
-        memory: The same for peak memory.
+        memory: The same for peak memory; without a verdict if the numbers of passes differ.
     """
 
     device_before: str

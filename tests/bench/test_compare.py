@@ -110,6 +110,15 @@ def test_runs_that_repeat_the_set_differently_are_compared_by_pass() -> None:
     assert report.slower() == ()
 
 
+def test_memory_of_runs_that_repeat_the_set_differently_is_not_judged() -> None:
+    """A run keeps what it creates: three times the passes need more memory, whatever the driver does."""
+    more = results(3.0, passes=3, peak_memory_bytes=200_000_000)
+    report = compare_samples(results(passes=1), more)
+    assert not report.changes[0].memory.beyond_noise
+    assert report.differences == ("passes over the set in a run: 1 -> 3",)
+    assert compare_samples(results(3.0, passes=3), more).changes[0].memory.higher
+
+
 def test_the_merge_counts_once_a_pass_and_keys_count() -> None:
     many = results(passes=1000, start="warm")  # 10 ms a pass
     report = compare_samples(many, results(passes=1000, start="warm", merge_ns=10_000_000))
