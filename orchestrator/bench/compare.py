@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from orchestrator.bench.rows import (
     Cell,
@@ -237,10 +237,11 @@ _Pairs = tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
-    """The larger noise; None if one is unknown."""
+    """The larger noise, with the pairs of the shorter control; None if one is unknown."""
     if first is None or second is None:
         return None
-    return max(first, second, key=lambda each: each.factor)
+    larger = max(first, second, key=lambda each: each.factor).control
+    return Noise(evolve(larger, count=min(first.control.count, second.control.count)))
 
 
 def _change(

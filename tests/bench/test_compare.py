@@ -143,6 +143,14 @@ def test_without_controls_nothing_is_called_a_change() -> None:
     assert report.slower() == ()
 
 
+def test_a_control_of_one_pair_is_too_short_also_beside_a_long_one() -> None:
+    """One pair of a quiet moment shows no noise; the noise of the other file is not that of this one."""
+    after = [each for each in results(1.3) if not each.control or each.round == 2]
+    for first, second in ((results(), after), (after, results())):
+        report = compare_samples(first, second)
+        assert (report.slower(), report.faster(), len(report.undecided)) == ((), (), 1)
+
+
 def failures(rows: list[Sample]) -> list[FailedSample]:
     """The same samples, had they failed."""
     return [FailedSample(**turn_of(each), reason="it crashed") for each in rows]
