@@ -186,6 +186,11 @@ class Latencies(msgspec.Struct, frozen=True):
     count: Whole = 0
     quantiles_ns: tuple[float, ...] = ()
 
+    def __post_init__(self) -> None:
+        expected = len(QUANTILES) if self.count else 0
+        if len(self.quantiles_ns) != expected:
+            raise ValueError(f"{len(self.quantiles_ns)} quantiles of {self.count} pipelines, not {expected}")
+
     @classmethod
     def of(cls, durations_ns: npt.NDArray[np.uint64]) -> Latencies:
         """Sum up durations, shape (n,), ns."""

@@ -134,6 +134,8 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: bytes) -> None:
         (b'"duplicates":0.0', b'"duplicates":1e308'),
         (b'"process_s":2.0', b'"process_s":1e308'),
         (b'"process_s":2.0', b'"process_s":-5.0'),
+        (b'"hit_latency":{"count":0', b'"hit_latency":{"count":2'),
+        (b'"quantiles_ns":[]', b'"quantiles_ns":[1.0,2.0]'),
         (b'"set_name":"set"', b'"set_name":"\xff"'),
         (b'"set_name":"set"', b'"set_name":"set","new":' + b"[" * 100_000 + b"]" * 100_000),
     ],
