@@ -297,7 +297,8 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
         spans = [each for each in events if each["ph"] == "X" and each["cat"] == category]
         x: list[float | None] = []
         y: list[str | None] = []
-        for each in spans[:: max(1, len(spans) // TIMELINE_CALLS)]:
+        every = max(1, len(spans) // TIMELINE_CALLS)
+        for each in spans[::every]:
             x += [each["ts"] / 1000, (each["ts"] + each["dur"]) / 1000, None]
             y += [html.escape(rows.get(each["tid"], str(each["tid"])))] * 2 + [None]
         if x:
@@ -307,7 +308,8 @@ def _timeline(cell: Cell, trace: bytes) -> Plot | None:
                     "x": x,
                     "y": y,
                     "mode": "lines",
-                    "name": name,
+                    # What is left out looks like a worker that waits.
+                    "name": name if every == 1 else f"{name}, one of {every} shown",
                     "line": {"width": 12, "color": COLOURS[number]},
                     "hoverinfo": "x+name",
                 }

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from orchestrator.bench.contention import contention_report
-from orchestrator.bench.html_report import html_report
+from orchestrator.bench.html_report import TIMELINE_CALLS, html_report
 from orchestrator.bench.rows import CacheSize, FailedSample, Latencies, Row, Sample, SlowPipeline, Start
 from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
@@ -204,6 +204,23 @@ def test_times_far_apart_have_an_axis_by_decades_and_always_ticks(highest: float
     (plot,) = (each for each in plots if "that were compiled" in each["title"])
     axis = plot["layout"]["yaxis"]
     assert (axis.get("type"), axis.get("dtick")) == (None if ticks is None else "log", ticks)
+
+
+@pytest.mark.parametrize(
+    ("calls", "shown", "name"),
+    [
+        (TIMELINE_CALLS, TIMELINE_CALLS, "in a call"),
+        (2 * TIMELINE_CALLS, TIMELINE_CALLS, "in a call, one of 2 shown"),
+    ],
+)
+def test_a_timeline_says_which_calls_it_leaves_out(calls: int, shown: int, name: str) -> None:
+    report = contention_report(samples())
+    spans = [Span("worker 0", "create 1", number, 1, "call") for number in range(calls)]
+    timelines = {report.cells[-1].cell: encode_trace(spans)}
+    text = html_report(report, timelines)
+    (drawn,) = (each for each in figures(text).values() if each["title"].startswith("Timeline"))
+    (bars,) = drawn["data"]
+    assert (bars["x"].count(None), bars["name"]) == (shown, name)
 
 
 def test_names_from_elsewhere_are_text() -> None:
