@@ -51,6 +51,7 @@ class CellChange:
         cpu: The same for CPU time per pipeline.
         memory: The same for peak memory; without noise if the numbers of passes differ.
         refused_added: Increase of the number of pipelines that the driver refuses in one pass.
+        skipped_added: Increase of the number of pipelines that are skipped, such as those in quarantine.
     """
 
     before: Cell
@@ -61,6 +62,7 @@ class CellChange:
     cpu: Difference
     memory: Difference
     refused_added: int
+    skipped_added: int
 
     @property
     def added_s(self) -> float:
@@ -111,9 +113,15 @@ class ChangeReport:
         return max(each.refused_added for each in self.changes)
 
     @property
+    def skipped_added(self) -> int:
+        """Largest increase of the number of pipelines that are skipped, over the cells."""
+        return max(each.skipped_added for each in self.changes)
+
+    @property
     def is_complete(self) -> bool:
-        """Whether the second file measures all that the first one does, and no more pipelines fail."""
-        return not self.only_before and not self.failed and self.refused_added <= 0
+        """Whether the second file measures all that the first one does, and no more pipelines are missing."""
+        missing_added = max(self.refused_added, self.skipped_added)
+        return not self.only_before and not self.failed and missing_added <= 0
 
     def summary(self, threshold: float = 0.0) -> str:
         """One sentence, such as "adds 312 pipelines, +41.0 s cold; 3 of 12 cells slower beyond noise"."""
@@ -143,6 +151,8 @@ class ChangeReport:
             told += (
                 f"; the driver refuses {counted(self.refused_added, 'pipeline')} more, whose time is missing"
             )
+        if self.skipped_added > 0:
+            told += f"; {counted(self.skipped_added, 'pipeline')} more skipped, whose time is missing"
         if self.only_before or self.failed:
             told += f"; {counted(len(self.only_before), 'cell')} only before, {len(self.failed)} failed after"
         return "; ".join([", ".join(parts), told] if parts else [told])
@@ -268,6 +278,7 @@ def _change(
         cpu=difference(lambda each: max(each.cpu_per_pipeline_ns, 1e-9)),
         memory=difference(lambda each: float(max(each.peak_memory_bytes, 1)), comparable=same_passes),
         refused_added=max(each.refused for each in second) - max(each.refused for each in first),
+        skipped_added=max(each.skipped for each in second) - max(each.skipped for each in first),
     )
 
 

@@ -52,8 +52,8 @@ def compare_verb(
         after: The files to compare with it.
         device: Pair a device of the first file with one of the others, as `A=B`. May be given several times.
         threshold: Smallest change that counts, as a share of the time: 0.05 for 5 %.
-        fail_on: What causes exit code 1: a slower cell or more refused pipelines; also an undecided cell, or
-            one that failed or is missing; any difference; or nothing.
+        fail_on: What causes exit code 1: a slower cell or more refused pipelines; also an undecided cell, one
+            that failed or is missing, or more skipped pipelines; any difference; or nothing.
     """
     from orchestrator.bench.compare import compare_samples
     from orchestrator.bench.rows import read_rows
@@ -136,6 +136,7 @@ def _document(
             faster=len(report.faster(threshold)),
             undecided=len(report.undecided),
             refused_added=report.refused_added,
+            skipped_added=report.skipped_added,
             cells=tuple(map(changed, report.changes)),
             only_before=tuple(CellName(**each._asdict()) for each in report.only_before),
             only_after=tuple(CellName(**each._asdict()) for each in report.only_after),

@@ -1130,6 +1130,7 @@ class ComparedFile(Record, frozen=True, kw_only=True):
         faster: Number of cells that are faster beyond them.
         undecided: Number of cells without a verdict.
         refused_added: Largest increase of the number of pipelines that the driver refuses, over the cells.
+        skipped_added: Largest increase of the number of pipelines that are skipped, over the cells.
         cells: The cells that both have.
         only_before: Cells that only the first one has.
         only_after: Cells that only this one has.
@@ -1144,6 +1145,7 @@ class ComparedFile(Record, frozen=True, kw_only=True):
     faster: int
     undecided: int
     refused_added: int
+    skipped_added: int
     cells: tuple[ChangedCell, ...]
     only_before: tuple[CellName, ...]
     only_after: tuple[CellName, ...]

@@ -195,3 +195,6 @@ def test_pipelines_that_are_refused_pass_for_no_gain() -> None:
 def test_pipelines_that_a_device_lacks_features_for_are_told() -> None:
     report = compare_samples(results(), results(0.5, skipped=160, pipelines=840, created=840))
     assert report.differences == ("pipelines skipped: 0 -> 160",)
+    assert report.summary().endswith("1 faster; 160 pipelines more skipped, whose time is missing")
+    assert (report.is_complete, report.skipped_added) == (False, 160)
+    assert compare_samples(results(skipped=160), results()).is_complete

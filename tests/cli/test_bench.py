@@ -307,7 +307,14 @@ def test_a_run_that_refuses_pipelines_is_not_passed_off_as_fast(call: Call, tmp_
     for gate, code in (("slower", 1), ("undecided", 1), ("change", 1), ("never", 0)):
         assert call("compare", before, half, "--fail-on", gate).code == code
     (document,) = call("compare", before, half, "--json").document["files"]
-    assert (document["slower"], document["refused_added"]) == (0, 500)
+    assert (document["slower"], document["refused_added"], document["skipped_added"]) == (0, 500, 0)
+
+
+def test_pipelines_that_are_skipped_do_not_pass_a_gate(call: Call, tmp_path: Path) -> None:
+    """Those that a new driver crashed on are in quarantine, and the rest is as fast as before."""
+    before, after = results(tmp_path / "a"), results(tmp_path / "b", skipped=14)
+    for gate, code in (("slower", 0), ("undecided", 1), ("change", 1), ("never", 0)):
+        assert call("compare", before, after, "--fail-on", gate).code == code
 
 
 def test_compare_holds_several_against_the_first(call: Call, tmp_path: Path) -> None:
