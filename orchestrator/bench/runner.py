@@ -4,8 +4,9 @@ Guarantees:
 - results.jsonl is the whole state. After an interruption (Ctrl-C, time limit, power failure) the same command
   resumes: it takes only rounds that are not whole, and warm runs start from the same caches. Rows of another
   set, device, driver or machine are an error.
-- A sample that crashes or hangs becomes a row with the reason. Its arm is skipped for the rest of the run (a
-  baseline together with its control), and tried again in the next run, before other arms of its round.
+- A sample that crashes or hangs, or is of a set, driver or machine that changed meanwhile, becomes a row with
+  the reason. Its arm is skipped for the rest of the run (a baseline together with its control), and tried
+  again in the next run, before other arms of its round.
 - With a time limit, no round begins that is expected to end too late; a round that has begun is finished.
 - Sample processes end when this process is interrupted.
 """
@@ -204,6 +205,7 @@ class _BenchRun:
     on_progress: Callable[[BenchProgress], None]
     rows: list[Row] = field(factory=list)
     name: str = field(factory=lambda: os.urandom(8).hex())
+    found: dict[str, Filled] = field(factory=dict)
 
     def prepare(self, warm_passes: int | None, on_stage: Callable[[str], None]) -> None:
         """Fill the caches for warm runs, and check that earlier rows are of the same set and driver."""
@@ -238,6 +240,7 @@ class _BenchRun:
                     "allow more with --time-limit, or measure with --start cold",
                 )
             self._check_same(device, answer, earlier, warm_passes)
+            self.found[device] = answer
             # The same as in earlier rows, so that they can be compared.
             passes[device] = known.pop() if known else warm_passes or passes_for(answer)
         self.matrix = evolve(self.matrix, warm_passes=passes)
@@ -246,26 +249,13 @@ class _BenchRun:
         self, device: str, found: Filled, earlier: Sequence[Sample], warm_passes: int | None
     ) -> None:
         for each in earlier:
-            environment = each.environment
-            if each.set_hash != found.set_hash:
-                what = f"another set ({each.set_name}, hash {each.set_hash}; this one has {found.set_hash})"
-            elif environment.pipeline_cache_uuid != found.identity.pipeline_cache_uuid.hex():
-                now = found.identity
-                what = (
-                    f"another driver ({environment.driver_name} {environment.driver_info}, cache "
-                    f"{environment.pipeline_cache_uuid}; now {now.driver_name} {now.driver_info}, cache "
-                    f"{now.pipeline_cache_uuid.hex()})"
-                )
-            elif each.batch != (batch := self.matrix.batch_of(each.start)):
+            what, batch = _other_than(each, found), self.matrix.batch_of(each.start)
+            if not what and each.batch != batch:
                 what = f"another batch ({each.batch}; now {batch})"
-            elif each.start == Start.WARM and each.passes != (warm_passes or each.passes):
+            if not what and each.start == Start.WARM and each.passes != (warm_passes or each.passes):
                 what = f"another number of warm passes ({each.passes}; now {warm_passes})"
-            else:
-                other = (each for each in _MACHINE if getattr(environment, each) != getattr(found, each))
-                if (name := next(other, None)) is None:
-                    continue
-                what = f"another {_MACHINE[name]} ({getattr(environment, name)}; now {getattr(found, name)})"
-            raise BenchError(f"the results there for {device_text(device)} are of {what}")
+            if what:
+                raise BenchError(f"the results there for {device_text(device)} are of {what}")
 
     def take(self, writer: RowWriter) -> str:
         """Take samples until none is left or time is up; returns why it ended early, or ""."""
@@ -321,9 +311,28 @@ class _BenchRun:
         if job.round >= 0 and not job.control and not (timeline.exists() and self._is_measured(job.cell)):
             job = msgspec.structs.replace(job, trace=str(timeline))
         answer = self.do(job)
-        if isinstance(answer, Sample):
-            return answer
-        return FailedSample(**turn_of(job), reason=reason_of(answer))
+        if not isinstance(answer, Sample):
+            return FailedSample(**turn_of(job), reason=reason_of(answer))
+        if what := _other_than(answer, self.found[job.device]):
+            return FailedSample(**turn_of(job), reason=f"what is measured changed: this sample is of {what}")
+        return answer
+
+
+def _other_than(sample: Sample, found: Filled) -> str:
+    """What a sample is of, in words, if not of the set, driver and machine that were found; else ""."""
+    environment, now = sample.environment, found.identity
+    if sample.set_hash != found.set_hash:
+        return f"another set ({sample.set_name}, hash {sample.set_hash}, not {found.set_hash})"
+    if environment.pipeline_cache_uuid != now.pipeline_cache_uuid.hex():
+        return (
+            f"another driver ({environment.driver_name} {environment.driver_info}, cache "
+            f"{environment.pipeline_cache_uuid}, not {now.driver_name} {now.driver_info}, cache "
+            f"{now.pipeline_cache_uuid.hex()})"
+        )
+    for name, words in _MACHINE.items():
+        if getattr(environment, name) != getattr(found, name):
+            return f"another {words} ({getattr(environment, name)}, not {getattr(found, name)})"
+    return ""
 
 
 def passes_for(filled: Filled, seconds: float = WARM_SECONDS, seconds_most: float = WARM_SECONDS_MOST) -> int:
