@@ -449,6 +449,14 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
         for device, count in refused.items()
         if count
     ]
+    warm = [each for each in cells if each.cell.start == Start.WARM]
+    shares = [max(1 - one.hits / max(1, one.created) for one in each.samples) for each in warm]
+    if missed := [each for each in shares if each > 0]:
+        found.append(
+            f"in {len(missed)} of {len(warm)} warm cells the driver found up to {max(missed):.0%} of the "
+            "pipelines in no cache: their figures are not those of a warm cache, unless this driver does not "
+            "report hits"
+        )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
     return found + notes

@@ -21,7 +21,7 @@ OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
 
 def matrix(factors: dict[str, float], start: str = "cold", workers: int = 16) -> list[Sample]:
     """Modes whose time is that of shared divided by a factor, and a control."""
-    where = {"start": start, "workers": workers}
+    where = {"start": start, "workers": workers, "hits": 1000 if start == "warm" else 0}
     samples = series(OTHER, mode=CacheMode.SHARED, control=True, **where)
     for mode, factor in factors.items():
         samples += series([wall / factor for wall in STEADY], mode=mode, **where)
@@ -203,6 +203,17 @@ def test_refused_pipelines_are_told_by_device() -> None:
     told = [each for each in contention_report(samples).warnings if "refused" in each]
     assert len(told) == 1
     assert told[0].startswith("the driver refused 3 pipelines in a pass on test: ")
+
+
+def test_a_warm_cell_whose_cache_does_not_hold_everything_is_told() -> None:
+    """What the driver does not keep is compiled, as in a cold run."""
+    cold = series(STEADY, hits=0)
+    whole, half = (
+        series(STEADY, start="warm", workers=count, hits=hits) for count, hits in ((1, 1000), (2, 500))
+    )
+    (told,) = (each for each in contention_report(cold + whole + half).warnings if "warm" in each)
+    assert told.startswith("in 1 of 2 warm cells the driver found up to 50% of the pipelines in no cache")
+    assert not [each for each in contention_report(cold + whole).warnings if "warm" in each]
 
 
 def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
