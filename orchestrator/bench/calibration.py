@@ -48,7 +48,7 @@ from orchestrator.bench.jobs import (
 from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.racing import fallen_behind
 from orchestrator.bench.rows import Sample, Start, counted, device_text
-from orchestrator.bench.runner import cannot, passes_for, reason_of
+from orchestrator.bench.runner import BenchError, cannot, other_than, passes_for, reason_of
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
 from orchestrator.devices.device import CacheMode, DeviceIdentity
@@ -136,7 +136,7 @@ def calibrate(
 
     Raises:
         NoDeviceError: There is no such device.
-        BenchError: The set cannot be compiled on it.
+        BenchError: The set cannot be compiled on it; or set, driver or machine changed meanwhile.
     """
     with temporary_folder("calibrate") as directory:
         calibration = _Calibration(
@@ -178,6 +178,7 @@ class _Calibration:
     squeezed: list[Contender] = field(factory=list)
     dropped: list[Dropped] = field(factory=list)
     notes: list[str] = field(factory=list)
+    filled: Filled = field(init=False)
     expected: ExpectedTime = field(init=False)
 
     def run(self) -> Calibrated:
@@ -186,7 +187,7 @@ class _Calibration:
         filled = self._fill("compiling with one shared cache", "shared", CacheMode.SHARED)
         if not isinstance(filled, Filled):
             cannot(f"{device_text(self.device)} cannot be calibrated", filled)
-        self.weighs_binaries = filled.binaries
+        self.filled, self.weighs_binaries = filled, filled.binaries
         self._remember(filled)
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS)
         self.expected = ExpectedTime(filled, 0.0, self.passes)
@@ -492,6 +493,12 @@ class _Calibration:
             left_s,
         )
         if isinstance(answer, Sample):
+            if what := other_than(answer, self.filled):
+                raise BenchError(
+                    f"{device_text(self.device)} cannot be calibrated: what is measured changed: a sample is "
+                    f"of {what}",
+                    "begin again, and leave set, driver and machine as they are meanwhile",
+                )
             rows.append(answer)
             self.expected.learn(contender, answer.process_s)
             return

@@ -249,7 +249,7 @@ class _BenchRun:
         self, device: str, found: Filled, earlier: Sequence[Sample], warm_passes: int | None
     ) -> None:
         for each in earlier:
-            what, batch = _other_than(each, found), self.matrix.batch_of(each.start)
+            what, batch = other_than(each, found), self.matrix.batch_of(each.start)
             if not what and each.batch != batch:
                 what = f"another batch ({each.batch}; now {batch})"
             if not what and each.start == Start.WARM and each.passes != (warm_passes or each.passes):
@@ -313,12 +313,12 @@ class _BenchRun:
         answer = self.do(job)
         if not isinstance(answer, Sample):
             return FailedSample(**turn_of(job), reason=reason_of(answer))
-        if what := _other_than(answer, self.found[job.device]):
+        if what := other_than(answer, self.found[job.device]):
             return FailedSample(**turn_of(job), reason=f"what is measured changed: this sample is of {what}")
         return answer
 
 
-def _other_than(sample: Sample, found: Filled) -> str:
+def other_than(sample: Sample, found: Filled) -> str:
     """What a sample is of, in words, if not of the set, driver and machine that were found; else ""."""
     environment, now = sample.environment, found.identity
     if sample.set_hash != found.set_hash:

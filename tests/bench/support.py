@@ -9,6 +9,7 @@ import msgspec
 
 from orchestrator.bench.rows import Environment, Latencies, Sample, Start
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.simulated import simulated_identity
 
 ENVIRONMENT = Environment(
     driver_name="test driver",
@@ -26,6 +27,15 @@ ENVIRONMENT = Environment(
     python="3.11",
     orchestrator="0",
 )
+
+SIMULATED = msgspec.structs.replace(
+    ENVIRONMENT, pipeline_cache_uuid=simulated_identity().pipeline_cache_uuid.hex()
+)
+"""The environment of a sample of the simulated device."""
+MACHINE: dict[str, Any] = {
+    name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")
+}
+"""What a `Filled` says of the same machine."""
 
 _DEFAULTS = Sample(
     device="test",

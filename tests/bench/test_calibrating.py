@@ -26,7 +26,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.stores.profile_file import CalibrationProfile, read_distrusted
-from tests.bench.support import ENVIRONMENT, sample
+from tests.bench.support import ENVIRONMENT, MACHINE, SIMULATED, sample
 
 
 class Machine:
@@ -62,6 +62,7 @@ class Machine:
                 warm_rate=50_000.0,
                 warm_rate_most=50.0,
                 binaries=self.binaries is not None,
+                **MACHINE,
             )
         if isinstance(job, ProbeJob):
             return self._probe(job)
@@ -78,6 +79,7 @@ class Machine:
             batch=job.batch,
             passes=job.passes,
             wall_ns=int(seconds * 1e9) * job.passes,
+            environment=SIMULATED,
         )
 
     def _probe(self, job: ProbeJob) -> Probed:
@@ -176,6 +178,17 @@ def test_a_driver_that_does_not_merge() -> None:
     assert profile.cold.mode == "shared"
 
 
+def test_a_set_that_changes_meanwhile_makes_no_profile() -> None:
+    def change(job: Job) -> Answer | None:
+        if isinstance(job, SampleJob) and job.round == 1:
+            return sample(set_hash="1" * 16, environment=SIMULATED)
+        return None
+
+    with pytest.raises(BenchError, match="what is measured changed: a sample is of another set") as caught:
+        calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(answer=change))
+    assert "begin again" in caught.value.next_step
+
+
 def test_a_contender_that_fails_is_left_out_and_noted() -> None:
     def fail(job: Job) -> Answer | None:
         if isinstance(job, SampleJob) and job.mode == "per-worker-internal" and job.start == "cold":
@@ -242,6 +255,7 @@ def test_what_is_prepared_counts_in_the_weighing_of_binaries() -> None:
         # The run alone is slower with binaries, but a cache needs modules first.
         with_binaries = job.mode == "binaries"
         return sample(
+            environment=SIMULATED,
             start=job.start,
             mode=job.mode,
             workers=job.workers,
@@ -289,6 +303,7 @@ def nvidia_like(job: Job) -> Answer | None:
             warm_rate_most=8_000.0,
             cold_wall_ns=730_000_000,
             cold_driver_ns=11_000_000_000,
+            **MACHINE,
         )
     if not isinstance(job, SampleJob):
         return None
@@ -296,6 +311,7 @@ def nvidia_like(job: Job) -> Answer | None:
     cold = 11.2 / job.workers
     warm = 0.085 if job.workers == 16 else 0.005 * job.workers
     return sample(
+        environment=SIMULATED,
         start=job.start,
         mode=job.mode,
         workers=job.workers,
@@ -458,6 +474,7 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
         private = {1: 11.0, 8: 20.0, 16: 45.0}[job.workers]
         seconds = private if job.mode in ("per-worker", "per-worker-internal") else alone
         return sample(
+            environment=SIMULATED,
             start=job.start,
             mode=job.mode,
             workers=job.workers,
@@ -492,6 +509,7 @@ def test_what_a_later_control_casts_doubt_on_is_sampled_again() -> None:
             return None
         seconds = 2.0 if job.mode == "per-worker-internal" else 1.0
         return sample(
+            environment=SIMULATED,
             start=job.start,
             mode=job.mode,
             workers=job.workers,

@@ -39,7 +39,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
-from tests.bench.support import ENVIRONMENT, sample
+from tests.bench.support import ENVIRONMENT, MACHINE, sample
 from tests.drivers import REPOSITORY
 
 PLAN = Matrix(
@@ -65,7 +65,7 @@ def filled(**changes: object) -> Filled:
         "pipelines": 1000,
         "warm_rate": 100_000.0,
         "warm_rate_most": 1e9,
-        **{name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")},
+        **MACHINE,
     }
     return Filled(**{**values, **changes})
 

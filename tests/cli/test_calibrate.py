@@ -12,7 +12,7 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores import profile_file
 from orchestrator.stores.files.atomic_file import SaveError
-from tests.bench.support import sample
+from tests.bench.support import MACHINE, SIMULATED, sample
 from tests.cli.conftest import Call
 
 
@@ -27,11 +27,13 @@ def quick(job: Job) -> Answer:
             warm_rate=1000.0,
             warm_rate_most=1000.0,
             binaries="binaries" in job.set_paths[0],
+            **MACHINE,
         )
     if isinstance(job, ProbeJob):
         return Probed(hits=100, sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else ())
     assert isinstance(job, SampleJob)
     return sample(
+        environment=SIMULATED,
         start=job.start,
         mode=job.mode,
         workers=job.workers,
