@@ -133,11 +133,11 @@ def require_family(selector: str) -> None:
 
 def _texts_of_families() -> tuple[str, ...]:
     """Texts of the driver's library from the first family on; none where it cannot be found or read."""
-    # The last: the manifest of a library for 32 bits (i686) sorts before that for 64 (x86_64).
-    manifest = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)[-1]
+    manifests = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)
     try:
-        named = library_path(Path(manifest))
-        library = next(filter(Path.is_file, (Path(each, named) for each in _library_folders())))
+        named = [library_path(Path(each)) for each in manifests]
+        # A system may have drivers of other architectures beside its own.
+        library = next(filter(_is_loadable, (Path(at, each) for each in named for at in _library_folders())))
         with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
             constants = _constants(content)
             found = (content.find(each, constants) for each in _FIRST_FAMILIES)
@@ -146,6 +146,18 @@ def _texts_of_families() -> tuple[str, ...]:
     except (OSError, msgspec.MsgspecError, ValueError, StopIteration, struct.error):
         return ()  # the driver is asked
     return tuple(texts.decode("ascii", "replace").lower().split("\0"))
+
+
+def _is_loadable(library: Path) -> bool:
+    """Whether a file is a library for the architecture of this process."""
+    return library.is_file() and _architecture(library) == _architecture(Path("/proc/self/exe"))
+
+
+def _architecture(file: Path) -> tuple[bytes, bytes]:
+    """Class and byte order, and machine, of an ELF file (<elf.h>: e_ident, e_machine)."""
+    with file.open("rb") as stream:
+        head = stream.read(20)
+    return head[:6], head[18:]
 
 
 def _constants(content: mmap.mmap) -> int:

@@ -85,6 +85,22 @@ def test_most_families_are_seen_in_the_library_without_asking_the_driver(
     assert asked[-1] == "gfx1100"
 
 
+def test_the_library_for_this_architecture_is_looked_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = driver_manifest("radv:navi21")
+    foreign = tmp_path / "libvulkan_radeon.so"
+    foreign.write_bytes(b"\x7fELF\x01\x01\x01".ljust(16, b"\0") + b"\3\0\3\0")  # 32 bits, i386
+    other = tmp_path / "radeon_icd.other.json"
+    other.write_text(
+        f'{{"file_format_version": "1.0.0", "ICD": {{"api_version": "1.4", "library_path": "{foreign}"}}}}'
+    )
+    monkeypatch.setattr("orchestrator.devices.families.is_family", lambda name: pytest.fail(f"asked: {name}"))
+    for files in ([other, own], [own, other]):
+        monkeypatch.setenv("VK_DRIVER_FILES", os.pathsep.join(map(str, files)))
+        require_family("radv:navi21")
+
+
 def test_patterns_stand_for_the_families_that_fit() -> None:
     driver_manifest("radv:navi21")
     assert [each.selector for each in expand("RADV:Navi2?")] == [
