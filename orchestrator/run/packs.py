@@ -664,11 +664,15 @@ def join_packs(
 
     Raises:
         PackError: Shards of a set were compiled by different drivers, a file is damaged, there is something
-            at the output, or another process writes it. Or the driver that is here is another one.
+            at the output, it lies in a pack, or another process writes it. Or the driver that is here is
+            another one.
         DeviceError: A device that has to merge caches is not here, or died of them.
         SaveError: Something could not be written.
     """
     _require_empty(output)
+    for pack in packs:
+        if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(pack.directory)):
+            raise PackError(output, f"it lies in the pack {pack.directory}", "name a directory outside of it")
     groups = _groups(packs)
     _refuse_foreign(groups)
     for pack in packs:

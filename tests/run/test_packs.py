@@ -625,6 +625,16 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
         join_packs([one], tmp_path / "all")
 
 
+def test_nothing_is_written_into_a_pack_that_is_joined(tmp_path: Path) -> None:
+    one = make_pack(tmp_path / "one", OLD)
+    (tmp_path / "link").symlink_to(one.directory)
+    for output in (one.directory / "sub", tmp_path / "link" / "sub"):
+        with pytest.raises(PackError, match="it lies in the pack") as caught:
+            join_packs([one], output)
+        assert caught.value.path == output
+        assert not output.exists()
+
+
 def test_a_merge_that_fails_can_be_run_again(tmp_path: Path) -> None:
     one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
     other = make_pack(tmp_path / "three", OLD, identity=OTHER_DRIVER)
