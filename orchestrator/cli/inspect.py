@@ -285,7 +285,6 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 
 def _seems(path: Path, head: bytes) -> str:
     """What a file seems to be, judged by its first bytes and its name; "" if unknown."""
-    from orchestrator.stores.kinds import STORE_NAME
     from orchestrator.stores.pack import MANIFEST, is_pack
 
     if path.name == MANIFEST and is_pack(path.parent):
@@ -299,8 +298,6 @@ def _seems(path: Path, head: bytes) -> str:
     for signature, words in _SIGNATURES:
         if head.startswith(signature):
             return words
-    if path.name == STORE_NAME:
-        return "a store of pipeline binaries; see `orchestrator binaries stat` and `verify`"
     if path.suffix.lower() == ".toml":
         return "a manifest; see `orchestrator pack` and `orchestrator list`"
     if head and not head.strip(b"\0"):

@@ -1271,6 +1271,15 @@ def store_files(directory: Path) -> tuple[Path, ...]:
     )
 
 
+def refusal_of(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str:
+    """Why the file of a store would not be opened, or "". Reads only; never raises."""
+    try:
+        with _told(path):
+            return _Opening(path, None, create=False, operations=operations).refuse()
+    except StoreError as error:
+        return error.reason
+
+
 @contextmanager
 def _told(path: Path) -> Iterator[None]:
     """Turn every error into a StoreError."""
@@ -1408,7 +1417,7 @@ class _Opening:
         if self._compacted.exists():  # left by a process that died
             self.operations.unlink(self._compacted)
         if self.path.exists() or self.path.is_symlink():
-            reason = self._refuse()
+            reason = self.refuse()
             if reason and not self.create:
                 raise StoreError(self.path, f"{reason}; whoever uses it next moves it into the quarantine")
             if reason:
@@ -1419,7 +1428,7 @@ class _Opening:
             self._make()
         return set_aside
 
-    def _refuse(self) -> str:
+    def refuse(self) -> str:
         """Why the existing file must not be opened, or ""."""
         if self.path.is_symlink():
             return "it is a symbolic link"
@@ -1519,7 +1528,7 @@ class _Opening:
     def _open_read_only(self, why: str) -> BinaryStore:
         if not self.path.exists():
             raise StoreError(self.path, f"there is no store of binaries, and none can be made: {why}")
-        if reason := self._refuse():
+        if reason := self.refuse():
             raise StoreError(self.path, reason)
         return self._opened(why, "", None)
 

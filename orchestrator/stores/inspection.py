@@ -42,6 +42,7 @@ from orchestrator.stores.kinds import (
     KEY_PROFILE,
     MODULE_IDENTIFIERS,
     PLAN,
+    STORE_NAME,
     Kind,
     cache_file_of,
     kind_of,
@@ -162,7 +163,7 @@ def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
 
 @frozen
 class BesideInspection:
-    """A file that lies beside a cache file.
+    """A file that lies beside a cache file, or is of a store of binaries.
 
     Attributes:
         name: Its kind in words.
@@ -227,7 +228,9 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
-    """What a file beside a cache file is, by its name; None for any other name. Never raises."""
+    """What a file beside a cache file, or of a store, is, by its name; None for any other. Never raises."""
+    if path.name.startswith(Path(STORE_NAME).stem):
+        return _inspect_store(path)
     if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
         cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
         return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)
@@ -237,3 +240,15 @@ def inspect_beside(path: Path) -> BesideInspection | None:
     name, holds, problem = _BESIDE[kind]
     shared = kind is MODULE_IDENTIFIERS
     return BesideInspection(name, holds, None if shared else cache_file_of(path), problem(path))
+
+
+def _inspect_store(path: Path) -> BesideInspection | None:
+    from orchestrator.stores.binary_store import refusal_of, store_files
+
+    if path not in store_files(path.parent):
+        return None
+    if path.name != STORE_NAME:
+        holds = "nothing of pipelines: the store needs it"
+        return BesideInspection("file of a store of binaries", holds, None)
+    holds = "pipeline binaries of all devices; see `orchestrator binaries stat` and `verify`"
+    return BesideInspection("store of binaries", holds, None, refusal_of(path))

@@ -80,6 +80,28 @@ def test_verify(call: Call, folder: Path) -> None:
     assert path.stat().st_size == len(content) // 2
 
 
+def test_its_files_are_inspected(call: Call, folder: Path) -> None:
+    files = sorted(folder.iterdir())
+    done = call("inspect", *files, "--json")
+    assert done.code == ExitCode.OK
+    kinds = {Path(each["path"]).name: each["kind"] for each in done.document["files"]}
+    assert kinds.pop(STORE_NAME) == "store of binaries"
+    assert set(kinds.values()) == {"file of a store of binaries"}
+    assert len(kinds) == 4
+    before = {each: each.read_bytes() for each in files}
+    assert call("verify", *files).code == ExitCode.OK
+    path = folder / STORE_NAME
+    for bad, reason in ((before[path][:-4096], "no such page"), (bytes(9000), "another program made it")):
+        path.write_bytes(bad)
+        done = call("inspect", path, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        assert reason in done.document["files"][0]["reason"]
+        assert path.read_bytes() == bad
+    path.unlink()
+    path.symlink_to(folder / "nowhere")
+    assert call("inspect", path).code == ExitCode.BAD_INPUT
+
+
 def test_generations_that_cannot_be_read_are_not_called_nothing(call: Call, folder: Path) -> None:
     path = folder / STORE_NAME
     content = path.read_bytes()
