@@ -509,6 +509,8 @@ class CompileJob:
     def __attrs_post_init__(self) -> None:
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
         self._tally = Tally(started_ns=self.started_ns)
+        # A plan saves a second of decoding, the cache file all that was compiled.
+        self.cache.make_room = self._plan.drop
 
     @property
     def _stopped(self) -> bool:

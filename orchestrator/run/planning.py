@@ -39,7 +39,7 @@ from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJobs
 from orchestrator.sets.shared_set import DecodingTurn, SharedSet
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128, likely_cause
 from orchestrator.stores.plan_file import (
     PlanIdentity,
     StoredPlan,
@@ -83,6 +83,7 @@ class CompilePlan:
     _tried: set[Path] = field(factory=set, init=False)
     _saving: threading.Lock = field(factory=threading.Lock, init=False)
     _is_saved: bool = field(default=False, init=False)
+    _kept: Path | None = field(default=None, init=False)
 
     def find(self) -> SetPlan | None:
         """The plan of the set that was kept for this device, else for another one; another one at each call.
@@ -177,6 +178,20 @@ class CompilePlan:
         finally:
             self.give_turn()
 
+    def drop(self) -> bool:
+        """Remove the plan that was kept, and keep none; whether there was one. Thread-safe."""
+        with self._saving:
+            self._identity, kept, self._kept = None, self._kept, None
+            if kept is None:
+                return False
+            try:
+                kept.unlink()
+            except OSError as error:
+                self.notes.append(f"the plan of the set could not be removed: {kept}: {likely_cause(error)}")
+                return False
+        self.notes.append("the plan of the set was not kept: the cache file needed its room")
+        return True
+
     def _save(self, groups: tuple[PlannedGroup, ...], rest: tuple[FeatureGroup, ...]) -> None:
         directory, identity, beside = self.directory, self._identity, self._beside
         if directory is None or identity is None or beside is None:
@@ -185,7 +200,8 @@ class CompilePlan:
             if self.source.is_changed:  # the plan would be found by the hash of other bytes
                 raise ValueError("a file of the set was changed while it was read")
             plan = SetPlan(SetFacts.of(self.source), groups, rest)
-            save_plan(cache_path(directory, beside), identity, encode_plan(plan, self.source.module_place))
+            parts = encode_plan(plan, self.source.module_place)
+            self._kept = save_plan(cache_path(directory, beside), identity, parts)
 
 
 def proven_plan(path: Path) -> tuple[SetPlan | None, str]:

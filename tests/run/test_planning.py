@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,9 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
 from orchestrator.registry.tables import AnyDevice
+from orchestrator.run import planning
 from orchestrator.run.compile import compile_set
+from orchestrator.run.keeping import CacheFileStore
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.planning import CompilePlan, expect_plan
 from orchestrator.run.records import CompileReport, OutcomeStatus
@@ -29,9 +34,9 @@ from orchestrator.sets.plan import SetPlan, encode_plan
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
-from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import content_hash128
-from orchestrator.stores.kinds import PLAN
+from orchestrator.stores.cache_file import SaveReport, cache_path
+from orchestrator.stores.files.atomic_file import FileOperations, content_hash128
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
 from orchestrator.stores.plan_file import read_plan, save_plan
 
 ANEW = "the plan of the set was made anew"
@@ -250,6 +255,34 @@ def test_a_plan_that_cannot_be_kept_is_a_note(tmp_path: Path) -> None:
     assert note.startswith("the plan of the set was not kept: ")
     assert "chmod go-w" in note
     assert plans(tmp_path / "cache") == []
+
+
+def test_a_plan_leaves_its_room_to_the_cache_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, is_kept = tmp_path / "cache", threading.Event()
+    open_new, save = FileOperations.open_new, CacheFileStore.save
+
+    def keep(*given: Any) -> Path:
+        path = save_plan(*given)
+        is_kept.set()
+        return path
+
+    def save_later(*given: Any) -> SaveReport:
+        assert is_kept.wait(60.0)
+        return save(*given)
+
+    def no_room_for_both(self: FileOperations, path: Path) -> int:
+        if CACHE_FILE_SUFFIX in path.name and plans(folder):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return open_new(self, path)
+
+    monkeypatch.setattr(planning, "save_plan", keep)
+    monkeypatch.setattr(CacheFileStore, "save", save_later)
+    monkeypatch.setattr(FileOperations, "open_new", no_room_for_both)
+    report = compiled(sample_path(), folder)
+    assert report.cache_file.error is None
+    assert report.cache_file.saved_bytes
+    assert plans(folder) == []
+    assert told(report) == ["the plan of the set was not kept: the cache file needed its room"]
 
 
 def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None:

@@ -361,6 +361,14 @@ class SaveError(OrchestratorError):
         self.replaced = replaced
         self.leftover = leftover
 
+    @property
+    def is_out_of_space(self) -> bool:
+        """Whether the file system is full, or the user's quota of it."""
+        cause: BaseException | None = self
+        while isinstance(cause, SaveError):
+            cause = cause.__cause__
+        return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+
 
 class ReadError(OrchestratorError):
     """A file (`path`) could not be read; `reason` says what is wrong and the likely cause."""
