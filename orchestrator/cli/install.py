@@ -124,7 +124,7 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
         out.line(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
         out.line("`orchestrator compile` compiles everything here")
         return
-    left = sum(len(each.keys) for part in target.parts for each in part.left_out)
+    left = len({key for part in target.parts for each in part.left_out for key in each.keys})
     rows: list[tuple[str, str | Text]] = [
         ("target", target.name),
         ("holds", f"{plural(target.count('created'), 'pipeline')}, {left:,} left out"),

@@ -381,7 +381,8 @@ class GrowingPack:
         states, table = packed_states(path, content), report.pipelines
         pairs = zip(table.kinds.tolist(), table.keys.tolist(), strict=True)
         kept = frozenset(key for kind, key in pairs if state_key(kind, key) in states)
-        return (self.writer.add(path.name, content), *self.writer.notes_at(cache_file)), kept
+        file = self.writer.add(path.name, content, len(states))
+        return (file, *self.writer.notes_at(cache_file)), kept
 
     def _before(self, identity: ProfileIdentity) -> Target | None:
         """The target that the earlier pack had for a device, as it was."""
@@ -523,7 +524,7 @@ class GrowingPack:
                 except PackError:
                     self._known[each.name] = None
                 else:
-                    self._known[each.name] = self.writer.add(each.name, content)
+                    self._known[each.name] = self.writer.add(each.name, content, each.pipelines)
         return tuple(filter(None, (self._known[each.name] for each in files)))
 
 
@@ -771,7 +772,7 @@ def _of_one_driver(target: Target) -> Iterator[tuple[object, str, str]]:
 
 
 def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
-    from orchestrator.stores.binary_pack import join_binaries
+    from orchestrator.stores.binary_pack import join_binaries, packed_states
 
     caches = group.having(lambda target: target.cache)
     binaries = group.having(lambda target: target.binaries)
@@ -781,13 +782,16 @@ def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str)
     if len(caches) == 1 or (binaries and not caches):
         pack, target, _ = (caches or binaries)[0]
         files = tuple(
-            writer.add(each.name, pack.read(each)) for each in target.files if each != target.binaries
+            writer.add(each.name, pack.read(each), each.pipelines)
+            for each in target.files
+            if each != target.binaries
         )
     elif caches:
         files = _merged(caches, writer, key_file, opener)
     if binaries:
         contents = [(pack.directory / file.name, pack.read_binaries(of)) for pack, of, file in binaries]
-        files += (writer.add(binaries[0][2].name, join_binaries(contents)),)
+        content, name = join_binaries(contents), binaries[0][2].name
+        files += (writer.add(name, content, len(packed_states(writer.directory / name, content))),)
     problem = "" if files else "; ".join(dict.fromkeys(each.problem for _, each in group.targets))
     return JoinedTarget(
         msgspec.structs.replace(group.first, files=files, before=(), parts=parts, problem=problem),
@@ -820,7 +824,10 @@ def _merged(
             directory=str(writer.directory.absolute()),
         )
         _answered(child, request, f"joining the caches for {target.name}")
-    return writer.files_at(writer.directory / file.name)
+    cache, *notes = writer.files_at(writer.directory / file.name)
+    if not all(file.pipelines for _, _, file in caches):
+        cache = msgspec.structs.replace(cache, pipelines=0)  # what is noted is not all that it holds
+    return cache, *notes
 
 
 def install(

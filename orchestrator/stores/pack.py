@@ -58,6 +58,7 @@ from orchestrator.stores.kinds import (
     check_directory,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.run_notes import read_contents
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
@@ -148,10 +149,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         shard = f", shard {self.shard}/{self.shards}" if self.shards > 1 else ""
         return f"{self.set_name}{shard}{', chosen by key' if self.chosen else ''}"
 
-    def count(self, status: str) -> int:
-        """How many pipelines were left out with a status."""
-        return sum(len(each.keys) for each in self.left_out if each.status == status)
-
 
 class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a pack.
@@ -161,12 +158,15 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
         size: Bytes.
         xxh3_128: Hash of its content, canonical order, 32 hex digits.
         mac: Its keyed digest where the pack was signed, 64 hex digits, else "".
+        pipelines: How many different pipelines a cache file or a file of binaries holds; 0 where that is not
+            known, and of any other file.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
     size: _Count
     xxh3_128: _Hash128
     mac: _Mac = ""
+    pipelines: _Count = 0
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
@@ -215,10 +215,17 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(self, files=self.before or self.files, before=())
 
     def count(self, status: str) -> int:
-        """How many pipelines have a status: "created" or one of `LeftOut`."""
+        """How many pipelines have a status: "created" or one of `LeftOut`. What two sets share counts once.
+
+        Of those that were created that is so as far as it is known what the files hold.
+        """
         if status == "created":
-            return sum(each.created for each in self.parts)
-        return sum(each.count(status) for each in self.parts)
+            created = [each.created for each in self.parts]
+            held = [each.pipelines for each in (self.cache, self.binaries) if each is not None]
+            known = sum(held) if held and all(held) else sum(created)
+            return max(min(sum(created), known), *created, 0)
+        left_out = (each for part in self.parts for each in part.left_out if each.status == status)
+        return len({key for each in left_out for key in each.keys})
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -553,8 +560,9 @@ class PackWriter:
         content = self.content(cache_file)
         if content is None:
             return ()
-        _prove_cache(cache_file, content)
-        return self.add(cache_file.name, content), *self.notes_at(cache_file)
+        header, held = _prove_cache(cache_file, content), read_contents(cache_file, self.operations)
+        pipelines = len(held) if held.data_hash == header.data_hash else 0
+        return self.add(cache_file.name, content, pipelines), *self.notes_at(cache_file)
 
     def notes_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
         """What lies beside a cache file, which need not be there itself; as `files_at`."""
@@ -575,8 +583,13 @@ class PackWriter:
         except ReadError as error:
             raise PackError(path, error.reason, _ACCESS) from None
 
-    def add(self, name: str, content: bytes) -> PackedFile:
+    def add(self, name: str, content: bytes, pipelines: int = 0) -> PackedFile:
         """A file of the pack with this content, written where it is not there; what the manifest says of it.
+
+        Args:
+            name: Its name.
+            content: Its content.
+            pipelines: As in `PackedFile`.
 
         Raises:
             PackError: A pack may not have a file of this name.
@@ -593,7 +606,8 @@ class PackWriter:
             ensure_directory(self.directory, self.operations)
             write_atomically(path, [content], self.operations)
         mac = "" if self.key is None else self.key.sign(_SIGNS_FILE, _signed_parts(name, content)).hex()
-        return PackedFile(name=name, size=len(content), xxh3_128=content_hash128(content).hex(), mac=mac)
+        found = content_hash128(content).hex()
+        return PackedFile(name=name, size=len(content), xxh3_128=found, mac=mac, pipelines=pipelines)
 
     def finish(self, manifest: Manifest) -> None:
         """Write the manifest, and its MAC; then remove previous generations of its cache files.

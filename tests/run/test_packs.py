@@ -33,6 +33,7 @@ from orchestrator.stores.kinds import CONTENTS
 from orchestrator.stores.pack import Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import add_contents, read_contents
+from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
     OLD,
@@ -410,7 +411,7 @@ def test_what_a_larger_set_created_since_is_not_left_out_of_the_smaller_one(tmp_
     GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
     manifest = Pack.open(tmp_path).manifest
     PackWriter(tmp_path).finish(manifest_of([replace(manifest.targets[0], parts=(small,))]))
-    assert (small.created, small.count("not_run")) == (3, 3)
+    assert (small.created, Target(selector="", parts=(small,)).count("not_run")) == (3, 3)
     GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report_of(tmp_path))])
     (target,) = Pack.open(tmp_path).manifest.targets
     (found,) = (each for each in target.parts if each.set_hash == small.set_hash)
@@ -625,6 +626,33 @@ def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
         join_packs([one], tmp_path / "all")
 
 
+@pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.BINARIES])
+def test_pipelines_that_two_sets_share_count_once(tmp_path: Path, mode: CacheMode) -> None:
+    shared, both = tmp_path / "shared", []
+    for first in (0, 2):
+        archive = tmp_path / f"{first}.foz"
+        write_small_set(archive, first, first + 4)
+        options = CompileOptions(selector="simulated", mode=mode)
+        for place in (shared, tmp_path / f"own-{first}"):
+            growing = GrowingPack.begin(place, None, ["simulated"])
+            with PipelineSet.open(archive) as opened:
+                report = trio.run(compiled, opened, options, place)
+            growing.finish([TargetResult("simulated", report)])
+        both.append(Pack.open(place))
+    (own,) = Pack.open(shared).manifest.targets
+    (joined,) = join_packs(both, tmp_path / "joined")
+    (copied,) = join_packs([Pack.open(tmp_path / "joined")], tmp_path / "copied")
+    for target in (own, joined.target, copied.target):
+        assert [each.created for each in target.parts] == [4, 4]
+        assert target.count("created") == 6
+    # Where one does not say what its cache holds, all that is known is the sum.
+    (old,) = both[1].manifest.targets
+    files = tuple(replace(each, pipelines=0) for each in old.files)
+    PackWriter(both[1].directory).finish(manifest_of([replace(old, files=files)]))
+    (joined,) = join_packs([both[0], Pack.open(both[1].directory)], tmp_path / "unknown")
+    assert joined.target.count("created") == (6 if mode is CacheMode.BINARIES else 8)
+
+
 def test_nothing_is_written_into_a_pack_that_is_joined(tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD)
     (tmp_path / "link").symlink_to(one.directory)
@@ -783,5 +811,9 @@ def test_a_part_says_what_was_left_out_and_why(tmp_path: Path) -> None:
         ("failed", "the driver"),
     ]
     assert made.left_out[1].keys == tuple(sorted(f"{key:016x}" for key in keys[:2]))
-    assert (made.pipelines, made.created, made.count("failed")) == (len(keys) + made.created, made.created, 3)
+    assert (made.pipelines, made.created, Target(selector="", parts=(made,)).count("failed")) == (
+        len(keys) + made.created,
+        made.created,
+        3,
+    )
     assert made.set_name == "sample.foz"

@@ -13,6 +13,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import content_hash128
@@ -21,6 +22,7 @@ from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import (
     MANIFEST,
     MANIFEST_MAC,
+    LeftOut,
     Manifest,
     Pack,
     PackedFile,
@@ -389,3 +391,11 @@ def test_parts_of_several_packs_add_up() -> None:
     assert chosen in joined_parts([one, two, chosen])
     assert chosen not in joined_parts([one, two, part(shard=3, shards=3), chosen])
     assert chosen.text == "game.foz, shard 1/2, chosen by key"
+
+
+def test_what_two_sets_leave_out_counts_once() -> None:
+    one = LeftOut(status="failed", reason="one", keys=("0" * 16, "1" * 16))
+    two = LeftOut(status="failed", reason="two", keys=("1" * 16, "2" * 16))
+    parts = tuple(replace(part(), left_out=(each,)) for each in (one, two))
+    both = Target(selector="simulated", parts=parts)
+    assert (both.count("failed"), both.count("skipped")) == (3, 0)
