@@ -52,11 +52,14 @@ def install_verb(
             its source as you would trust a program.
     """
     from orchestrator.run.packs import install
-    from orchestrator.stores.pack import Pack
+    from orchestrator.stores.pack import Pack, is_pack
 
     out = Output(json=json)
     if key is not None and unsigned:
         raise UsageError("--key and --unsigned contradict each other", "leave one out")
+    if cache_dir is not None and is_pack(cache_dir):
+        said = f"{path_text(cache_dir)}: it is a pack, whose manifest would not agree with its files any more"
+        raise UsageError(said, "name another --cache-dir; `orchestrator merge` joins packs")
     secret = read_key(key)
     opened = Pack.open(pack, secret)
     if secret is None and not unsigned:

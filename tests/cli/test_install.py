@@ -48,6 +48,14 @@ def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_p
     assert both.code == ExitCode.BAD_INPUT
 
 
+def test_nothing_is_installed_into_a_pack(call: Call, tmp_path: Path) -> None:
+    one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
+    done = call("install", one.directory, "--unsigned", "-d", "simulated", "--cache-dir", two.directory)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "it is a pack" in done.err
+    assert list(two.problems()) == []
+
+
 def test_what_another_process_is_saving_is_not_said_to_be_installed(call: Call, tmp_path: Path) -> None:
     pack, path = make_pack(tmp_path / "pack").directory, path_in(tmp_path / "cache")
     path.parent.mkdir(mode=0o700)
