@@ -197,13 +197,7 @@ def _exchange(
         f"{path_text(pack)}: {plural(report.pipelines, 'pipeline')}, "
         f"{plural(report.binaries, 'binary', 'binaries')}, {byte_text(report.bytes)}; {done}"
     ]
-    if report.put.evicted:
-        lines.append(f"{plural(report.put.evicted, 'pipeline')} removed again, or from before, to make room")
-    if report.put.too_large:
-        lines.append(f"{plural(report.put.too_large, 'pipeline')} too large for the store")
-    if len(lines) > 1:
-        lines.append("`orchestrator compile --binaries-disk` allows the store more")
-    return told, lines
+    return told, [*lines, *filter(None, [report.put.lost])]
 
 
 def _prune(

@@ -127,7 +127,7 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
         bytes_after: Driver's data that is there now.
         is_kept_out: Whether the driver does not merge, and what was there is larger, so that it stays alone.
         store: The store of pipeline binaries, where the target has some.
-        binaries: Pipelines whose binaries are in the store now.
+        binaries: Pipelines whose binaries were stored, or were there; a note says of those that made room.
         binaries_new: Bytes of those that it did not have before.
         notes: What a user should know.
     """

@@ -193,7 +193,8 @@ def _install_binaries(
     except StoreError as error:
         raise SaveError(error.path, "storing the binaries", error.reason) from error
     done = _noted(done, notes)
-    return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes)
+    notes_now = (*done.notes, *filter(None, [put.lost]))
+    return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes, notes=notes_now)
 
 
 def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bool = True) -> Installed:

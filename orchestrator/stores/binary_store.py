@@ -267,6 +267,15 @@ class PutReport(msgspec.Struct, frozen=True):
         names = self.__struct_fields__
         return PutReport(*(getattr(self, each) + getattr(other, each) for each in names))
 
+    @property
+    def lost(self) -> str:
+        """What is not in the store for want of room, and what to do, in words; or ""."""
+        made_room, too_large = "removed again, or from before, to make room", "too large for the store"
+        counts = {made_room: self.evicted, too_large: self.too_large}
+        said = ", ".join(f"{count:,} {why}" for why, count in counts.items() if count)
+        step = "`orchestrator compile --binaries-disk` allows the store more"
+        return f"not all pipelines fit: {said}; {step}" if said else ""
+
 
 class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
     """What a store holds of one generation.

@@ -156,7 +156,7 @@ def test_an_import_says_what_the_store_has_no_room_for(call: Call, folder: Path,
     left = sum(each["pipelines"] for each in done.document["generations"])
     assert left == done.document["stored"] - done.document["evicted"]
     said = call("binaries", "import", pack, "--unsigned", "--cache-dir", there).out
-    assert "1 pipeline too large for the store" in said
+    assert "1 too large for the store" in said
     assert "to make room" in said
     assert "--binaries-disk" in said
     full = call("binaries", "import", pack, "--unsigned", "--cache-dir", folder).out

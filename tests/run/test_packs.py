@@ -12,6 +12,7 @@ import trio
 from attrs import evolve
 from msgspec.structs import replace
 
+from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
@@ -25,12 +26,12 @@ from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
 from orchestrator.sets.sample import sample_path
-from orchestrator.stores.binary_pack import import_content
-from orchestrator.stores.binary_store import BinaryStore
+from orchestrator.stores.binary_pack import device_binaries, import_content
+from orchestrator.stores.binary_store import LEAST_BOUND, BinaryStore, Generation, StoredPipeline
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.kinds import CONTENTS
-from orchestrator.stores.pack import Pack, PackError, PackWriter, Target
+from orchestrator.stores.pack import BINARIES_SUFFIX, Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import add_contents, read_contents
 from tests.run.small_sets import write_small_set
@@ -290,6 +291,29 @@ def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
     assert manifest.targets[0].cache is not None
     assert manifest.targets[0].binaries == pack.manifest.targets[0].binaries
     assert list(Pack.open(tmp_path / "all", KEY).problems()) == []
+
+
+def test_what_a_store_has_no_room_for_is_not_said_to_be_installed(tmp_path: Path) -> None:
+    generation, place = Generation.of(IDENTITY, b"global key"), tmp_path / "pack"
+    large = [
+        StoredPipeline(b"%d" % each, b"%d" % each, (PipelineBinary(b"%d" % each, os.urandom(100_000)),))
+        for each in range(60)
+    ]
+    with BinaryStore.open(tmp_path / "store") as store:
+        store.put(generation, large)
+        content = device_binaries(store, ProfileIdentity.of(IDENTITY))
+    BinaryStore.open(tmp_path / "player", bound_bytes=LEAST_BOUND).close()
+    writer = PackWriter(place)
+    writer.prepare()
+    files = (writer.add(path_in(place).stem + BINARIES_SUFFIX, content),)
+    identity = ProfileIdentity.of(IDENTITY)
+    writer.finish(manifest_of([Target(selector="simulated", identity=identity, files=files)]))
+    done = install(Pack.open(place), "simulated", tmp_path / "player").done
+    with BinaryStore.open(tmp_path / "player") as store:
+        (held,) = store.statistics().generations
+    assert held.pipelines < 60
+    assert f"not all pipelines fit: {60 - held.pipelines} removed again" in done.notes[0]
+    assert "--binaries-disk" in done.notes[0]
 
 
 def test_damaged_and_foreign_binaries_are_refused(tmp_path: Path) -> None:
