@@ -227,6 +227,8 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
         if isinstance(error, kind):
             if "there is no store" in message:
                 step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
+            elif any(os.strerror(each) in message for each in (errno.ENOSPC, errno.EDQUOT)):
+                step = _ROOM
             where = {"path": _utf8(str(vars(error)["path"]))}
             step = _temporary_step(where["path"]) or getattr(error, "next_step", "") or step
             return Failure("store", message, step, ExitCode.BAD_INPUT, where)

@@ -922,7 +922,7 @@ class BinaryStore:
                 # LMDB reports a short write as an I/O error.
                 full = "No space" in cause or "quota" in cause or self._disk_is_full()
                 if full and "Input/output" in cause:
-                    cause = "the disk is full"
+                    cause = likely_cause(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
                 kind = StoreFullError if full else StoreError
                 raise kind(self.path, f"it cannot be written: {cause}") from error
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -19,7 +20,8 @@ from orchestrator.errors import (
     OrchestratorError,
     RecordError,
 )
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.binary_store import StoreError
+from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from tests.drivers import REPOSITORY
 
 
@@ -67,6 +69,14 @@ def test_places_are_given_to_programs() -> None:
 def test_an_archive_that_cannot_be_opened_is_no_case_for_inspect() -> None:
     step = explain(ArchiveError("a.foz", 0, "cannot be opened: No such file or directory")).next_step
     assert step == "check the path"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_where_there_is_no_room_the_step_is_to_make_some(number: int) -> None:
+    reason = likely_cause(OSError(number, os.strerror(number)))
+    for error in (SaveError(Path("x"), "write", reason), StoreError(Path("x"), f"not written: {reason}")):
+        assert explain(error).next_step.startswith("make room")
+    assert not explain(SaveError(Path("x"), "write", "another")).next_step.startswith("make room")
 
 
 @pytest.mark.parametrize("folder", ["/tmp/orchestrator-calibrate-0a1b2c3d", "/tmp/own"])

@@ -616,7 +616,7 @@ def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path
         text=True,
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert "cannot be written: the disk is full" in done.stdout
+    assert "cannot be written: No space left on device" in done.stdout
     assert done.stdout.count("open:") == 2
     assert "No space left" in done.stdout
 
