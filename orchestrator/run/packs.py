@@ -48,6 +48,7 @@ from orchestrator.stores.pack import (
     is_pack,
     is_signed,
     joined_parts,
+    with_created,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import read_contents
@@ -550,9 +551,7 @@ def _continued(part: Part, before: Part | None) -> Part:
     if before is None:
         return part
     lacked = {key for each in before.left_out for key in each.keys}
-    return _with_created(
-        part, lambda status, key: status == OutcomeStatus.NOT_RUN.value and key not in lacked
-    )
+    return with_created(part, lambda status, key: status == OutcomeStatus.NOT_RUN.value and key not in lacked)
 
 
 def _made_since(earlier: Target, report: CompileReport, own: Part) -> frozenset[str]:
@@ -567,18 +566,7 @@ def _made_since(earlier: Target, report: CompileReport, own: Part) -> frozenset[
 
 def _completed(parts: Sequence[Part], made: Collection[str]) -> tuple[Part, ...]:
     """Parts with pipelines that they left out and that were created since, by key."""
-    return tuple(_with_created(each, lambda _, key: key in made) for each in parts)
-
-
-def _with_created(part: Part, was_created: Callable[[str, str], bool]) -> Part:
-    """A part with what it left out and was created all the same; by status and key."""
-    left_out, created = [], part.created
-    for each in part.left_out:
-        keys = tuple(key for key in each.keys if not was_created(each.status, key))
-        created += len(each.keys) - len(keys)
-        if keys:
-            left_out.append(msgspec.structs.replace(each, keys=keys))
-    return msgspec.structs.replace(part, created=created, left_out=tuple(left_out))
+    return tuple(with_created(each, lambda _, key: key in made) for each in parts)
 
 
 def _with(target: Target, parts: Sequence[Part], files: Sequence[PackedFile]) -> Target:

@@ -19,7 +19,7 @@ of the pack's directory. The manifest is written last: until then an older one, 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -653,16 +653,35 @@ class PackWriter:
             raise SaveError(path, "removing it", likely_cause(error)) from error
 
 
+def with_created(part: Part, was_created: Callable[[str, str], bool]) -> Part:
+    """A part with what it left out and was created all the same; by status and key."""
+    left_out, created = [], part.created
+    for each in part.left_out:
+        keys = tuple(key for key in each.keys if not was_created(each.status, key))
+        created += len(each.keys) - len(keys)
+        if keys:
+            left_out.append(msgspec.structs.replace(each, keys=keys))
+    return msgspec.structs.replace(part, created=created, left_out=tuple(left_out))
+
+
+def _joined(one: Part, other: Part) -> Part:
+    """Two compiles of the same: what either created is there."""
+    more, less = (other, one) if other.created > one.created else (one, other)
+    lacked = {key for each in less.left_out for key in each.keys}
+    if less.created + len(lacked) < less.pipelines:
+        return more  # it does not say of each pipeline what became of it
+    return with_created(more, lambda _, key: key not in lacked)
+
+
 def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
-    """Parts of several packs; of two compiles of the same, or of a set and its shards, what created more.
+    """Parts of several packs, two compiles of the same as one; of a set and its shards, what created more.
 
     What was chosen by key counts only where the set is not all there: else it would count twice.
     """
     best: dict[tuple[object, ...], Part] = {}
     for each in parts:
         known = best.get(each.of)
-        if known is None or each.created > known.created:
-            best[each.of] = each
+        best[each.of] = each if known is None else _joined(known, each)
     created: dict[str, dict[int, int]] = {}  # by set and number of shards
     for each in best.values():
         if not each.chosen:

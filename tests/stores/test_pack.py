@@ -393,6 +393,21 @@ def test_parts_of_several_packs_add_up() -> None:
     assert chosen.text == "game.foz, shard 1/2, chosen by key"
 
 
+def test_what_either_of_two_compiles_created_is_there() -> None:
+    keys = tuple(f"{each:016x}" for each in range(5))
+
+    def left(*lacked: str, created: int) -> Part:
+        left_out = (LeftOut(status="not_run", reason="stopped", keys=lacked),)
+        return Part(set_name="game.foz", set_hash=SET_HASH, pipelines=5, created=created, left_out=left_out)
+
+    one, two = left(*keys[:3], created=2), left(*keys[2:4], created=3)
+    for parts in ([one, two], [two, one]):
+        (joined,) = joined_parts(parts)
+        assert (joined.created, joined.left_out[0].keys) == (4, keys[2:3])
+    # One that does not say what became of each may not have created what it does not name.
+    assert joined_parts([left(keys[0], created=1), two]) == (two,)
+
+
 def test_what_two_sets_leave_out_counts_once() -> None:
     one = LeftOut(status="failed", reason="one", keys=("0" * 16, "1" * 16))
     two = LeftOut(status="failed", reason="two", keys=("1" * 16, "2" * 16))
