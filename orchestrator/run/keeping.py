@@ -11,7 +11,7 @@
 - A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
   report, never an error. The next save tries again with all that is new since the last that worked, and the
   last one waits longest for other processes, for there is no other chance.
-- Where the file system is full, the plan that this compile kept makes room for the cache file.
+- Where the file system is full, the plan that this compile kept or used makes room for the cache file.
 - What the caller chose stays.
 """
 

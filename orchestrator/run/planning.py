@@ -121,6 +121,7 @@ class CompilePlan:
                     problem = str(error)
                 else:
                     mark_used(path)
+                    self._kept = path
                     self.facts, self.pipelines, self.is_partial = plan.facts, plan.pipelines, bool(plan.rest)
                     return plan
             if problem:
@@ -179,13 +180,13 @@ class CompilePlan:
             self.give_turn()
 
     def drop(self) -> bool:
-        """Remove the plan that was kept, and keep none; whether there was one. Thread-safe."""
+        """Remove the plan that was kept or used, and keep none; whether there was one. Thread-safe."""
         with self._saving:
             self._identity, kept, self._kept = None, self._kept, None
             if kept is None:
                 return False
             try:
-                kept.unlink()
+                kept.unlink(missing_ok=True)  # another target's compile may have done so
             except OSError as error:
                 self.notes.append(f"the plan of the set could not be removed: {kept}: {likely_cause(error)}")
                 return False

@@ -283,6 +283,13 @@ def test_a_plan_leaves_its_room_to_the_cache_file(tmp_path: Path, monkeypatch: p
     assert report.cache_file.saved_bytes
     assert plans(folder) == []
     assert told(report) == ["the plan of the set was not kept: the cache file needed its room"]
+    # One that was kept before, as by another target of the same set.
+    monkeypatch.undo()
+    compiled(sample_path(), folder)
+    next(folder.glob(f"*{CACHE_FILE_SUFFIX}")).unlink()
+    monkeypatch.setattr(FileOperations, "open_new", no_room_for_both)
+    report = compiled(sample_path(), folder)
+    assert (report.cache_file.error, plans(folder)) == (None, [])
 
 
 def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None:
