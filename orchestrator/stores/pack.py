@@ -682,22 +682,18 @@ def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
     for each in parts:
         known = best.get(each.of)
         best[each.of] = each if known is None else _joined(known, each)
-    created: dict[str, dict[int, int]] = {}  # by set and number of shards
+    created: dict[str, dict[int, list[int]]] = {}  # by each shard, by set and number of shards
     for each in best.values():
         if not each.chosen:
-            divided = created.setdefault(each.set_hash, {})
-            divided[each.shards] = divided.get(each.shards, 0) + each.created
+            created.setdefault(each.set_hash, {}).setdefault(each.shards, []).append(each.created)
+    # The division of a set that created the most; of equal ones the coarsest.
+    most = {of: min(divided, key=lambda n: (-sum(divided[n]), n)) for of, divided in created.items()}
 
     def counts(part: Part) -> bool:
-        """Whether it is of the division of its set that created the most; of equal ones the coarsest."""
-        divided = created.get(part.set_hash)
-        if not divided:
+        shards = most.get(part.set_hash)
+        if shards is None:
             return True
-        most = max(divided, key=lambda shards: (divided[shards], -shards))
-        if not part.chosen:
-            return part.shards == most
-        there = {each.shard for each in best.values() if each.of == (part.set_hash, each.shard, most, "")}
-        return len(there) < most
+        return len(created[part.set_hash][shards]) < shards if part.chosen else part.shards == shards
 
     kept = filter(counts, best.values())
     return tuple(sorted(kept, key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard)))

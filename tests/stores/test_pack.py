@@ -393,6 +393,20 @@ def test_parts_of_several_packs_add_up() -> None:
     assert chosen.text == "game.foz, shard 1/2, chosen by key"
 
 
+def test_of_many_parts_each_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manifest may have hundreds of thousands."""
+    looked = []
+
+    def of(self: Part) -> tuple[object, ...]:
+        looked.append(self)
+        return self.set_hash, self.shard, self.shards, self.chosen
+
+    monkeypatch.setattr(Part, "of", property(of))
+    chosen = [part(shard=1, shards=2), *(part(chosen=f"{each:032x}") for each in range(100))]
+    assert len(joined_parts(chosen)) == len(chosen)
+    assert len(looked) <= 2 * len(chosen)
+
+
 def test_what_either_of_two_compiles_created_is_there() -> None:
     keys = tuple(f"{each:016x}" for each in range(5))
 
