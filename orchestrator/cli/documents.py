@@ -282,8 +282,8 @@ class InspectedFile(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: Its path.
-        kind: What it is: a `CacheFileKind`, "archive", "pack of binaries", "store of binaries" or "file of a
-            store of binaries", or a kind of file beside a cache file.
+        kind: What it is: a `CacheFileKind`, "archive", "pack of binaries", or a kind of file beside a cache
+            file, of a store of binaries, or of a pack.
         good: Whether it is whole and, with `--device`, would be accepted.
         bytes: Its size, if it was read.
         status: Of a cache file: the result of a load without a device.

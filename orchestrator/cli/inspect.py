@@ -285,10 +285,8 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 
 def _seems(path: Path, head: bytes) -> str:
     """What a file seems to be, judged by its first bytes and its name; "" if unknown."""
-    from orchestrator.stores.pack import MANIFEST, is_pack
+    from orchestrator.stores.pack import is_pack
 
-    if path.name == MANIFEST and is_pack(path.parent):
-        return "the manifest of a pack; see `orchestrator verify`"
     if path.is_dir():
         return (
             "a pack; see `orchestrator verify` and `orchestrator install`"

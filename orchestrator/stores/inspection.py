@@ -163,7 +163,7 @@ def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
 
 @frozen
 class BesideInspection:
-    """A file that lies beside a cache file, or is of a store of binaries.
+    """A file that lies beside a cache file, or is of a store of binaries or of a pack.
 
     Attributes:
         name: Its kind in words.
@@ -228,9 +228,11 @@ _BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
-    """What a file beside a cache file, or of a store, is, by its name; None for any other. Never raises."""
-    if path.name.startswith(Path(STORE_NAME).stem):
-        return _inspect_store(path)
+    """What a file beside a cache file, of a store, or of a pack is, by its name; else None. Never raises."""
+    # Their modules are not imported for the name of anything else.
+    for start, inspect in ((Path(STORE_NAME).stem, _inspect_of_store), ("manifest.", _inspect_of_pack)):
+        if path.name.startswith(start) and (found := inspect(path)) is not None:
+            return found
     if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
         cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
         return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)
@@ -242,7 +244,7 @@ def inspect_beside(path: Path) -> BesideInspection | None:
     return BesideInspection(name, holds, None if shared else cache_file_of(path), problem(path))
 
 
-def _inspect_store(path: Path) -> BesideInspection | None:
+def _inspect_of_store(path: Path) -> BesideInspection | None:
     from orchestrator.stores.binary_store import refusal_of, store_files
 
     if path not in store_files(path.parent):
@@ -252,3 +254,24 @@ def _inspect_store(path: Path) -> BesideInspection | None:
         return BesideInspection("file of a store of binaries", holds, None)
     holds = "pipeline binaries of all devices; see `orchestrator binaries stat` and `verify`"
     return BesideInspection("store of binaries", holds, None, refusal_of(path))
+
+
+def _inspect_of_pack(path: Path) -> BesideInspection | None:
+    from orchestrator.stores.pack import MANIFEST, MANIFEST_MAC, Pack, PackError, is_pack, stored_macs
+
+    if not is_pack(path.parent):
+        return None
+    if path.name == MANIFEST + LOCK_SUFFIX:
+        return BesideInspection("lock", "nothing: writers of the pack take turns by it", None)
+    if path.name == MANIFEST_MAC:
+        holds = "the MAC of the manifest; `orchestrator verify --key` proves the pack by it"
+        problem = "" if stored_macs(path.parent) else "it is damaged: there is no MAC in it"
+        return BesideInspection("MAC of a pack", holds, None, problem)
+    if path.name != MANIFEST:
+        return None
+    holds, problem = "what is in the pack; `orchestrator verify` proves its files by it", ""
+    try:
+        Pack.open(path.parent)
+    except PackError as error:
+        problem = str(error)
+    return BesideInspection("manifest of a pack", holds, None, problem)

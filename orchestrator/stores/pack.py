@@ -272,7 +272,7 @@ def is_pack(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bo
 
 def is_signed(pack: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
     """Whether a pack has a MAC, which may be a wrong one."""
-    return _stored_macs(pack, operations) is not None
+    return stored_macs(pack, operations) is not None
 
 
 def _no_pack(path: Path, operations: FileOperations) -> str | None:
@@ -325,7 +325,7 @@ class Pack:
             if (why := _no_pack(directory, operations)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
             raise PackError(path, error.reason, _ACCESS) from None
-        signed = _stored_macs(directory, operations)
+        signed = stored_macs(directory, operations)
         if key is not None:
             _prove_manifest(directory, content, signed, key)
         try:
@@ -466,7 +466,7 @@ def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
     return len(encoded).to_bytes(8, "little"), encoded, content
 
 
-def _stored_macs(directory: Path, operations: FileOperations) -> list[bytes] | None:
+def stored_macs(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> list[bytes] | None:
     """The MACs of a pack's manifest and those before; None if it is not signed, empty if there is no MAC."""
     try:
         lines = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations).decode("ascii").splitlines()
@@ -631,7 +631,7 @@ class PackWriter:
             self._remove(mac_path)
         else:
             mac = self.key.sign(_SIGNS_MANIFEST, [content])
-            there = _stored_macs(self.directory, self.operations) if is_pack(self.directory) else None
+            there = stored_macs(self.directory, self.operations) if is_pack(self.directory) else None
             # Whoever is killed between the two files leaves a MAC of the manifest that is there.
             self._write_macs([mac, *(there or [])[:2]])
             write_atomically(path, [content], self.operations)

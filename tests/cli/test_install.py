@@ -13,12 +13,13 @@ from msgspec.structs import replace
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run import packs
+from orchestrator.run.packs import GrowingPack
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, content_hash128
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from orchestrator.stores.kinds import DURATIONS
-from orchestrator.stores.pack import MANIFEST, PackWriter
+from orchestrator.stores.pack import MANIFEST, MANIFEST_MAC, PackWriter
 from orchestrator.stores.run_notes import add_durations
 from tests.cli.conftest import Call, Done
 from tests.drivers import driver_manifest
@@ -46,6 +47,32 @@ def test_a_pack_nobody_vouches_for_is_refused_unless_asked_for(call: Call, tmp_p
     assert "nothing is new" in shown.out
     both = call("install", pack, "--unsigned", "--key", tmp_path / "team.key")
     assert both.code == ExitCode.BAD_INPUT
+
+
+def test_the_files_of_a_pack_are_inspected(call: Call, tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack", key=KEY).directory
+    with GrowingPack.writing(pack, KEY, ["another"]):
+        files = sorted(each for each in pack.iterdir() if not each.name.startswith("."))
+    done = call("inspect", *files, "--json")
+    assert done.code == ExitCode.OK
+    kinds = {Path(each["path"]).name: each["kind"] for each in done.document["files"]}
+    assert [kinds[each] for each in (MANIFEST, MANIFEST_MAC, "manifest.json.lock")] == [
+        "manifest of a pack",
+        "MAC of a pack",
+        "lock",
+    ]
+    assert call("verify", *files).code == ExitCode.OK
+    for name in (MANIFEST, MANIFEST_MAC):
+        (pack / name).write_text("{")
+        done = call("inspect", pack / name, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        assert "it is damaged" in done.document["files"][0]["reason"]
+    # Others may have such a name.
+    notes = add_durations(tmp_path / "manifest.pipeline-cache", np.ones(1, np.uint64), np.ones(1, np.int64))
+    assert len(notes) == 1
+    assert call("inspect", tmp_path / "manifest.durations").code == ExitCode.OK
+    (tmp_path / "manifest.mac").write_text("x")
+    assert call("inspect", tmp_path / "manifest.mac").code == ExitCode.BAD_INPUT
 
 
 def test_nothing_is_installed_into_a_pack(call: Call, tmp_path: Path) -> None:
