@@ -22,7 +22,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -46,7 +46,7 @@ from orchestrator.run.records import BinariesRecord
 from orchestrator.stores.files.atomic_file import content_hash128
 
 if TYPE_CHECKING:
-    from orchestrator.stores.binary_store import BinaryStore, Generation, StoredPipeline
+    from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
 
 DEFAULT_MEMORY: Final = 256 << 20
 """Bytes of binaries that are pulled in ahead of time, at most."""
@@ -160,6 +160,7 @@ class HeldPipelines(BinarySource):
     Attributes:
         captures: See `BinarySource`. False where the driver would rather have nothing captured.
         notes: What a reader of the report must know.
+        make_room: Called where the disk is full; whether it is worth trying again.
     """
 
     name = "binaries"
@@ -171,6 +172,7 @@ class HeldPipelines(BinarySource):
     probes: bool
     memory_bytes: int
     notes: list[str] = field(factory=list)
+    make_room: Callable[[], bool] = lambda: False
     _record: BinariesRecord = field(factory=BinariesRecord)
     _images: dict[int, tuple[CreateInfoImage, _Pulled]] = field(factory=dict)
     _kept: dict[bytes, tuple[PipelineBinary, ...]] = field(factory=dict)
@@ -491,10 +493,8 @@ class HeldPipelines(BinarySource):
 
     def _store(self, batch: list[StoredPipeline]) -> None:
         began = time.perf_counter_ns()
-        assert self.store is not None  # noqa: S101 - the writer is started for a store
-        assert self.generation is not None  # noqa: S101
         try:
-            report = self.store.put(self.generation, batch)
+            report = self._put(batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs no pipeline
             kind = "" if isinstance(error, OrchestratorError) else f"{type(error).__name__}: "
             with self._lock:
@@ -512,6 +512,18 @@ class HeldPipelines(BinarySource):
                 store_ns=time.perf_counter_ns() - began,
                 commits=1,
             )
+
+    def _put(self, batch: list[StoredPipeline]) -> PutReport:
+        from orchestrator.stores.binary_store import DiskFullError
+
+        assert self.store is not None  # noqa: S101 - the writer is started for a store
+        assert self.generation is not None  # noqa: S101
+        try:
+            return self.store.put(self.generation, batch)
+        except DiskFullError:
+            if not self.make_room():
+                raise
+        return self.store.put(self.generation, batch)
 
     def settle(self) -> None:
         """Wait until everything that was taken is stored, and note what was used. Blocking."""

@@ -11,7 +11,8 @@
 - A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
   report, never an error. The next save tries again with all that is new since the last that worked, and the
   last one waits longest for other processes, for there is no other chance.
-- Where the file system is full, the plan that this compile kept or used makes room for the cache file.
+- Where the file system is full, the plan that this compile kept or used makes room for the cache file, or
+  for binaries.
 - What the caller chose stays.
 """
 
@@ -842,6 +843,7 @@ class CompileCache:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         captures = False if self._store.read_only else None
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
+        held.make_room = self.make_room
         return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled)
 
     def _load(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:

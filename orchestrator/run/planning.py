@@ -190,7 +190,7 @@ class CompilePlan:
             except OSError as error:
                 self.notes.append(f"the plan of the set could not be removed: {kept}: {likely_cause(error)}")
                 return False
-        self.notes.append("the plan of the set was not kept: the cache file needed its room")
+        self.notes.append("the plan of the set was not kept: what was compiled needed its room")
         return True
 
     def _save(self, groups: tuple[PlannedGroup, ...], rest: tuple[FeatureGroup, ...]) -> None:

@@ -128,6 +128,10 @@ class StoreFullError(StoreError):
     """Nothing more fits after eviction: the disk is full, or readers still hold removed pages."""
 
 
+class DiskFullError(StoreFullError):
+    """The disk is full, or the user's quota of it."""
+
+
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
     """A device and a global key; keys and binaries are valid only within it.
 
@@ -923,7 +927,7 @@ class BinaryStore:
                 full = "No space" in cause or "quota" in cause or self._disk_is_full()
                 if full and "Input/output" in cause:
                     cause = likely_cause(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
-                kind = StoreFullError if full else StoreError
+                kind = DiskFullError if full else StoreError
                 raise kind(self.path, f"it cannot be written: {cause}") from error
 
     def _disk_is_full(self) -> bool:

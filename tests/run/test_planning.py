@@ -34,6 +34,7 @@ from orchestrator.sets.plan import SetPlan, encode_plan
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.stores.binary_store import BinaryStore, DiskFullError, PutReport
 from orchestrator.stores.cache_file import SaveReport, cache_path
 from orchestrator.stores.files.atomic_file import FileOperations, content_hash128
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
@@ -282,7 +283,7 @@ def test_a_plan_leaves_its_room_to_the_cache_file(tmp_path: Path, monkeypatch: p
     assert report.cache_file.error is None
     assert report.cache_file.saved_bytes
     assert plans(folder) == []
-    assert told(report) == ["the plan of the set was not kept: the cache file needed its room"]
+    assert told(report) == ["the plan of the set was not kept: what was compiled needed its room"]
     # One that was kept before, as by another target of the same set.
     monkeypatch.undo()
     compiled(sample_path(), folder)
@@ -290,6 +291,31 @@ def test_a_plan_leaves_its_room_to_the_cache_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(FileOperations, "open_new", no_room_for_both)
     report = compiled(sample_path(), folder)
     assert (report.cache_file.error, plans(folder)) == (None, [])
+
+
+def test_a_plan_leaves_its_room_to_binaries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled(sample_path(), tmp_path)
+    put = BinaryStore.put
+
+    def no_room_for_both(self: BinaryStore, *given: Any) -> PutReport:
+        if plans(tmp_path):
+            raise DiskFullError(self.path, "it cannot be written")
+        return put(self, *given)
+
+    monkeypatch.setattr(BinaryStore, "put", no_room_for_both)
+    report = compiled(sample_path(), tmp_path, mode=CacheMode.BINARIES)
+    assert report.binaries is not None
+    assert report.binaries.stored == report.binaries.captured > 0
+    assert report.binaries.lost == 0
+    assert plans(tmp_path) == []
+
+    def no_room(self: BinaryStore, *_: Any) -> PutReport:
+        raise DiskFullError(self.path, "it cannot be written")
+
+    monkeypatch.setattr(BinaryStore, "put", no_room)
+    report = compiled(sample_path(), tmp_path / "other", mode=CacheMode.BINARIES)
+    assert report.binaries is not None
+    assert report.binaries.lost == report.binaries.captured > 0
 
 
 def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None:
