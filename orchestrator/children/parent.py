@@ -77,6 +77,11 @@ class Ended:
         return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
 
     @property
+    def said(self) -> str:
+        """How it ended, with what it printed last: "signal 6: Unknown family"."""
+        return f"{self.how}: {self.words}" if self.words else self.how
+
+    @property
     def signal(self) -> str:
         """Name of the signal, or "" if it exited."""
         if self.status >= 0:

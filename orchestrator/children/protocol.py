@@ -42,6 +42,7 @@ from orchestrator.process import end_process, own_interpreter, reset_signals
 SERVICES = {
     "bench": "orchestrator.bench.take",
     "compile": "orchestrator.run.compile_service",
+    "devices": "orchestrator.devices.listing_service",
     "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",
     "packs": "orchestrator.run.packs_service",

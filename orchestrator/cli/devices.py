@@ -11,15 +11,13 @@ from rich.text import Text
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
-from orchestrator.cli.values import opened_device
-from orchestrator.errors import DeviceError
+from orchestrator.cli.values import show_words
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import DevicesDocument, FamiliesDocument
-    from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+    from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.families import Family
-
-    Found = tuple[str, DeviceIdentity, DeviceFeatures | None, str]
+    from orchestrator.devices.listing import SeenDevice, Sighting
 
 _OFFERS = (
     ("externally_synchronized_caches", "externally synchronized caches"),
@@ -52,12 +50,29 @@ def devices_verb(
     output = Output(json=json)
     if is_pattern(device):
         return _show_families(output, device)
-    found = [_open(device)] if device else _all()
-    output.document(lambda: _document(found))
-    for index, each in enumerate(found):
-        _show(output, index, *each)
+    from orchestrator.devices.listing import Sighting, look, look_at_all
+
+    if device:
+        seen = Sighting((look(device, all_features=True, hear=show_words),))
+    else:
+        seen = look_at_all(all_features=True, hear=show_words)
+    output.document(lambda: _document(seen))
+    for index, each in enumerate(seen.devices):
+        _show(output, index, each)
+    for dead in seen.dead:
+        output.message(styled("dead driver", "bad"), f"  {dead.manifest}: it {dead.problem}")
+    if seen.dead:
+        output.message(f"next:  {without_dead(seen)}")
+        return ExitCode.NO_DEVICE
     _hints(output)
     return ExitCode.OK
+
+
+def without_dead(seen: Sighting) -> str:
+    """What to do about drivers that end their process."""
+    if not seen.driver_files:
+        return "update or remove the driver, or use `--device simulated`, which needs none"
+    return f"for the other drivers set VK_DRIVER_FILES={seen.driver_files}, or update this one"
 
 
 def _show_families(output: Output, pattern: str) -> int:
@@ -76,7 +91,7 @@ def _show_families(output: Output, pattern: str) -> int:
     return ExitCode.OK
 
 
-def _document(found: Sequence[Found]) -> DevicesDocument:
+def _document(seen: Sighting) -> DevicesDocument:
     from msgspec import UNSET
 
     from orchestrator.cli.documents import DevicesDocument, ListedDevice
@@ -84,10 +99,16 @@ def _document(found: Sequence[Found]) -> DevicesDocument:
     return DevicesDocument(
         devices=tuple(
             ListedDevice.of(
-                identity, index=index, selector=selector, problem=problem or None, features=features or UNSET
+                each.identity,
+                index=index,
+                selector=each.selector,
+                problem=each.problem or None,
+                features=each.features or UNSET,
             )
-            for index, (selector, identity, features, problem) in enumerate(found)
-        )
+            for index, each in enumerate(seen.devices)
+        ),
+        dead_drivers=seen.dead,
+        driver_files=seen.driver_files,
     )
 
 
@@ -102,60 +123,33 @@ def _families_document(families: Sequence[Family]) -> FamiliesDocument:
     )
 
 
-def _open(selector: str) -> Found:
-    from orchestrator.devices.request import DeviceRequest, OtherFeatures
-
-    # Enables everything that the device supports; a compile enables only what the application had.
-    request = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
-    with opened_device(selector, request) as device:
-        return selector, device.identity, device.features, ""
-
-
 def identity_of(selector: str) -> DeviceIdentity:
     """The identity of the device that a selector names.
 
     Raises:
         DeviceError: It cannot be opened.
     """
-    with opened_device(selector) as device:
-        return device.identity
+    from orchestrator.devices.listing import look
+
+    return look(selector, hear=show_words).identity
 
 
-def _all() -> list[Found]:
-    """All devices that the loader finds; one that cannot be opened has the reason."""
-    from orchestrator.devices import list_devices
-
-    found: list[Found] = []
-    for index, identity in enumerate(list_devices()):
-        try:
-            found.append(_open(str(index)))
-        except DeviceError as error:
-            found.append((str(index), identity, None, str(error)))
-    return found
-
-
-def _show(
-    output: Output,
-    index: int,
-    selector: str,
-    identity: DeviceIdentity,
-    features: DeviceFeatures | None,
-    problem: str,
-) -> None:
+def _show(output: Output, index: int, seen: SeenDevice) -> None:
+    identity, features = seen.identity, seen.features
     output.line(styled(f"{index}  ", "dim"), styled(identity.device_name, "head"))
     driver = f"driverID {identity.driver_id}, driverVersion {identity.driver_version:#x}"
     numbers = (
         f"vendor {identity.vendor_id:#06x}, device {identity.device_id:#06x}, {identity.driver_abi} bits"
     )
     rows: list[tuple[str, str | Text]] = [
-        ("select with", f"--device {selector}"),
+        ("select with", f"--device {seen.selector}"),
         ("driver", f"{driver_text(identity) or 'unnamed'} ({driver})"),
         ("Vulkan", version_text(identity.api_version)),
         ("identity", numbers),
         ("pipeline cache UUID", identity.pipeline_cache_uuid.hex()),
     ]
-    if problem:
-        rows.append(("cannot be opened", styled(problem, "bad")))
+    if seen.problem:
+        rows.append(("cannot be opened", styled(seen.problem, "bad")))
     if features is not None:
         for name, words in _OFFERS:
             offered = bool(getattr(features, name))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
+from orchestrator.cli.devices import without_dead
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import (
     Output,
@@ -30,16 +31,17 @@ from orchestrator.cli.output import (
 )
 from orchestrator.cli.values import (
     cache_files_directory,
-    opened_device,
+    show_words,
     time_limit_seconds,
     unfit_directory,
     usable_directory,
 )
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import DoctorDocument, DoctorFinding
-    from orchestrator.devices.device import Device, DeviceIdentity
+    from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+    from orchestrator.devices.listing import SeenDevice
 
 _FEATURES = (
     (
@@ -184,30 +186,40 @@ def _loader() -> DoctorFinding:
 
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[DoctorFinding]:
-    from orchestrator.devices import list_devices
+    from orchestrator.devices.listing import Sighting, look, look_at_all
 
-    selectors = [] if selector is None else [selector]
-    if selector is None:
-        step = "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
+    step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
+    if selector is not None:
         try:
-            selectors = [str(index) for index in range(len(list_devices()))]
+            seen = Sighting((look(selector, hear=show_words),))
         except DeviceError as error:
-            yield _bad("devices", str(error), step)
+            yield _bad(f"device {selector}", str(error), step)
             return
-        if not selectors:
-            yield _bad("devices", "the Vulkan loader finds no device", step)
-    for each in selectors:
+    else:
+        install = (
+            "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
+        )
         try:
-            with opened_device(each) as device:
-                found.append(device.identity)
-                yield from _device(f"device {each}", device, directory)
+            seen = look_at_all(hear=show_words)
         except DeviceError as error:
-            step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
-            yield _bad(f"device {each}", str(error), step)
+            yield _bad("devices", str(error), install)
+            return
+        if not seen.devices and not seen.dead:
+            yield _bad("devices", "the Vulkan loader finds no device", install)
+    for dead in seen.dead:
+        yield _bad(f"driver {dead.manifest}", f"it {dead.problem}", without_dead(seen))
+    for each in seen.devices:
+        if each.features is None:
+            yield _bad(f"device {each.selector}", each.problem, step)
+        else:
+            found.append(each.identity)
+            yield from _device(f"device {each.selector}", each, each.features, directory)
 
 
-def _device(name: str, device: Device, directory: Path) -> Iterator[DoctorFinding]:
-    identity, features = device.identity, device.features
+def _device(
+    name: str, seen: SeenDevice, features: DeviceFeatures, directory: Path
+) -> Iterator[DoctorFinding]:
+    identity = seen.identity
     yield _good(
         name,
         f"{identity.device_name}, {driver_text(identity) or 'an unnamed driver'} (driverVersion "
@@ -220,13 +232,10 @@ def _device(name: str, device: Device, directory: Path) -> Iterator[DoctorFindin
     if not features.driver_caches.startswith("disabled"):
         step = "figures of a second run may come from the driver's own cache"
         yield _hint(f"{name}, the driver's own caches", features.driver_caches, step)
-    try:
-        cache = device.create_pipeline_cache(name="doctor")
-    except DriverError as error:
+    if seen.cache_problem:
         step = "use `compile --mode none`, or another driver"
-        yield _bad(f"{name}, pipeline caches", str(error), step)
+        yield _bad(f"{name}, pipeline caches", seen.cache_problem, step)
         return
-    device.destroy_pipeline_cache(cache)
     yield _saved(f"{name}, saved cache", identity, directory)
     yield _keys(f"{name}, what its keys depend on", identity, directory)
 

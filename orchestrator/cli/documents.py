@@ -20,6 +20,7 @@ from orchestrator.bench.rows import FailedSample, Start
 from orchestrator.bench.statistics import Difference, Estimate
 from orchestrator.devices.device import CacheMode, DeviceFeatures
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.listing import DeadDriver
 from orchestrator.run.records import (
     ApiVersion,
     CompileReport,
@@ -68,9 +69,14 @@ class DevicesDocument(Document, frozen=True, kw_only=True):
 
     Attributes:
         devices: The devices.
+        dead_drivers: Drivers that ended the process that asked them; their devices are not listed.
+        driver_files: If there are such drivers: what VK_DRIVER_FILES must be set to for the selectors of
+            `devices`; else "".
     """
 
     devices: tuple[ListedDevice, ...]
+    dead_drivers: tuple[DeadDriver, ...]
+    driver_files: str
 
 
 class FamilyRecord(Record, frozen=True, kw_only=True):

@@ -116,12 +116,17 @@ def prune_verb(
 
 def devices_here() -> tuple[list[DeviceIdentity], str]:
     """The devices that the loader finds, and why there are none, or ""."""
-    from orchestrator.devices import list_devices
+    from orchestrator.devices.listing import look_at_all
 
     try:
-        return list_devices(), ""
+        seen = look_at_all(opens=False)
     except DeviceError as error:
         return [], f"no driver answers, so files of other driver builds are not recognized: {error}"
+    problem = "; ".join(
+        f"files of other builds of the driver {each.manifest} are not recognized: it {each.problem}"
+        for each in seen.dead
+    )
+    return [each.identity for each in seen.devices], problem
 
 
 def age_ns(text: str | None) -> int | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,7 +20,6 @@ from orchestrator.errors import ArchiveError
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
-    from orchestrator.devices.request import DeviceRequest
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.stores.files.mac import MacKey
 
@@ -194,22 +194,31 @@ def read_key(path: Path | None) -> MacKey | None:
         raise UsageError(f"--key {path}: {reason}", step) from None
 
 
+def show_words(data: bytes) -> None:
+    """Show what a driver prints, from any thread."""
+    sys.stderr.write(data.decode("utf-8", "backslashreplace"))
+    sys.stderr.flush()
+
+
 @contextmanager
-def opened_device(selector: str, request: DeviceRequest | None = None) -> Iterator[Device]:
+def opened_device(selector: str) -> Iterator[Device]:
     """A device for the block; the environment of this process is set for it.
+
+    It is opened in a child before, so that a driver that ends its process is an error that names it.
 
     Args:
         selector: Which, as `open_device` takes it.
-        request: What it is opened as.
 
     Raises:
         NoDeviceError: Nothing answers to the selector.
         DeviceError: It cannot be opened.
     """
     from orchestrator.devices import open_device, own_process
+    from orchestrator.devices.listing import look
 
+    look(selector)
     own_process(selector)
-    device = open_device(selector, request=request)
+    device = open_device(selector)
     try:
         yield device
     finally:

@@ -255,5 +255,4 @@ def _asked(request: Request, environment: tuple[tuple[str, str], ...]) -> tuple[
         case Unknown():
             raise NoDeviceError(answer.reason)
         case Ended():
-            words = f": {answer.words}" if answer.words else ""
-            raise NoDeviceError(f"RADV did not say which families it has: {answer.how}{words}")
+            raise NoDeviceError(f"RADV did not say which families it has: {answer.said}")

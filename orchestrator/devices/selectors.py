@@ -104,9 +104,20 @@ def environment_of(
 
 def _restricts_to(environment: Mapping[str, str], driver: str) -> bool:
     """Whether an environment names manifests of the driver, and no others."""
-    given = environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES") or ""
-    paths = [Path(each) for each in given.split(os.pathsep) if each]
+    paths = _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
     return bool(paths) and all(_is_driver(each, driver) for each in paths)
+
+
+def driver_manifests(environment: Mapping[str, str]) -> list[str]:
+    """Manifests of the drivers that a loader asks in an environment; not those in folders of the user's."""
+    named = _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
+    places = (named or [*map(Path, _MANIFEST_FOLDERS)]) + _paths(environment.get("VK_ADD_DRIVER_FILES"))
+    found = (sorted(each.glob("*.json")) if each.is_dir() else [each] for each in places)
+    return [str(each) for some in found for each in some if each.is_file()]
+
+
+def _paths(variable: str | None) -> list[Path]:
+    return [Path(each) for each in (variable or "").split(os.pathsep) if each]
 
 
 def _manifests(driver: str) -> str:

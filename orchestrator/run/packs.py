@@ -868,8 +868,7 @@ def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
         raise DeviceError(f"{doing}: the driver did not come back within {_ANSWER_S:.0f} s") from None
     match answer:
         case Ended():
-            words = f": {answer.words}" if answer.words else ""
-            raise DeviceError(f"{doing}: the process of the driver ended with {answer.how}{words}")
+            raise DeviceError(f"{doing}: the process of the driver ended with {answer.said}")
         case Refused(path=""):
             raise (NoDeviceError if answer.is_missing else DeviceError)(answer.reason)
         case Refused() if answer.step:

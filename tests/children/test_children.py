@@ -367,6 +367,6 @@ def test_a_group_ends_the_children_of_all_threads() -> None:
 
 def test_every_service_is_one() -> None:
     with pytest.raises(
-        ValueError, match=r"'nothing' is no service; the services are bench, compile, families, keys"
+        ValueError, match=r"'nothing' is no service; the services are bench, compile, devices, families, keys"
     ):
         Child("nothing", Said)

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from attrs import evolve
 
-from orchestrator import devices
 from orchestrator.cli.errors import ExitCode
+from orchestrator.devices import listing
+from orchestrator.devices.listing import Look, Sighting
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,
@@ -102,14 +103,14 @@ def test_a_directory_that_cannot_be_made_is_not_good(call: Call, tmp_path: Path,
 
 
 def test_no_device(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none() -> list[object]:
+    def none(**_: object) -> Sighting:
         raise NoDeviceError("no loader")
 
-    monkeypatch.setattr(devices, "list_devices", none)
+    monkeypatch.setattr(listing, "look_at_all", none)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     assert done.code == ExitCode.NO_DEVICE
     assert findings(done)["devices"]["detail"] == "no loader"
-    monkeypatch.setattr(devices, "list_devices", list)
+    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting(()))
     assert call("doctor", "--cache-dir", tmp_path).code == ExitCode.NO_DEVICE
 
 
@@ -117,8 +118,8 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     features = evolve(simulated_features(), externally_synchronized_caches=False, creation_feedback=False)
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     poor = SimulatedOptions(features=features, bugs=bugs)
-    monkeypatch.setattr(devices, "list_devices", lambda: [IDENTITY])
-    monkeypatch.setattr(devices, "open_device", lambda _, request: SimulatedDevice(poor))
+    monkeypatch.setattr(listing, "open_for_child", lambda *_: SimulatedDevice(poor))
+    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting((listing.looked_at("0", Look()),)))
     monkeypatch.setattr(spirv_validation, "find_spirv_val", lambda: None)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     found = findings(done)

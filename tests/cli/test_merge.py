@@ -94,9 +94,7 @@ def test_a_driver_that_does_not_merge_is_found(
     bugs: DriverBugs,
     status: str,
 ) -> None:
-    monkeypatch.setattr(
-        devices, "open_device", lambda _, request: SimulatedDevice(SimulatedOptions(bugs=bugs))
-    )
+    monkeypatch.setattr(devices, "open_device", lambda _: SimulatedDevice(SimulatedOptions(bugs=bugs)))
     done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated", "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert {each["status"] for each in done.document["files"]} == {status}

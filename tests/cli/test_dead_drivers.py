@@ -1,0 +1,86 @@
+"""Drivers that end the process that asks them: told with their name, and the others are listed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from tests.cli.conftest import run_program
+from tests.drivers import driver_manifest, require_tool
+
+Driver = Callable[[str], Path]
+UNSET = ("VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
+
+
+@pytest.fixture
+def driver(tmp_path: Path) -> Driver:
+    """Makes the manifest of a driver that does something as soon as it is asked."""
+
+    def made(does: str) -> Path:
+        code, library = tmp_path / "ending.c", tmp_path / "libending.so"
+        code.write_text(
+            "#include <stdlib.h>\n#include <unistd.h>\n"
+            f"int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {{ {does}; return 0; }}\n"
+            "void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }\n"
+        )
+        subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, code], check=True)
+        manifest = tmp_path / "ending.json"
+        icd = {"library_path": str(library), "api_version": "1.3.0"}
+        manifest.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
+        return manifest
+
+    return made
+
+
+# Not exit(0): loaders lock what they destroy then.
+@pytest.mark.parametrize(("does", "how"), [("_exit(0)", "exit code 0"), ("abort()", "signal 6")])
+def test_a_driver_that_ends_its_process_is_named_and_others_are_listed(
+    driver: Driver, does: str, how: str
+) -> None:
+    other, dead = driver_manifest("lavapipe"), driver(does)
+    environment = {"VK_DRIVER_FILES": f"{dead}:{other}"}
+    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    assert done.code == ExitCode.NO_DEVICE
+    (device,) = done.document["devices"]
+    assert "llvmpipe" in device["device_name"]
+    (told,) = done.document["dead_drivers"]
+    assert told["manifest"] == str(dead)
+    assert how in told["problem"]
+    assert done.document["driver_files"] == str(other)
+    assert f"dead driver  {dead}" in done.err
+
+
+@pytest.mark.parametrize("verb", ["devices", "inspect", "export", "merge", "doctor"])
+def test_verbs_that_open_a_device_tell_which_driver_ended(driver: Driver, tmp_path: Path, verb: str) -> None:
+    dead = driver("_exit(0)")
+    file = tmp_path / "file"
+    file.write_bytes(b"")
+    arguments = {
+        "inspect": (file,),
+        "export": (file, "-o", tmp_path / "out"),
+        "merge": (file, "-o", tmp_path / "out"),
+    }
+    environment = {"VK_DRIVER_FILES": str(dead)}
+    done = run_program(
+        verb, *arguments.get(verb, ()), "--device", "0", "--json", environment=environment, unset=UNSET
+    )
+    assert done.code == ExitCode.NO_DEVICE, done.err
+    told = done.out
+    assert f"opening '0': the driver {dead} ended its process with exit code 0" in told
+
+
+def test_all_drivers_may_end_their_process(driver: Driver) -> None:
+    dead = driver("abort()")
+    done = run_program("devices", environment={"VK_DRIVER_FILES": str(dead)}, unset=UNSET)
+    assert done.code == ExitCode.NO_DEVICE
+    assert done.out == ""
+    assert f"dead driver  {dead}: it ended its process with signal 6" in done.err
+    assert "update or remove the driver" in done.err
+    doctor = run_program("doctor", "--json", environment={"VK_DRIVER_FILES": str(dead)}, unset=UNSET)
+    assert doctor.code == ExitCode.NO_DEVICE
+    assert any(each["subject"] == f"driver {dead}" for each in doctor.document["findings"])
