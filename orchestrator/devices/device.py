@@ -12,6 +12,8 @@ name or what a handle means. Every implementation guarantees:
 - Once the device is closed, every method but `close` raises DeviceError, or ExternalSynchronizationError
   where it is given a source, all of which were destroyed.
 - The device owns what it hands out (sources, prepared pipelines). `close` destroys what is left.
+- In a child of `os.fork` the device is closed: it stays its parent's, and so does all that it handed out.
+  Nothing is destroyed there, and `close` and `PreparedPipelines.close` do nothing.
 
 A source is where a device looks pipelines up before it compiles them, and where it keeps what it compiled:
 `PipelineCache`, `NoSource` (nothing is found, nothing is kept), or that of binaries. What a run does with a
@@ -25,7 +27,9 @@ and of vkMergePipelineCaches and vkDestroyPipelineCache, which need a cache alon
 from __future__ import annotations
 
 import enum
+import os
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -787,8 +791,32 @@ class Device(PipelineCaches, Protocol):
     def close(self) -> None:
         """Destroy what is left, and the device where it is owned. Idempotent.
 
-        Calls in flight are waited for; those that come later are refused by DeviceError.
+        Calls in flight are waited for; those that come later are refused by DeviceError. In a child of a fork
+        it does nothing.
         """
+
+
+class StaysWithParent(Protocol):
+    """What is not usable in a child of a fork."""
+
+    def stay_with_parent(self) -> None:
+        """Be closed, in a child of a fork. Locks may be held by threads that are not there."""
+
+
+_of_this_process: weakref.WeakSet[StaysWithParent] = weakref.WeakSet()
+
+
+def stays_with_parent(opened: StaysWithParent) -> None:
+    """From now on, children of a fork find it closed."""
+    _of_this_process.add(opened)
+
+
+def _after_fork() -> None:
+    for each in list(_of_this_process):
+        each.stay_with_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def is_device(given: object) -> TypeGuard[Device]:

@@ -5,12 +5,16 @@ What every device promises about itself.
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import NO_SOURCE, Device, PreparedPipelines
+from orchestrator.devices.device import NO_SOURCE, CallSplit, Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.errors import DeviceError
@@ -48,6 +52,44 @@ def test_closing_ends_everything_once(subject: Subject) -> None:
         device.prepare(subject.image)
     with pytest.raises(DeviceError):
         device.create_pipelines(subject.prepared, subject.all, NO_SOURCE)
+
+
+def test_a_fork_leaves_it_to_its_parent_also_during_a_call(subject: Subject) -> None:
+    device, cache = subject.device, subject.filled()
+    begun, let_go = threading.Event(), threading.Event()
+
+    def go_on() -> bool:
+        begun.set()
+        return not let_go.wait()
+
+    split = CallSplit(1, go_on)
+    caller = threading.Thread(
+        target=lambda: device.create_pipelines(subject.prepared, subject.all, cache, split=split)
+    )
+    caller.start()
+    begun.wait()
+
+    def refused() -> bool:
+        with pytest.raises(DeviceError, match="of the process that was forked"):
+            device.prepare(subject.image)
+        with pytest.raises(DeviceError):
+            device.create_pipelines(subject.prepared, subject.all, cache)
+        subject.prepared.close()
+        device.close()
+        device.close()
+        return not cache.destroyed
+
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)  # a lock that is held for ever
+        with suppress(BaseException):
+            os._exit(0 if refused() else 1)
+        os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    let_go.set()
+    caller.join()
+    assert status == 0
+    assert not device.create_pipelines(subject.prepared, subject.all, cache).results.any()
 
 
 def test_what_was_closed_or_is_another_devices_never_reaches_the_driver(

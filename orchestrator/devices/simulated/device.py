@@ -47,6 +47,7 @@ from orchestrator.devices.device import (
     check,
     in_calls,
     no_news,
+    stays_with_parent,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places
@@ -143,6 +144,10 @@ class SimulatedPipelines:
         with self._mutex:
             return self._is_library[index] and self._libraries.setdefault(index, handle) == handle
 
+    def stay_with_parent(self) -> None:
+        """See `StaysWithParent`."""
+        self._mutex, self._closed = threading.Lock(), True
+
     def close(self) -> None:
         """Destroy its libraries. Idempotent.
 
@@ -207,6 +212,15 @@ class SimulatedDevice:
         self._pipelines: set[int] = set()
         self._binaries: dict[int, PipelineBinary] = {}
         self._prepared: set[SimulatedPipelines] = set()
+        self._is_parents = False
+        stays_with_parent(self)
+
+    def stay_with_parent(self) -> None:
+        """See `StaysWithParent`."""
+        self._is_parents = True
+        self._calls.stay_with_parent()
+        for each in self._prepared:
+            each.stay_with_parent()
 
     # Caches.
 
@@ -599,6 +613,8 @@ class SimulatedDevice:
 
     def close(self) -> None:
         """See `Device.close`. First releases calls that hang, with VK_ERROR_DEVICE_LOST."""
+        if self._is_parents:
+            return
         self._calls.refuse_new()
         self.driver.hangs.release(ERROR_DEVICE_LOST)
         self._calls.wait_until_none()

@@ -299,12 +299,20 @@ class Calls:
     def __init__(self, kept: int, clock: Clock) -> None:
         """Keep the records of the last `kept` calls, measured by the clock."""
         self._clock = clock
-        self._changed = threading.Condition()
-        self._in_flight = 0
-        self._closed = False
+        self._closed = ""
+        self._begin()
         self._records: deque[CallRecord] = deque(maxlen=kept)
         self._waits: dict[int, int] = {}
         self._own = threading.local()
+
+    def _begin(self) -> None:
+        self._changed = threading.Condition()
+        self._in_flight = 0
+
+    def stay_with_parent(self) -> None:
+        """Refuse all calls, in a child of a fork."""
+        self._begin()
+        self._closed = "is that of the process that was forked"
 
     @contextmanager
     def inside(self, what: str) -> Iterator[None]:
@@ -315,7 +323,7 @@ class Calls:
         """
         with self._changed:
             if self._closed:
-                raise DeviceError(f"{what}: the simulated device was closed before")
+                raise DeviceError(f"{what}: the simulated device {self._closed}")
             self._in_flight += 1
         try:
             yield
@@ -349,7 +357,7 @@ class Calls:
     def refuse_new(self) -> None:
         """Refuse new calls."""
         with self._changed:
-            self._closed = True
+            self._closed = "was closed before"
 
     def wait_until_none(self) -> None:
         """Wait until no call is in flight."""

@@ -38,6 +38,7 @@ from orchestrator.devices.device import (
     PipelineSource,
     PreparedPipelines,
     no_news,
+    stays_with_parent,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
@@ -93,15 +94,24 @@ class VulkanDevice:
         self.capabilities: Final = context.capabilities
         self.handles: Final = context.handles
         self._module_limit = module_limit
+        self._caches: set[PipelineCache] = set()
+        self._closed = ""
+        self._begin()
+        stays_with_parent(self)
+        self._creation = PipelineCreation(context)
+        self._own_binaries: Binaries | None = None
+
+    def _begin(self) -> None:
         # Under this: what there is, and the calls in flight.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._prepared: set[VulkanPreparedPipelines] = set()
-        self._caches: set[PipelineCache] = set()
         self._calls = 0
-        self._closed = False
-        self._creation = PipelineCreation(context)
-        self._own_binaries: Binaries | None = None
+
+    def stay_with_parent(self) -> None:
+        """See `StaysWithParent`."""
+        self._begin()
+        self._closed = "is a device of the process that was forked"
 
     @property
     def supported(self) -> Capabilities:
@@ -613,7 +623,7 @@ class VulkanDevice:
         with self._changed:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = "was closed before"
             self._changed.wait_for(lambda: not self._calls)
         for prepared in list(self._prepared):
             self._close(prepared)
@@ -631,4 +641,4 @@ class VulkanDevice:
 
     def _require_open(self) -> None:
         if self._closed:
-            raise DeviceError(f"{self.identity.device_name} was closed before")
+            raise DeviceError(f"{self.identity.device_name} {self._closed}")

@@ -5,11 +5,13 @@ Every switchable bug does what it says, and nothing does it while it is off.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -213,6 +215,26 @@ def test_closing_ends_a_hang() -> None:
         device.close()
         batch: CreationBatch = call.result(30.0)
     assert batch.results.tolist() == [0, ERROR_DEVICE_LOST, 0]
+
+
+def test_closing_in_a_fork_does_not_wait_for_a_call_of_the_parent() -> None:
+    device = device_with(DriverBugs(hang=frozenset({12})))
+    prepared = device.prepare(simulated_image(KEYS))
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
+        assert device.wait_until_hung()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+            with suppress(BaseException):
+                prepared.close()
+                device.close()
+                os._exit(0)
+            os._exit(1)
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        device.release_hangs()
+        assert status == 0
+        assert call.result(30.0).results.tolist() == [0, 0, 0]
 
 
 def test_waiting_for_a_hang_that_does_not_come_gives_up() -> None:
