@@ -27,7 +27,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -65,6 +64,7 @@ from orchestrator.run.options import (
     ModulePolicy,
     PipelineKeyUse,
     RunOptions,
+    directory_to_keep,
     unsteered_schedule,
 )
 from orchestrator.run.planning import CompilePlan
@@ -1182,7 +1182,7 @@ async def compile_set(
 
     Raises:
         TypeError: It is no set, they are no options, or `stop` is another kind of event.
-        ValueError: The subset names a pipeline that the set does not have.
+        ValueError: The subset names a pipeline that the set does not have, or the cache directory is "".
         NoDeviceError: Nothing answers to the selector.
         DriverError: The driver refused a device or an empty cache.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been saved.
@@ -1193,9 +1193,9 @@ async def compile_set(
 
     expect(source, PipelineSet, A_SET)
     expect(options, CompileOptions, "CompileOptions")
-    directory = None
-    if cache_directory is not None and options.mode is not CacheMode.NONE:
-        directory = Path(cache_directory)
+    directory = directory_to_keep(cache_directory)
+    if options.mode is CacheMode.NONE:
+        directory = None
     steering = Steering.of(stop)
     cache = CompileCache(options, directory, steering.stop)
     chosen = opener or default_opener

@@ -15,6 +15,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from attrs import Attribute, converters, field, frozen, validators
@@ -35,6 +36,21 @@ def available_workers() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def directory_to_keep(cache_directory: str | os.PathLike[str] | None) -> Path | None:
+    """The directory of cache files as a path; None keeps none.
+
+    Raises:
+        ValueError: The text is empty, which would be the current directory.
+    """
+    if cache_directory is None:
+        return None
+    if not os.fspath(cache_directory):
+        raise ValueError(
+            "'cache_directory' is empty: name a directory, '.' for the current one, or None to keep nothing"
+        )
+    return Path(cache_directory)
 
 
 def _at_least(least: int, default: Any) -> Any:

@@ -62,7 +62,7 @@ from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
 from orchestrator.run.limits import CpuTimeError, MemoryLimitError, ended_at_cpu_limit
-from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits
+from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits, directory_to_keep
 from orchestrator.run.records import (
     CompileReport,
     Death,
@@ -144,7 +144,7 @@ async def compile_supervised(
     Raises:
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
         TypeError: They are no options.
-        ValueError: No archive is named.
+        ValueError: No archive is named, or the cache directory is "".
         DeviceError: Process after process ends with hardly anything compiled, and no pipeline is to blame.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
         MemoryLimitError: `TrialLimits.memory_bytes` is too little, and no pipeline is to blame.
@@ -158,7 +158,7 @@ async def compile_supervised(
     if not paths:
         raise ValueError("no archive is named")
     expect(options, CompileOptions, "CompileOptions")
-    directory = None if cache_directory is None else Path(cache_directory)
+    directory = directory_to_keep(cache_directory)
     supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
     return await supervisor.run(CompileServer.start(paths, options) if server is None else server)
 

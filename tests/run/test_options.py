@@ -251,6 +251,8 @@ async def test_a_function_names_what_it_was_given_in_place_of_what_it_takes() ->
                 call()
         with pytest.raises(TypeError, match="CompileOptions is expected here, not RunOptions"):
             await compile_set(pipelines, RunOptions())  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="'cache_directory' is empty"):
+            await compile_set(pipelines, cache_directory="", opener=simulated_opener())
 
 
 async def test_a_run_does_not_ask_what_its_device_supports() -> None:

@@ -1269,6 +1269,8 @@ async def test_errors_come_out_as_what_they_were(archive: Path, tmp_path: Path) 
         await compile_supervised(archive, None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="no archive is named"):
         await compile_supervised([], CompileOptions())
+    with pytest.raises(ValueError, match="'cache_directory' is empty"):
+        await compile_supervised(archive, CompileOptions(), cache_directory="")
 
 
 async def test_a_driver_that_ends_every_process_is_an_error(archive: Path) -> None:
