@@ -159,8 +159,12 @@ class DeviceLostError(DeviceError):
         self.report = report
 
 
-class _DeviceGoneError(trio.ClosedResourceError):
-    """Nothing can be submitted, because the device was lost; the session's end raises DeviceLostError."""
+class _GoneError(trio.ClosedResourceError):
+    """Nothing can be submitted, because the device was lost or the session failed; the block raises that."""
+
+
+class _FailedError(trio.BrokenResourceError):
+    """There is no report, because the session failed; the block raises the cause."""
 
 
 @frozen
@@ -728,7 +732,7 @@ class PipelineSession:
     async def _end(self) -> RunReport:
         await self._ended.wait()
         if self._report is None:
-            raise trio.BrokenResourceError("the session failed; its block raises the cause")
+            raise _FailedError("the session failed; its block raises the cause")
         if self._exchange.device_lost and not self._told_lost:
             self._told_lost = True
             raise DeviceLostError(self._exchange.device_lost, self._report)
@@ -806,9 +810,11 @@ class PipelineSession:
 
     def _check_open(self) -> None:
         if lost := self._exchange.device_lost:
-            raise _DeviceGoneError(f"the device was lost: {lost}")
-        if self.closed or self._exchange.cancelled:
+            raise _GoneError(f"the device was lost: {lost}")
+        if self._closing:
             raise trio.ClosedResourceError("the session is closed")
+        if self._ended.is_set() or self._exchange.cancelled:
+            raise _GoneError("the session failed or was cancelled; its block raises the cause")
 
 
 def _lacking(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
@@ -868,9 +874,10 @@ async def open_session(
             nursery.start_soon(session.tick)
             try:
                 yield session
-            except* _DeviceGoneError:
-                pass  # the end raises it, once, with the report
-            await session.leave()
+            except* (_GoneError, _FailedError):
+                pass  # the end raises it, once, with the report where there is one
+            with suppress(_FailedError):  # `serve` raises the cause
+                await session.leave()
     except BaseExceptionGroup as group:
         # Raise the exception of the caller or of a worker unchanged.
         if len(group.exceptions) == 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import numpy as np
 import pytest
@@ -222,6 +222,39 @@ async def test_a_bug_in_a_worker_comes_out_as_itself() -> None:
     assert device.live_caches == 0
     with pytest.raises(trio.BrokenResourceError):
         await session.finish()
+
+
+async def _leave(_session: PipelineSession) -> None:
+    """Wait at the end of the block."""
+
+
+async def _submit(session: PipelineSession) -> None:
+    while True:
+        await session.submit(5)
+
+
+async def _draw(session: PipelineSession) -> None:
+    while True:
+        await session.run_for(0.004)
+        await session.submit(5)
+
+
+@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _submit, _draw])
+async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
+    use: Callable[[PipelineSession], Awaitable[object]],
+) -> None:
+    def broken(_key: int) -> None:
+        raise ZeroDivisionError
+
+    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
+
+    async def used() -> None:
+        async with open_session(device, prepared_set(device), RunOptions(workers=3)) as session:
+            await session.submit(range(300))
+            await use(session)
+
+    with trio.fail_after(60), pytest.raises(ZeroDivisionError):
+        await used()
 
 
 async def test_a_cancelled_session_leaves_nothing() -> None:
