@@ -368,8 +368,12 @@ class SessionThread:
         self._lock = threading.Lock()
         if self._has_ended:
             return
-        self._session, self._pending, self._over = None, set(), True
+        self._session, self._over = None, True
         self._failure = trio.BrokenResourceError("the session is that of the process that was forked")
+        left, self._pending = self._pending, set()
+        for each in left:
+            Future.__init__(each)  # without callbacks, which are for the parent, and with a lock of its own
+            _resolve(each, error=self._failure)
         # Others than those that callbacks hang on, which are for the parent.
         if not self._is_opened:
             self.opened = _everybodys()

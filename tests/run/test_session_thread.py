@@ -695,7 +695,7 @@ def compile(key):
     go.wait()
 device = SimulatedDevice(SimulatedOptions(on_compile=compile))
 session = start_session((device, device.prepare(simulated_image(range(5)))), RunOptions(workers=1))
-session.submit(range(5))
+ticket = session.submit(range(5))
 assert entered.wait(60)
 held = threading.Event()
 def hold():  # as a thread that resolves a future, or asks for its result
@@ -708,6 +708,7 @@ child = os.fork()
 if child == 0:
     refused = session.submit([1]).exception(0)
     print(repr(session.ended.exception(0)), repr(refused), session.poll().progress.total)
+    print(repr(ticket.exception(0)))
     sys.exit(7)  # it waits for no thread of the parent
 killer = threading.Timer(45, os.kill, (child, 9))
 killer.start()
@@ -719,7 +720,8 @@ print(os.waitstatus_to_exitcode(status), session.finish().result(60).compiled)
 
 
 def test_in_a_child_of_a_fork_the_session_is_over() -> None:
-    child, parent = printed_by(_FORKED).splitlines()
+    child, ticket, parent = printed_by(_FORKED).splitlines()
+    assert ticket == "BrokenResourceError('the session is that of the process that was forked')"
     assert child.startswith(
         "BrokenResourceError('the session is that of the process that was forked') Closed"
     )
