@@ -17,6 +17,7 @@ Guarantees, in addition to those of a run:
   exception of the caller or of a worker is raised unchanged.
 - Progress counts submitted pipelines, and ends at exactly all of them.
 - A lost device is reported once, by DeviceLostError: from `finish` or `close`, else from the block.
+- Waiting in another trio loop than that of `open_session` is refused.
 Assumptions: a session belongs to the trio thread; any number of tasks may use it there. `poll`, `take`,
 `progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. Programs
 without trio use session_thread.py.
@@ -211,6 +212,7 @@ class PipelineSession:
     def __init__(self, run: Run, scheduler: Scheduler, *, costs_known: bool = False) -> None:
         """Wrap a run; only `open_session` does this."""
         self._run = run
+        self._loop = trio.lowlevel.current_trio_token()
         self._capacity = scheduler.options.capacity
         self._exchange = Exchange(scheduler, self._take_news)
         self._lot = trio.lowlevel.ParkingLot()
@@ -261,6 +263,7 @@ class PipelineSession:
         """
         asked = self._chosen(pipelines)
         number, priority = checked_group(group), checked_priority(priority)
+        self._check_loop()
         async with self._producers[priority]:
             rest = asked
             while True:
@@ -502,6 +505,7 @@ class PipelineSession:
 
     async def _wait(self, what: Pipelines, *, patient: bool) -> tuple[PipelineOutcome, ...]:
         asked = self._chosen(what)
+        self._check_loop()
         await trio.lowlevel.checkpoint()
         with self._patience() if patient else self._exchange.listening():
             waiter = _Waiter(set(self.unsettled(asked).tolist()))
@@ -730,6 +734,7 @@ class PipelineSession:
             await self._end()
 
     async def _end(self) -> RunReport:
+        self._check_loop()
         await self._ended.wait()
         if self._report is None:
             raise _FailedError("the session failed; its block raises the cause")
@@ -783,6 +788,7 @@ class PipelineSession:
 
     async def _until(self, condition: Callable[[Scheduler], bool]) -> None:
         """Wait until a condition on the schedule holds, or the session has ended."""
+        self._check_loop()
         await trio.lowlevel.checkpoint()
         with self._exchange.listening():
             while not self._ended.is_set():
@@ -807,6 +813,11 @@ class PipelineSession:
         room = self._room(schedule)
         most = _AT_ONCE if room is None else min(room, _AT_ONCE)
         return int(np.searchsorted(np.cumsum(schedule.absent(pipelines)), most, "right"))
+
+    def _check_loop(self) -> None:
+        """Refuse to wait in another trio loop, which this one could not wake."""
+        if trio.lowlevel.current_trio_token() is not self._loop:
+            raise RuntimeError("the session belongs to another trio loop; start_session is for any thread")
 
     def _check_open(self) -> None:
         if lost := self._exchange.device_lost:

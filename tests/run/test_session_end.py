@@ -257,6 +257,28 @@ async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
         await used()
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda session: session.submit(2),
+        lambda session: session.require(0),
+        lambda session: session.run_for(60),
+        PipelineSession.cancel,
+        PipelineSession.finish,
+    ],
+)
+async def test_a_session_is_not_waited_for_in_another_loop(
+    call: Callable[[PipelineSession], Awaitable[object]],
+) -> None:
+    device = SimulatedDevice()
+    options = RunOptions(workers=1, time_limit_s=0)
+    async with open_session(device, prepared_set(device), options) as session:
+        await session.submit(range(10))
+        with pytest.raises(RuntimeError, match="belongs to another trio loop"):
+            await trio.to_thread.run_sync(trio.run, call, session)
+        await session.close()
+
+
 async def test_a_cancelled_session_leaves_nothing() -> None:
     recorder, device = recorded(hold=5)
     prepared = device.prepare(simulated_image(range(20)))
