@@ -156,8 +156,9 @@ def adopt_device(
         session has ended, and then vkDestroyDevice.
 
     Raises:
-        TypeError: The extensions are one text.
-        ValueError: A handle is null; a feature is not known, or the physical device does not have it.
+        TypeError: The extensions are one text, or not texts; a handle is no number; a feature is no pair.
+        ValueError: A handle is null, or no address; a feature is not known, or the physical device does not
+            have it.
         NoDeviceError: No vkGetInstanceProcAddr is given, and the process has no loader library.
         DeviceError: The instance is Vulkan 1.0 without VK_KHR_get_physical_device_properties2.
         DriverError: The loader or the driver refused to tell something.

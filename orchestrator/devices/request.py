@@ -18,6 +18,7 @@ from typing import Final
 from attrs import evolve, field, frozen, validators
 
 from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.errors import expect
 from orchestrator.registry import registry
 from orchestrator.registry.tables import feature_structs, same_members
 
@@ -149,11 +150,15 @@ def names_of(names: Iterable[str]) -> frozenset[str]:
     """Names of extensions.
 
     Raises:
-        TypeError: It is one text, whose letters would be taken for names.
+        TypeError: It is one text, whose letters would be taken for names, or some are no text: bytes, as
+            bindings give them, would be passed over as unknown.
     """
     if isinstance(names, str):
         raise TypeError(f"several names are expected, such as [{names!r}], not the text {names!r}")
-    return frozenset(names)
+    given = frozenset(names)
+    for each in given:
+        expect(each, str, "the name of an extension, as text,")
+    return given
 
 
 @frozen

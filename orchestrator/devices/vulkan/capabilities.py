@@ -21,6 +21,7 @@ import re
 import struct as binary
 from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import starmap
 from typing import Any, Final
 
 from attrs import evolve
@@ -534,7 +535,7 @@ class HostCapabilities(Capabilities):
         """
         super().__init__(instance, device)
         present = frozenset(extensions)
-        enabled = {_known_feature(*each) for each in features}
+        enabled = set(starmap(_known_feature, map(_pair, features)))
         names = {each: same_members(*each) for each in enabled}
         supported = self._features_of_device(present)
         if lacking := sorted(each for each in enabled if supported.isdisjoint(names[each])):
@@ -584,6 +585,16 @@ def features_of_chain(address: int) -> frozenset[Feature]:
             }
         address = address_of_next
     return frozenset(found)
+
+
+def _pair(feature: Feature) -> Feature:
+    if not isinstance(feature, tuple | list) or len(feature) != 2:
+        raise TypeError(
+            "enabled_features are pairs such as ('VkPhysicalDeviceFeatures', 'geometryShader'), not "
+            f"{feature!r}"
+        )
+    struct, member = feature
+    return struct, member
 
 
 def _known_feature(struct: str, member: str) -> Feature:

@@ -11,6 +11,7 @@ counted.
 
 from __future__ import annotations
 
+import operator
 import os
 import threading
 from collections.abc import Iterable
@@ -121,6 +122,13 @@ class HostMemory:
 
 
 _INTERNAL_CACHE_CONTROL: Final = "VkDevicePipelineBinaryInternalCacheControlKHR"
+_ADDRESSES: Final = (
+    "instance",
+    "physical_device",
+    "device",
+    "get_instance_proc_addr",
+    "allocation_callbacks",
+)
 _NVIDIA_PROPRIETARY: Final = 4  # VkDriverId
 
 
@@ -219,9 +227,14 @@ class DeviceContext:
         features: Iterable[Feature] | int,
     ) -> Self:
         """Use a host's device; see `orchestrator.devices.adopt_device`."""
-        for name in ("instance", "physical_device", "device"):
+        for name in _ADDRESSES:
+            if not 0 <= operator.index(getattr(handles, name)) < 1 << 64:
+                raise ValueError(f"{name} is no address: {getattr(handles, name)}")
+        for name in _ADDRESSES[:3]:
             if not getattr(handles, name):
                 raise ValueError(f"{name} is a null handle")
+        if isinstance(features, int) and not 0 <= features < 1 << 64:
+            raise ValueError(f"enabled_features is no address: {features}")
         known = registry().extensions
         named = {each for each in names_of(extensions) if each in known}
         of_device = {each for each in named if known[each].device}

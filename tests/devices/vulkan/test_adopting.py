@@ -150,6 +150,15 @@ def test_a_host_is_believed_as_far_as_it_can_be_true() -> None:
                 adopt_device(**{**said, **changes})
 
         refused(ValueError, "device is a null handle", device=0)
+        for number in (-1, 1 << 64):  # no address: the driver would read what is there
+            refused(ValueError, "device is no address", device=number)
+            refused(ValueError, "enabled_features is no address", enabled_features=number)
+            refused(ValueError, "allocation_callbacks is no address", allocation_callbacks=number)
+        refused(TypeError, "integer", physical_device=1.5)
+        refused(
+            TypeError, "as text, is expected here, not bytes", enabled_extensions=[b"VK_KHR_maintenance8"]
+        )
+        refused(TypeError, "pairs such as", enabled_features=["geometryShader"])
         refused(ValueError, "is it spelled right", enabled_features=[(CORE, "geometryShaders")])
         refused(ValueError, "not a structure of features", enabled_features=[("VkImageCreateInfo", "flags")])
         # Without its extension the structure cannot have been in the chain.
