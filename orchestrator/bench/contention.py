@@ -454,9 +454,9 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
     if missed := [each for each in missed if each.created > each.hits]:
         most = max(missed, key=lambda each: (each.created - each.hits) / each.created)
         found.append(
-            f"in {len(missed)} of {len(warm)} warm cells the driver did not find all pipelines in the cache, up to "
-            f"{most.created - most.hits:,} of {most.created:,}: their figures are not those of a warm cache, "
-            "unless this driver does not report hits"
+            f"in {len(missed)} of {len(warm)} warm cells the driver did not find all pipelines in the cache, "
+            f"up to {most.created - most.hits:,} of {most.created:,}: their figures are not those of a warm "
+            "cache, unless this driver does not report hits"
         )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
