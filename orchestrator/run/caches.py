@@ -163,17 +163,14 @@ def duplicates(
     """
     if not len(keys):
         return Duplicates(0, 0)
-    _, numbers = np.unique(keys, return_inverse=True)
-    count = int(numbers.max()) + 1
-    lowest = np.full(count, np.iinfo(np.int32).max, np.int32)
-    highest = np.full(count, -1, np.int32)
+    _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
+    lowest = np.full(len(first), np.iinfo(np.int32).max, np.int32)
+    highest = np.full(len(first), -1, np.int32)
     np.minimum.at(lowest, numbers, workers)
     np.maximum.at(highest, numbers, workers)
     twice = lowest != highest
-    # The first of each key in the order of the set counts as the one that was needed.
-    _, first = np.unique(numbers, return_index=True)
     again = twice[numbers]
-    again[first] = False
+    again[first] = False  # the first of each key in the order of the set was needed
     return Duplicates(int(twice.sum()), int(driver_ns[again].sum()))
 
 
@@ -432,16 +429,17 @@ class Rotation:
             while not (self._rotated or (self._wanted and self._lacks_standbys())):
                 with trio.move_on_after(_REMIND_S) as waited:
                     await self._lot.park()
-                if waited.cancelled_caught and self._merges and self.on_merged is not None:
-                    await trio.to_thread.run_sync(self._remind, limiter=limiter)
+                if waited.cancelled_caught and self._merges:
+                    # What the hook left for later may be due, and the next merge may be minutes away.
+                    again = msgspec.structs.replace(self._merges[-1], pipelines=0)
+                    await trio.to_thread.run_sync(self._call_hook, again, limiter=limiter)
             await trio.to_thread.run_sync(self._serve_once, limiter=limiter)
 
-    def _remind(self) -> None:
-        """Call the hook again: what it left for later may be due, and the next merge may be minutes away."""
-        assert self.on_merged is not None  # noqa: S101 - asked before
-        began = time.perf_counter_ns()
-        self.on_merged(self.primary, msgspec.structs.replace(self._merges[-1], pipelines=0))
-        self._hook_ns += time.perf_counter_ns() - began
+    def _call_hook(self, merge: RollingMerge) -> None:
+        if self.on_merged is not None:
+            began = time.perf_counter_ns()
+            self.on_merged(self.primary, merge)
+            self._hook_ns += time.perf_counter_ns() - began
 
     def _lacks_standbys(self) -> bool:
         # Each holds the data that workers begin with; a worker that finds none goes on and loses nothing.
@@ -452,10 +450,8 @@ class Rotation:
         merge = self.merge()
         # Before the hook, which may take its time: workers need them.
         self._make_standbys()
-        if merge is not None and self.on_merged is not None:
-            began = time.perf_counter_ns()
-            self.on_merged(self.primary, merge)
-            self._hook_ns += time.perf_counter_ns() - began
+        if merge is not None:
+            self._call_hook(merge)
 
     def _make_standbys(self) -> None:
         while self._lacks_standbys():
@@ -700,8 +696,6 @@ class TwoLevels(RotatingSource):
     The device has compile_required.
     """
 
-    primary: PipelineSource
-
     def create(self, indices: _Int32s, split: CallSplit | None = None) -> CreationBatch:
         """Look a batch up, and compile what is missing."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
@@ -713,7 +707,7 @@ class TwoLevels(RotatingSource):
             batch = self.prepared.create(
                 self.device,
                 indices,
-                self.primary,
+                self.rotation.primary,
                 keep=self.keep,
                 fail_on_compile_required=True,
                 split=split,
@@ -864,14 +858,12 @@ class RunCaches:
 
     def creator_of(self, number: int, prepared: PreparedParts, *, keep: bool) -> Creator:
         """How a worker creates its batches; after `open`."""
-        rotation, primary = self.rotation, self.primary or NO_SOURCE
-        if rotation is None:
-            source = self._worker_sources[number] if self._worker_sources else primary
+        if (rotation := self.rotation) is None:
+            source = self._worker_sources[number] if self._worker_sources else self.primary or NO_SOURCE
             return Creator(self.device, prepared, source, keep)
         slot = rotation.slots[number]
-        if self.looks_up:
-            return TwoLevels(self.device, prepared, slot.source, keep, rotation, slot, primary)
-        return RotatingSource(self.device, prepared, slot.source, keep, rotation, slot)
+        kind = TwoLevels if self.looks_up else RotatingSource
+        return kind(self.device, prepared, slot.source, keep, rotation, slot)
 
     # --- after the barrier
 
