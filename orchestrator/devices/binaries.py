@@ -15,7 +15,6 @@ from __future__ import annotations
 import time
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -27,14 +26,12 @@ from orchestrator.devices.device import (
     FEEDBACK_VALID,
     NO_SOURCE,
     SUCCESS,
-    CallSplit,
     CreationBatch,
     Device,
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
     destroyed_on_failure,
-    in_calls,
     joined,
 )
 from orchestrator.devices.request import Feature
@@ -289,22 +286,11 @@ def create_with_binaries(
     *,
     keep: bool,
     fail_on_compile_required: bool,
-    split: CallSplit | None = None,
 ) -> CreationBatch:
     """`Device.create_pipelines` for a source of binaries: from binaries what is there, compiled what is not.
 
     With `fail_on_compile_required` nothing is compiled.
     """
-    if split is not None and len(indices) > split.limit:
-        one = partial(
-            create_with_binaries,
-            device,
-            prepared,
-            source=source,
-            keep=keep,
-            fail_on_compile_required=fail_on_compile_required,
-        )
-        return in_calls(device, indices, split, one)
     parts = _parts_with_binaries(
         device, prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
     )

@@ -13,7 +13,6 @@ What links a library that was made of identifiers either forbids compiling too, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Final, Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
@@ -21,13 +20,11 @@ import numpy.typing as npt
 
 from orchestrator.devices.device import (
     PIPELINE_COMPILE_REQUIRED,
-    CallSplit,
     CreationBatch,
     Device,
     DeviceCapabilities,
     PipelineSource,
     PreparedPipelines,
-    in_calls,
     joined,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -103,19 +100,8 @@ def create_speculatively(
     *,
     keep: bool,
     fail_on_compile_required: bool,
-    split: CallSplit | None = None,
 ) -> CreationBatch:
     """`Device.create_pipelines` where code may be lacking: what lacks it is made from identifiers."""
-    if split is not None and len(indices) > split.limit:
-        one = partial(
-            create_speculatively,
-            device,
-            prepared,
-            source=source,
-            keep=keep,
-            fail_on_compile_required=fail_on_compile_required,
-        )
-        return in_calls(device, indices, split, one)
     identified = prepared.identified
     assert identified is not None  # noqa: S101 - a device asks for this where there are
     lacking = identified.lacking[indices]

@@ -14,6 +14,7 @@ import itertools
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Final
 
 import numpy as np
@@ -334,38 +335,14 @@ class SimulatedDevice:
             DeviceError: `prepared` is closed or another device's, an index is out of range or occurs twice,
                 or the device does not support FAIL_ON_PIPELINE_COMPILE_REQUIRED.
         """
-        if isinstance(source, BinarySource):
-            return create_with_binaries(
-                self,
-                prepared,
-                indices,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-                split=split,
-            )
         identified = prepared.identified
-        if identified is not None and identified.lacking[indices].any():
-            return create_speculatively(
-                self,
-                prepared,
-                indices,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-                split=split,
-            )
-
-        def create(part: npt.NDArray[np.int32]) -> CreationBatch:
-            return self._create(
-                "create_pipelines",
-                prepared,
-                part,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-            )
-
+        if isinstance(source, BinarySource):
+            create = partial(create_with_binaries, self, prepared, source=source)
+        elif identified is not None and identified.lacking[indices].any():
+            create = partial(create_speculatively, self, prepared, source=source)
+        else:
+            create = partial(self._create, "create_pipelines", prepared, source=source)
+        create = partial(create, keep=keep, fail_on_compile_required=fail_on_compile_required)
         return in_calls(self, indices, split, create)
 
     def _create(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -37,6 +38,7 @@ from orchestrator.devices.device import (
     PipelineExecutables,
     PipelineSource,
     PreparedPipelines,
+    in_calls,
     no_news,
     stays_with_parent,
 )
@@ -313,29 +315,16 @@ class VulkanDevice:
         split: CallSplit | None = None,
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
-        if isinstance(source, BinarySource):
-            return create_with_binaries(
-                self,
-                prepared,
-                indices,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-                split=split,
-            )
         identified = prepared.identified
-        if identified is not None and identified.lacking[indices].any():
-            return create_speculatively(
-                self,
-                prepared,
-                indices,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-                split=split,
-            )
-        with self._bound(prepared, source, indices) as bound:
-            return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
+        if isinstance(source, BinarySource):
+            create = partial(create_with_binaries, self, prepared, source=source)
+        elif identified is not None and identified.lacking[indices].any():
+            create = partial(create_speculatively, self, prepared, source=source)
+        else:
+            with self._bound(prepared, source, indices) as bound:
+                return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
+        create = partial(create, keep=keep, fail_on_compile_required=fail_on_compile_required)
+        return in_calls(self, indices, split, create)
 
     def _create_alone(
         self,
