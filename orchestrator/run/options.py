@@ -75,14 +75,6 @@ def _switch(default: bool) -> Any:
     return field(default=default, validator=validators.instance_of(bool))
 
 
-def _workers() -> Any:
-    return _at_least(1, None)
-
-
-def _is_number(value: object) -> bool:
-    return hasattr(value, "__float__")
-
-
 def _check_skipped(_options: object, _attribute: Attribute[object], skipped: object) -> None:
     check_skipped(skipped)
 
@@ -111,7 +103,7 @@ def time_limit_ns(seconds: float | None) -> int | None:
     if seconds is None:
         return None
     try:
-        limit_ns = float(seconds) * 1e9 if _is_number(seconds) else math.nan
+        limit_ns = float(seconds) * 1e9 if hasattr(seconds, "__float__") else math.nan
     except OverflowError:
         return None
     if not limit_ns >= 0:
@@ -160,6 +152,8 @@ BARRIER = MergePolicy()
 ROLLING = MergePolicy(rolling=True)
 """Merges while workers run, at the default thresholds."""
 
+_MERGE = validators.optional(validators.instance_of(MergePolicy))
+
 
 def _check_merge(mode: CacheMode | None, merge: MergePolicy | None) -> None:
     if merge is not None and merge.rolling and mode in NO_WORKER_CACHES:
@@ -195,11 +189,9 @@ class RunOptions:
             see `PipelineSession.limit_time`.
     """
 
-    workers: int | None = _workers()
+    workers: int | None = _at_least(1, None)
     mode: CacheMode = field(default=CacheMode.PER_WORKER, converter=CacheMode)
-    merge: MergePolicy | None = field(
-        default=None, validator=validators.optional(validators.instance_of(MergePolicy))
-    )
+    merge: MergePolicy | None = field(default=None, validator=_MERGE)
     seed_workers_from_primary: bool = _switch(True)
     schedule: ScheduleOptions | None = field(
         default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
@@ -406,12 +398,10 @@ class CompileOptions:
 
     selector: str = field(default="", validator=validators.instance_of(str))
     driver_caches: bool = _switch(False)
-    workers: int | None = _workers()
+    workers: int | None = _at_least(1, None)
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
     cache_file_needed: bool = _switch(False)
-    merge: MergePolicy | None = field(
-        default=None, validator=validators.optional(validators.instance_of(MergePolicy))
-    )
+    merge: MergePolicy | None = field(default=None, validator=_MERGE)
     save_policy: SavePolicy = field(factory=SavePolicy, validator=validators.instance_of(SavePolicy))
     relax_driver_version: bool = _switch(False)
     binary_store_bytes: int | None = _at_least(4 << 20, None)
