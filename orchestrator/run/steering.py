@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -64,11 +64,8 @@ def _checked_keys(keys: Iterable[int]) -> tuple[int, ...]:
     return given
 
 
-class Hearer(Protocol):
-    """What is told what is said, at once and in order."""
-
-    def __call__(self, said: tuple[Said, ...]) -> Wait:
-        """Hear it; when it has taken effect is what the answer tells."""
+Hearer = Callable[[tuple[Said, ...]], Wait]
+"""Hears what is said, at once and in order; its answer tells when that has taken effect."""
 
 
 class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
