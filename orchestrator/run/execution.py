@@ -430,17 +430,7 @@ class Run:
     ) -> Run:
         """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
 
-        Args:
-            device: See there, as for all but the last.
-            prepared: See there.
-            options: See there.
-            primary: See there.
-            on_merged: See there.
-            later: Most pipelines that may be added later.
-
-        Raises:
-            TypeError: See `run_pipelines`.
-            ValueError: See `run_pipelines`.
+        At most `later` pipelines may be added. Raises TypeError and ValueError as `run_pipelines` does.
         """
         for given, fits, what in (
             (device, is_device(device), "a device, such as open_device gives"),
@@ -520,24 +510,23 @@ class Run:
         if self.parts.identified or self.later:
             from orchestrator.run.supply import SpirvSupply
 
-            def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
-                self.table.settle(status, reasons)
-
-            self.supply = SpirvSupply(self.device, self.parts, exchange, settle)
+            # Not the method of the table of now: another image brings another table.
+            self.supply = SpirvSupply(
+                self.device, self.parts, exchange, lambda *outcome: self.table.settle(*outcome)
+            )
             exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
 
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:
         """Give what the schedule will not assign its outcome: that of the library which is to blame."""
-        failed, skip = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
+        failed, skipped = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
         # A library has a smaller number than what links it, so its outcome is there first.
         for index, reason in sorted(reasons.items()):
             # By the status, which is set last: another thread may be here, too, and counts it afterwards.
             if self.table.status[index] != status_code(OutcomeStatus.NOT_RUN):
                 continue
-            libraries = [int(self.table.status[each]) for each in self.parts.libraries_of(index)]
-            blame = skip if skip in libraries and failed not in libraries else failed
-            status = OutcomeStatus.SKIPPED if blame == skip else OutcomeStatus.FAILED
-            self.table.settle(status, {index: reason})
+            libraries = self.table.status[self.parts.libraries_of(index)].tolist()
+            is_skipped = skipped in libraries and failed not in libraries
+            self.table.settle(OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED, {index: reason})
 
     def take_shared(self, followers: npt.NDArray[np.int32], leaders: npt.NDArray[np.int32]) -> None:
         """Give pipelines that are the same work as others the outcome of those, which were created."""
