@@ -160,6 +160,7 @@ class CompileSchedule:
         few_for_hits: As in `ScheduleOptions`.
         notes: What a reader of the report must know.
         distrusted: Kinds whose keys turned out to tell nothing apart.
+        keys_ns: Time that asking for keys took, ns.
     """
 
     image: CreateInfoImage
@@ -175,10 +176,10 @@ class CompileSchedule:
     few_for_hits: bool = False
     notes: list[str] = field(factory=list)
     distrusted: tuple[PipelineKind, ...] = ()
+    keys_ns: int = field(default=0, init=False)
     _estimated_ns: npt.NDArray[np.int64] = field(init=False, repr=False)
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
     _asked: int = field(default=0, init=False)
-    _keys_ns: int = field(default=0, init=False)
     _scheduler: Scheduler | None = field(default=None, init=False)
     _time_to_go: TimeToGo | None = field(default=None, init=False)
 
@@ -242,10 +243,10 @@ class CompileSchedule:
             for index, key in zip(some.tolist(), found, strict=True):
                 keys[index] = key
             self._asked += len(some)
-            self._keys_ns = clock_ns() - began
-            if use is PipelineKeyUse.AUTO and self._keys_ns > limit_ns and self._asked < len(indices):
+            self.keys_ns = clock_ns() - began
+            if use is PipelineKeyUse.AUTO and self.keys_ns > limit_ns and self._asked < len(indices):
                 self.notes.append(
-                    f"the driver takes {self._keys_ns / self._asked / 1e3:.0f} us for a pipeline key, too "
+                    f"the driver takes {self.keys_ns / self._asked / 1e3:.0f} us for a pipeline key, too "
                     f"long for what that can save: {self._asked} of {len(indices)} were asked for"
                 )
                 break
@@ -291,11 +292,6 @@ class CompileSchedule:
         self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
         return made
 
-    @property
-    def keys_ns(self) -> int:
-        """Time that asking for keys took, ns."""
-        return self._keys_ns
-
     def eta_s(self, now_ns: int) -> float | None:
         """Seconds to go in this run, by costs; None until something is known of them. Any one clock."""
         return None if self._time_to_go is None else self._time_to_go.eta_s(now_ns)
@@ -332,7 +328,7 @@ class CompileSchedule:
             by_pipeline_key=told,
             driver_ns=int(np.maximum(work_ns, 0).sum()),
             keys_asked=self._asked,
-            keys_ns=self._keys_ns,
+            keys_ns=self.keys_ns,
         )
 
     def compile_times(self, report: RunReport) -> npt.NDArray[np.int64]:
@@ -545,10 +541,10 @@ class CompileJob:
 
     async def _find_groups(self) -> None:
         plan = await self._timed("plan", self._plan.find)
-        if plan is None:
-            await self._read_groups()
-        else:
+        if plan is not None:
             self._take_groups((*plan.groups, *plan.rest))
+            return
+        self._take_groups(await self._timed("read", lambda: self.options.subset.groups_of(self.source)))
 
     async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
         """Save it: at once where other processes wait for it, else once workers have begun.
@@ -565,10 +561,6 @@ class CompileJob:
             with trio.CancelScope(shield=True):
                 save = partial(self._plan.save, (*self._refused, *rest), last=not rest)
                 await trio.to_thread.run_sync(save)
-
-    async def _read_groups(self) -> None:
-        subset = self.options.subset
-        self._take_groups(await self._timed("read", lambda: subset.groups_of(self.source)))
 
     def _take_groups(self, groups: Sequence[FeatureGroup | PlannedGroup]) -> None:
         """Begin with all groups of the set; those of a plan include what was split off."""
@@ -636,11 +628,9 @@ class CompileJob:
     def _holds_left_out(self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup) -> bool:
         """Whether a plan has pipelines in a group that the set leaves out."""
         left_out = self.source.left_out.keys()
-        return (
-            isinstance(waiting, PlannedGroup)
-            and bool(left_out)
-            and not left_out.isdisjoint(opened.built.image.keys.tolist())
-        )
+        if not (left_out and isinstance(waiting, PlannedGroup)):
+            return False
+        return not left_out.isdisjoint(opened.built.image.keys.tolist())
 
     def _take_opened(
         self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup, beside: trio.Nursery
@@ -864,10 +854,7 @@ class CompileJob:
             steered=self.steering.steered,
             few_for_hits=decision.few_for_hits,
         )
-        await self._timed(
-            "pipeline_keys",
-            lambda: self._ask_keys(schedule, device, prepared),
-        )
+        await self._timed("pipeline_keys", lambda: self._ask_keys(schedule, device, prepared))
         scheduler = schedule.scheduler()
         begun, is_running = trio.Event(), True
 
