@@ -72,9 +72,7 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import ReadError, SaveError
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
-from orchestrator.stores.profile_file import CalibrationProfile as CalibrationProfile
-from orchestrator.stores.profile_file import Choice, ProfileLoad
-from orchestrator.stores.profile_file import load_profile as load_profile
+from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, load_profile
 from orchestrator.stores.run_notes import (
     Durations,
     add_contents,
@@ -95,10 +93,7 @@ LAST_LOCK_WAIT_S = 30.0
 
 
 class CacheFileStore(msgspec.Struct, frozen=True):
-    """Keeps a primary that is a pipeline cache in a cache file. Blocking.
-
-    A keeper saves through `load` and `save` alone, so another kind of source is kept by another class.
-    """
+    """Keeps a primary that is a pipeline cache in a cache file. Blocking."""
 
     device: Device
     path: Path
@@ -286,19 +281,18 @@ class CacheKeeper:
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
     _told: int = field(default=0, init=False)
-    content: bytes = field(init=False)
+    content: bytes = field(default=b"", init=False)
     before: set[bytes] = field(factory=set, init=False)
     _due: SaveReason | None = field(default=None, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._decider = SaveDecider(self.policy)
-        self.content = b""
         if self.loaded.status is LoadStatus.LOADED:
             self._decider.loaded(len(self.loaded.data))
-            self.own_hashes.add(self.loaded.data_hash)
-            self.before.add(self.loaded.data_hash)
             self.content = self.loaded.data_hash
+            self.own_hashes.add(self.content)
+            self.before.add(self.content)
 
     # --- on the way, mode shared
 
@@ -447,20 +441,16 @@ class CacheKeeper:
             report = self._stored(primary, lock_wait_s)
         except (SaveError, DriverError) as error:
             return CacheSave(reason, error=str(error))
-        found = report.found
-        others = (
-            found is not None
-            and found.status is LoadStatus.LOADED
-            and found.data_hash not in self.own_hashes
-            and report.bytes_before > 0
-        )
-        if found is not None and found.status is LoadStatus.LOADED:
-            self.before.add(found.data_hash)
+        held = b"" if report.found is None else report.found.data_hash
+        others = False
+        if report.found is not None and report.found.status is LoadStatus.LOADED:
+            others = held not in self.own_hashes and report.bytes_before > 0
+            self.before.add(held)
         if report.data_hash:
             self.own_hashes.add(report.data_hash)
             self.before.add(report.data_hash)
         if not (report.lost or report.note):  # with a note one of the two may have been dropped
-            self.content = report.data_hash or (found.data_hash if found is not None else b"")
+            self.content = report.data_hash or held
         left = ", ".join(map(str, report.leftovers))
         notes = [report.note, f"could not be removed: {left}" if left else ""]
         return CacheSave(
