@@ -758,20 +758,11 @@ class Calls(Columns, frozen=True, eq=False, rename=None):
     def of(cls, calls: Iterable[CreationCall]) -> Self:
         """The columns of some calls."""
         rows = list(calls)
-
-        def column(name: str) -> npt.NDArray[np.int64]:
-            return np.array([getattr(each, name) for each in rows], np.int64)
-
-        return cls(
-            column("worker").astype(np.int32),
-            column("start_ns"),
-            column("wall_ns"),
-            column("cpu_ns"),
-            column("driver_ns"),
-            column("run_delay_ns"),
-            np.array([len(each.indices) for each in rows], np.int32),
-            np.concatenate([np.zeros(0, np.int32), *(each.indices for each in rows)]),
-        )
+        columns = {name: np.array([getattr(each, name) for each in rows], np.int64) for name in _CALL_COLUMNS}
+        sizes = np.array([len(each.indices) for each in rows], np.int32)
+        indices = np.concatenate([np.zeros(0, np.int32), *(each.indices for each in rows)])
+        worker = columns.pop("worker").astype(np.int32)
+        return cls(worker, **columns, sizes=sizes, indices=indices)
 
     @classmethod
     def joined(cls, parts: Sequence[Calls]) -> Self:
