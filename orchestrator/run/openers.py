@@ -113,13 +113,7 @@ class ProfiledOpener:
             self.notes.append(note)
 
 
-def key_notes(
-    profile: KeyProfile,
-    group: FeatureGroup,
-    device: Device,
-    image: CreateInfoImage,
-    environment: Mapping[str, str] | None = None,
-) -> list[str]:
+def key_notes(profile: KeyProfile, group: FeatureGroup, device: Device, image: CreateInfoImage) -> list[str]:
     """What matters to a driver's keys and is here, but not known to be there where the application runs.
 
     Args:
@@ -127,11 +121,9 @@ def key_notes(
         group: What is compiled.
         device: The device that was opened for it.
         image: Its pipelines.
-        environment: Variables of the process; this process's where not given.
     """
     kinds = _kinds(image)
     depends = [each for each in profile.depends if not kinds.isdisjoint(each.kinds)]
-    given = os.environ if environment is None else environment
     source = f"by the key profile of {_day(profile)}"
     notes = []
     if not group.applications:
@@ -146,7 +138,7 @@ def key_notes(
             f"enabled here, and in no application's record: {_listed(beyond)}. This driver's keys depend on "
             f"that, {source}: the application finds these pipelines only where it enables the same"
         )
-    if active := list(_set_here(profile, depends, given, device)):
+    if active := list(_set_here(profile, depends, device)):
         notes.append(
             f"set here: {_listed(active)}. This driver's keys depend on that, {source}: the application "
             "finds these pipelines only where it runs with the same"
@@ -197,14 +189,12 @@ def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device
             yield each.name
 
 
-def _set_here(
-    profile: KeyProfile, depends: list[Tried], given: Mapping[str, str], device: Device
-) -> Iterator[str]:
+def _set_here(profile: KeyProfile, depends: list[Tried], device: Device) -> Iterator[str]:
     """Variables that matter, unless all that they are set to is known not to; and layers that are active."""
     harmless = {each.name for each in profile.independent if each.aspect == "environment"}
     for each in depends:
         variable, _, _ = each.name.partition("=")
-        value = given.get(variable, "") if each.aspect == "environment" else ""
+        value = os.environ.get(variable, "") if each.aspect == "environment" else ""
         words = {f"{variable}={word}" for word in re.split(r"[,;: ]+", value) if word}
         if words - harmless:
             yield f"{variable}={value}"
