@@ -80,13 +80,7 @@ class CostModel(msgspec.Struct, frozen=True):
         Returns:
             Nanoseconds, shape (n,), at least 1.
         """
-        table = np.array(
-            [
-                (line.base_ns, line.stage_ns, line.byte_ns)
-                for line in (self.lines[kind] for kind in PipelineKind)
-            ]
-        )
-        chosen = table[kinds]
+        chosen = np.array([msgspec.structs.astuple(self.lines[kind]) for kind in PipelineKind])[kinds]
         cost = chosen[:, 0] + chosen[:, 1] * stages + chosen[:, 2] * spirv_bytes
         return np.maximum(np.rint(cost), 1).astype(np.int64)
 
@@ -99,35 +93,30 @@ def fit(
     spirv_bytes: npt.NDArray[np.int64],
     stages: npt.NDArray[np.int64],
     recorded_ns: npt.NDArray[np.int64],
-    model: CostModel = DEFAULT_MODEL,
 ) -> CostModel:
     """Coefficients from recorded compiles (not cache hits), by least squares.
 
     Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide the estimate
     of one of 1 ms. A negative coefficient has no meaning; it is set to zero and the others are fitted again.
-    A kind with fewer records than coefficients keeps the line of `model`, scaled to its records.
+    A kind with fewer records than coefficients keeps its default line, scaled to its records.
 
     Args:
         kinds: Position in `PipelineKind` of each record, shape (n,).
         spirv_bytes: Bytes of SPIR-V, shape (n,).
         stages: Number of stages, shape (n,).
         recorded_ns: Measured cost of each, shape (n,); records below 1 ns are left out.
-        model: The fallback.
     """
-    lines = dict(model.lines)
+    lines = dict(DEFAULT_MODEL.lines)
     for place, kind in enumerate(PipelineKind):
         chosen = (kinds == place) & (recorded_ns > 0)
         cost = recorded_ns[chosen].astype(np.float64)
         if not len(cost):
             continue
         terms = np.stack([np.ones(len(cost)), stages[chosen], spirv_bytes[chosen]], axis=1).astype(np.float64)
-        line = lines[kind]
         if len(cost) < terms.shape[1]:
-            estimated = terms @ np.array([line.base_ns, line.stage_ns, line.byte_ns])
-            scale = _middle(cost, estimated)
-            lines[kind] = CostLine(line.base_ns * scale, line.stage_ns * scale, line.byte_ns * scale)
-            continue
-        solved = np.array(_non_negative(terms / cost[:, None]))
+            solved = np.array(msgspec.structs.astuple(lines[kind]))
+        else:
+            solved = _non_negative(terms / cost[:, None])
         # Relative errors weigh what is too high without bound, and what is too low by 1 at most. So where
         # sizes say little about costs, all estimates would be those of the cheapest.
         lines[kind] = CostLine(*map(float, solved * _middle(cost, terms @ solved)))
@@ -139,7 +128,7 @@ def _middle(cost: npt.NDArray[np.float64], estimated: npt.NDArray[np.float64]) -
     return float(np.exp(np.log(cost / np.maximum(estimated, 1.0)).mean()))
 
 
-def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+def _non_negative(terms: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Least squares of terms @ x = 1 with x >= 0, by leaving negative coefficients out one after another."""
     used = [0, 1, 2]
     # Columns differ by orders of magnitude (1 and kilobytes), so scale them for `lstsq` to find the rank.
@@ -152,7 +141,7 @@ def _non_negative(terms: npt.NDArray[np.float64]) -> tuple[float, float, float]:
         used.pop(int(np.argmin(solved * scale[used])))
     result = np.zeros(3)
     result[used] = np.maximum(solved, 0)
-    return float(result[0]), float(result[1]), float(result[2])
+    return result
 
 
 def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = None) -> Nanoseconds:
