@@ -693,7 +693,7 @@ class Lifecycle:
             for each in joined:
                 # A job that shares the outcome may release a library that is itself in `joined`.
                 if state_at[each] <= JOINED:
-                    self._follow(each, theirs, saved=True)
+                    self._follow(each, theirs)
         elif state == FAILED:
             for each in joined:
                 self.reject(each, _same_work(theirs, self.failures[theirs]))
@@ -768,13 +768,12 @@ class Lifecycle:
         table.flags_at[job] &= ~CHAINED & 0xFF
         return following
 
-    def _follow(self, job: int, leader: int, *, saved: bool) -> None:
-        """The leader of a job was created; `saved`: by a compile."""
+    def _follow(self, job: int, leader: int) -> None:
+        """The leader of a job was created before."""
         table = self.table
-        if saved:
-            second = bool(table.flags_at[job] & BY_PIPELINE_KEY)
-            self.saved = (self.saved[0] + (not second), self.saved[1] + second)
-            self.saved_ns += table.cost_at[job]
+        second = bool(table.flags_at[job] & BY_PIPELINE_KEY)
+        self.saved = (self.saved[0] + (not second), self.saved[1] + second)
+        self.saved_ns += table.cost_at[job]
         if not self._create_followers and not self._is_library(job):
             table.move(job, SHARED)
             self._settled_alone.append(job)
