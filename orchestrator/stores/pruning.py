@@ -112,6 +112,25 @@ class _File:
     status: FileStatus
 
 
+@frozen
+class _Rules:
+    """What is not wanted, as `plan_prune` is told it."""
+
+    here: Sequence[DeviceIdentity]
+    older_than_ns: int | None
+    now_ns: int
+
+    def unwanted(
+        self, file: _File, about: PipelineCachePrefixHeader | ProfileIdentity | None
+    ) -> tuple[PruneReason | None, str]:
+        if about is not None and (other := other_driver(about, self.here)):
+            return PruneReason.OTHER_DRIVER, other
+        age_ns = self.now_ns - file.status.modified_ns
+        if self.older_than_ns is not None and age_ns > self.older_than_ns:
+            return PruneReason.OLD, f"{age_ns / 86_400e9:.0f} days old"
+        return None, ""
+
+
 def plan_prune(
     directory: Path,
     *,
@@ -147,11 +166,12 @@ def plan_prune(
     previous = {
         each.path: each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
     }
+    rules = _Rules(here, older_than_ns, now_ns)
     kept: list[_File] = []
     shrunk: list[_File] = []
     for each in current:
         inspection = inspect_cache_file(each.path, operations=operations)
-        reason, detail = _unwanted(each, inspection.prefix_header, here, older_than_ns, now_ns)
+        reason, detail = rules.unwanted(each, inspection.prefix_header)
         older = previous.pop(previous_path(each.path), None)
         if reason is None:
             kept.append(each)
@@ -166,15 +186,15 @@ def plan_prune(
             items.append(_item(older, reason, detail))
     for orphan in previous.values():
         inspection = inspect_cache_file(orphan.path, operations=operations)
-        reason, detail = _unwanted(orphan, inspection.prefix_header, here, older_than_ns, now_ns)
+        reason, detail = rules.unwanted(orphan, inspection.prefix_header)
         if reason is None and inspection.status is not LoadStatus.LOADED:
             reason, detail = PruneReason.ORPHAN, inspection.reason
         if reason is None:
             kept.append(orphan)
         else:
             items.append(_item(orphan, reason, detail))
-    items += _unwanted_beside(found, items, here, older_than_ns, now_ns, operations)
-    parts, store, note = _parts_of_store(found, here, older_than_ns, now_ns)
+    items += _unwanted_beside(found, items, rules, operations)
+    parts, store, note = _parts_of_store(found, rules)
     items += parts
     kept += store
     kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
@@ -212,9 +232,7 @@ def _packed(directory: Path, operations: FileOperations) -> frozenset[str]:
     return Pack.open(directory, operations=operations).manifest.names
 
 
-def _parts_of_store(
-    found: Iterable[_File], here: Sequence[DeviceIdentity], older_than_ns: int | None, now_ns: int
-) -> tuple[list[PruneItem], list[_File], str]:
+def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneItem], list[_File], str]:
     """Unwanted generations of the store of binaries, the store without them, and what is wrong."""
     file = next((each for each in found if each.path.name == STORE_NAME), None)
     if file is None:
@@ -230,7 +248,7 @@ def _parts_of_store(
     for each in stat.generations:
         used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
         about = each.about
-        reason, why = _unwanted(_File(file.path, used), about.identity, here, older_than_ns, now_ns)
+        reason, why = rules.unwanted(_File(file.path, used), about.identity)
         if reason is not None:
             name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
             detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
@@ -352,12 +370,7 @@ def _files(directory: Path, operations: FileOperations) -> list[_File]:
 
 
 def _unwanted_beside(
-    found: Iterable[_File],
-    items: Iterable[PruneItem],
-    here: Sequence[DeviceIdentity],
-    older_than_ns: int | None,
-    now_ns: int,
-    operations: FileOperations,
+    found: Iterable[_File], items: Iterable[PruneItem], rules: _Rules, operations: FileOperations
 ) -> list[PruneItem]:
     """Files of another driver, old files, and files beside a cache file of another driver."""
     going = {each.path for each in items if each.reason is PruneReason.OTHER_DRIVER}
@@ -367,7 +380,7 @@ def _unwanted_beside(
         if cache_file == each.path:
             continue
         about = _profile_identity(each.path, operations)
-        reason, detail = _unwanted(each, about, here, older_than_ns, now_ns)
+        reason, detail = rules.unwanted(each, about)
         if reason is not PruneReason.OTHER_DRIVER and cache_file in going:
             reason, detail = PruneReason.OTHER_DRIVER, f"it lies beside {cache_file.name}"
         if reason is not None:
@@ -397,18 +410,3 @@ def other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Itera
     if not versions or about.driver_version in versions:
         return ""
     return f"driverVersion: expected {min(versions):#x}, found {about.driver_version:#x}"
-
-
-def _unwanted(
-    file: _File,
-    about: PipelineCachePrefixHeader | ProfileIdentity | None,
-    here: Iterable[DeviceIdentity],
-    older_than_ns: int | None,
-    now_ns: int,
-) -> tuple[PruneReason | None, str]:
-    if about is not None and (other := other_driver(about, here)):
-        return PruneReason.OTHER_DRIVER, other
-    age_ns = now_ns - file.status.modified_ns
-    if older_than_ns is not None and age_ns > older_than_ns:
-        return PruneReason.OLD, f"{age_ns / 86_400e9:.0f} days old"
-    return None, ""
