@@ -414,9 +414,9 @@ TEMPORARY_SUFFIX = ".tmp"
 _PROBE_SIZE = 1 << 16
 
 
-def temporary_of(path: Path) -> Path:
-    """A new name for a temporary beside a file: `.NAME.<16 hex digits>.tmp`."""
-    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}")
+def temporary_of(path: Path, suffix: str = TEMPORARY_SUFFIX) -> Path:
+    """A new name beside a file: `.NAME.<16 hex digits>` and the suffix, by default that of a temporary."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{suffix}")
 
 
 def write_atomically(

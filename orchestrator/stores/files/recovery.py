@@ -201,7 +201,7 @@ def loading_sentinel(
         A list that has, after the block, a sentence for each problem with the sentinel. None of them is a
         reason not to load.
     """
-    sentinel = _new_sentinel(path)
+    sentinel = temporary_of(path, SENTINEL_SUFFIX)
     problems: list[str] = []
     after = max((one.after + 1 for one in deaths), default=0)
     line = _line("loading", data_hash, os.getpid(), after, operations)
@@ -341,16 +341,12 @@ def settle_kills(
 def _write_sentinel(path: Path, seen: DeadSentinel, operations: FileOperations) -> None:
     """Write a second sentinel that says "crashed"; a line that is cut short accuses nothing."""
     line = _line("crashed", seen.data_hash, seen.process_id, seen.after, operations)
-    descriptor = operations.open_new(_new_sentinel(path))
+    descriptor = operations.open_new(temporary_of(path, SENTINEL_SUFFIX))
     try:
         while line:
             line = line[operations.write(descriptor, line) :]
     finally:
         close_quietly(descriptor, operations)
-
-
-def _new_sentinel(path: Path) -> Path:
-    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{SENTINEL_SUFFIX}")
 
 
 def set_aside(path: Path, operations: FileOperations) -> bool:
