@@ -59,7 +59,6 @@ from orchestrator.stores.profile_file import (
     Choice,
     Dropped,
     Finding,
-    ProfileIdentity,
     remember_distrusted,
 )
 from orchestrator.temporary import temporary_folder
@@ -524,11 +523,8 @@ class _Calibration:
             notes.append(f"left out, so that the others get {self._pairs} pairs in time: {words}")
         if self.stopped:
             notes.append(f"ended early by {self.stopped}")
-        return CalibrationProfile(
-            identity=ProfileIdentity.of(identity),
-            device_name=identity.device_name,
-            driver=f"{identity.driver_name} {identity.driver_info}".strip(),
-            made_at=time.time(),
+        return CalibrationProfile.of(
+            identity,
             cores=cores,
             processor=environment.processor if environment is not None else "",
             load_average=load,

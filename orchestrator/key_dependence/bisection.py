@@ -53,9 +53,8 @@ from orchestrator.key_dependence.variations import (
     set_here,
     structures,
 )
-from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, ProfileIdentity, Tried
+from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, Tried
 from orchestrator.temporary import temporary_folder
-from orchestrator.version import VERSION
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
@@ -479,13 +478,10 @@ class _Bisection:
         ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
-        return KeyProfile(
-            identity=ProfileIdentity.of(identity),
-            device_name=identity.device_name,
-            driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
+        return KeyProfile.of(
+            identity,
             made_at=made_at,
             took_s=took_s,
-            orchestrator=VERSION,
             api_version=self.found.application.api_version,
             method=self._method(),
             environment=set_here(identity.driver_id),

@@ -7,7 +7,6 @@ a new driver gets another chance. Only pipelines that failed again alone in a fr
 from __future__ import annotations
 
 import enum
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Final
@@ -19,8 +18,7 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.kinds import CULPRITS, cache_file_of
-from orchestrator.stores.profile_file import Moment, Profile, ProfileFile, ProfileIdentity
-from orchestrator.version import VERSION
+from orchestrator.stores.profile_file import Moment, Profile, ProfileFile
 
 MOST_CULPRITS: Final = 8_000
 """More pipelines than crash any known driver; the newest are kept."""
@@ -163,15 +161,8 @@ def _change(
 ) -> Path:
     def make() -> tuple[bytes]:
         held = load_quarantine(directory, identity, operations).profile
-        quarantine = Quarantine(
-            identity=ProfileIdentity.of(identity),
-            device_name=identity.device_name,
-            driver=f"{identity.driver_name} {identity.driver_info}",
-            made_at=time.time(),
-            orchestrator=VERSION,
-            culprits=change(held.culprits if held is not None else ()),
-        )
-        return (_encode(quarantine),)
+        culprits = change(held.culprits if held is not None else ())
+        return (_encode(Quarantine.of(identity, culprits=culprits)),)
 
     return CULPRITS.write(cache_path(directory, identity), make, operations)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Generic, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -51,14 +51,8 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, identity: DeviceIdentity | PipelineCachePrefixHeader) -> Self:
         """Those of a device, or those that a cache file was saved for."""
-        return cls(
-            vendor_id=identity.vendor_id,
-            device_id=identity.device_id,
-            driver_version=identity.driver_version,
-            driver_id=identity.driver_id,
-            driver_abi=identity.driver_abi,
-            pipeline_cache_uuid=identity.pipeline_cache_uuid.hex(),
-        )
+        fields = {name: getattr(identity, name) for name in cls.__struct_fields__}
+        return cls(**fields | {"pipeline_cache_uuid": identity.pipeline_cache_uuid.hex()})
 
     def differences(self, expected: ProfileIdentity) -> list[str]:
         """The fields that differ from an expected identity, in words."""
@@ -89,6 +83,18 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     orchestrator: str
     notes: tuple[str, ...] = ()
     format: int = PROFILE_FORMAT
+
+    @classmethod
+    def of(cls, identity: DeviceIdentity, **fields: Any) -> Self:
+        """A profile about a device with these fields, made now and here unless they say otherwise."""
+        about: dict[str, Any] = {
+            "identity": ProfileIdentity.of(identity),
+            "device_name": identity.device_name,
+            "driver": " ".join(filter(None, (identity.driver_name, identity.driver_info))),
+            "made_at": time.time(),
+            "orchestrator": VERSION,
+        }
+        return cls(**about | fields)
 
 
 P = TypeVar("P", bound=Profile)
@@ -436,14 +442,7 @@ def remember_distrusted(
 
     def make() -> tuple[bytes]:
         known, _ = read_distrusted(directory, identity, operations)  # under the lock: others add too
-        made = DistrustedKeys(
-            identity=ProfileIdentity.of(identity),
-            device_name=identity.device_name,
-            driver=" ".join(filter(None, (identity.driver_name, identity.driver_info))),
-            made_at=time.time(),
-            orchestrator=VERSION,
-            kinds=tuple(kind for kind in PipelineKind if kind in known.union(kinds)),
-        )
-        return (msgspec.json.encode(made),)
+        every = tuple(kind for kind in PipelineKind if kind in known.union(kinds))
+        return (msgspec.json.encode(DistrustedKeys.of(identity, kinds=every)),)
 
     return DISTRUSTED_KEYS.write(cache_path(directory, identity), make, operations)
