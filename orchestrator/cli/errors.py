@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from attrs import frozen
 
-from orchestrator.cli.output import Output, OutputError, styled, write_json
+from orchestrator.cli.output import Output, OutputError, path_text, styled, write_json
 from orchestrator.errors import (
     ArchiveError,
     DeviceError,
@@ -99,7 +99,8 @@ class Failure:
 
 def explain(error: OrchestratorError) -> Failure:
     """The message and exit code for an error."""
-    message, bad_input, no_device = _utf8(str(error)), ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
+    message = path_text(str(error))  # it may name a path
+    bad_input, no_device = ExitCode.BAD_INPUT, ExitCode.NO_DEVICE
     match error:
         case OutputError():
             step = "make room, or send the output elsewhere; what was compiled is saved as usual"
@@ -112,7 +113,7 @@ def explain(error: OrchestratorError) -> Failure:
                 "`orchestrator inspect FILE` says what a file is; a set is `.foz` archives, a manifest "
                 "`.toml`, or the word sample",
             )
-            where = {"path": _utf8(error.path), "offset": error.offset}
+            where = {"path": path_text(error.path), "offset": error.offset}
             return Failure("archive", message, step, bad_input, where)
         case RecordError():
             step = "`orchestrator list SET` shows all that is damaged in a set"
@@ -185,7 +186,9 @@ def explain_system(error: BaseException) -> Failure | None:
     step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
     if step is None or not isinstance(error, OSError):
         return None
-    where = {"path": _utf8(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
+    where = (
+        {"path": path_text(os.fsdecode(error.filename))} if isinstance(error.filename, str | bytes) else {}
+    )
     place = f"{where['path']}: " if where else ""
     message = f"{place}{os.strerror(error.errno or 0)}"
     step = _temporary_step(where.get("path", "")) or step
@@ -213,7 +216,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     from orchestrator.stores.pack import PackError
 
     if isinstance(error, PackError):
-        where = {"path": _utf8(str(error.path))}
+        where = {"path": path_text(error.path)}
         return Failure("pack", message, error.next_step, ExitCode.BAD_INPUT, where)
 
     steps: dict[type[OrchestratorError], str] = {
@@ -229,7 +232,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
                 step = "`orchestrator compile SET --mode binaries` makes one; --cache-dir says where it lies"
             elif any(os.strerror(each) in message for each in (errno.ENOSPC, errno.EDQUOT)):
                 step = _ROOM
-            where = {"path": _utf8(str(vars(error)["path"]))}
+            where = {"path": path_text(vars(error)["path"])}
             step = _temporary_step(where["path"]) or getattr(error, "next_step", "") or step
             return Failure("store", message, step, ExitCode.BAD_INPUT, where)
     return Failure("other", message, getattr(error, "next_step", ""), ExitCode.BAD_INPUT, {})
@@ -252,7 +255,3 @@ def report(failure: Failure, *, json: bool) -> ExitCode:
     if json:
         write_json(failure.document())
     return failure.exit_code
-
-
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
