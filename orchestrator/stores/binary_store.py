@@ -1329,7 +1329,7 @@ class _Opening:
         if not os.access(self.path.parent, os.W_OK) or (
             self.path.exists() and not os.access(self.path, os.W_OK)
         ):
-            return self._open_read_only("its directory or its file may not be written")
+            return self._open_read_only()
         with writer_lock(self.path, self.operations, wait_s=_OPEN_WAIT_S) as held:
             if not held:
                 raise StoreError(self.path, "another process did not finish opening it in time")
@@ -1346,7 +1346,7 @@ class _Opening:
                     self._require_same(users)
                 # It succeeds: only a process with the writer lock takes the other, exclusive lock.
                 self.operations.try_lock(users, shared=True)
-                return self._opened("", set_aside, users)
+                return self._opened(set_aside=set_aside, users=users)
             except BaseException:
                 close_quietly(users, self.operations)
                 raise
@@ -1397,7 +1397,7 @@ class _Opening:
         """Shrink a file that is larger than its bound; no other process has it open."""
         bound = self.bound_bytes
         if bound is not None and self.operations.stat(self.path).size > bound * _MAP_OVER:
-            store = self._opened("", "", None)
+            store = self._opened()
             try:
                 store.shrink(int(bound * _LOW_WATER))
             finally:
@@ -1434,7 +1434,8 @@ class _Opening:
             if reason and not self.create:
                 raise StoreError(self.path, f"{reason}; whoever uses it next moves it into the quarantine")
             if reason:
-                set_aside = f"{reason}; moved to {self._set_aside()}"
+                set_aside = f"{reason}; moved to {quarantine_file(self.path, self.operations)}"
+                self._remove_lock()
         if not self.path.exists():
             if not self.create:
                 raise StoreError(self.path, "there is no store of binaries")
@@ -1464,11 +1465,6 @@ class _Opening:
         except LmdbFileError as error:
             return error.reason
         return ""
-
-    def _set_aside(self) -> Path:
-        moved = quarantine_file(self.path, self.operations)
-        self._remove_lock()
-        return moved
 
     @property
     def _lock_of_lmdb(self) -> Path:
@@ -1538,14 +1534,15 @@ class _Opening:
             finally:
                 os.close(lock)
 
-    def _open_read_only(self, why: str) -> BinaryStore:
+    def _open_read_only(self) -> BinaryStore:
+        why = "its directory or its file may not be written"
         if not self.path.exists():
             raise StoreError(self.path, f"there is no store of binaries, and none can be made: {why}")
         if reason := self.refuse():
             raise StoreError(self.path, reason)
-        return self._opened(why, "", None)
+        return self._opened(read_only=why)
 
-    def _opened(self, read_only: str, set_aside: str, users: int | None) -> BinaryStore:
+    def _opened(self, *, read_only: str = "", set_aside: str = "", users: int | None = None) -> BinaryStore:
         bound = self.bound_bytes or DEFAULT_BOUND
         environment = self._environment(bound, read_only=bool(read_only))
         try:
