@@ -649,19 +649,14 @@ def load_into_cache(
     return (create(b"") if cache is None else cache), result
 
 
-def is_accused(
-    path: Path,
-    data_hash: bytes,
-    policy: LoadPolicy = DEFAULT_POLICY,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> bool:
-    """Whether a load would not give the driver this data, because processes died of it."""
+def is_accused(path: Path, data_hash: bytes, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+    """Whether a load with the default policy would not give the driver this data: processes died of it."""
     try:
         names = operations.list_directory(path.parent)
     except OSError:
         return False
     deaths = [one for one in dead_sentinels(path, operations, names) if one.data_hash == data_hash]
-    return are_proof(deaths, policy.tolerated_crashes)
+    return are_proof(deaths, DEFAULT_POLICY.tolerated_crashes)
 
 
 @define(eq=False)
