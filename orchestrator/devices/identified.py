@@ -121,8 +121,7 @@ class IdentifiedModules:
         self.known_at_start = 0
         self.learned: Final[dict[int, bytes]] = {}
         self.lacking: Final = np.diff(image.module_slot_start) > 0
-        links = np.flatnonzero(np.diff(image.library_slot_start) > 0)
-        for index in links.tolist():  # a library has a smaller number than what links it
+        for index in np.flatnonzero(image.links).tolist():  # a library comes before what links it
             self.lacking[index] |= any(self.lacking[each] for each in image.libraries_of(index))
 
     def learn(self, module: int, identifier: bytes) -> None:

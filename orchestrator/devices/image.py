@@ -213,6 +213,11 @@ class CreateInfoImage:
         """Itself: the image to bind, also of what `Device.prepare` takes beside one (`IdentifiedModules`)."""
         return self
 
+    @property
+    def links(self) -> npt.NDArray[np.bool_]:
+        """Whether each pipeline links libraries, shape (n,)."""
+        return np.diff(self.library_slot_start) > 0
+
     def first_of(self, kind: PipelineKind) -> int:
         """Index of the first pipeline of a kind (also where there is none of it)."""
         return sum(self.counts[each] for each in _KINDS[: _KINDS.index(kind)])

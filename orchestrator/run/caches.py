@@ -197,7 +197,7 @@ def duplicate_pipeline_keys(
         DeviceError: The device has no pipeline binaries.
     """
     image = prepared.image
-    alone = np.diff(image.library_slot_start)[indices] == 0
+    alone = ~image.links[indices]
     indices, workers, driver_ns = indices[alone], workers[alone], driver_ns[alone]
     keys: list[bytes | None] = [None] * len(image)
     for index, key in zip(indices.tolist(), device.pipeline_keys(prepared, indices), strict=True):

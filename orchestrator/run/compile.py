@@ -214,7 +214,7 @@ class CompileSchedule:
                 )
             return
         # Before the run there are no libraries to link, and without them a driver has no key to give.
-        chosen = np.diff(self.image.library_slot_start) == 0
+        chosen = ~self.image.links
         if distrusted:
             chosen &= ~np.isin(self.image.kinds, [tuple(PipelineKind).index(each) for each in distrusted])
         if self.held is not None:

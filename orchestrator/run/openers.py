@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-import numpy as np
 from attrs import define, evolve, field
 
 from orchestrator.devices.device import Device
@@ -158,7 +157,7 @@ def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
 def _kinds(image: CreateInfoImage) -> set[str]:
     """The kinds of pipelines in an image, as profiles tell them apart."""
     graphics = image.kinds == tuple(PipelineKind).index(PipelineKind.GRAPHICS)
-    in_libraries = graphics & (image.is_library | (np.diff(image.library_slot_start) > 0))
+    in_libraries = graphics & (image.is_library | image.links)
     found = {kind.value.replace("_", " ") for kind in PipelineKind if image.counts[kind]}
     if in_libraries.any():
         found.add(_LIBRARY)

@@ -41,13 +41,12 @@ def describe(image: CreateInfoImage, compiled: _Mask, found: _Mask) -> str:
 
 
 def _traits(image: CreateInfoImage) -> list[tuple[str, _Mask]]:
-    links = np.diff(image.library_slot_start) > 0
     modules = np.diff(image.module_slot_start)
     return [
         ("are pipeline libraries", image.is_library),
         ("are no pipeline libraries", ~image.is_library),
-        ("link pipeline libraries", links),
-        ("link no pipeline library", ~links),
+        ("link pipeline libraries", image.links),
+        ("link no pipeline library", ~image.links),
         ("have no shader module of their own", modules == 0),
         ("have one shader module", modules == 1),
         ("have more than one shader module", modules > 1),

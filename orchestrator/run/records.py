@@ -675,7 +675,7 @@ class OutcomeRecorder:
 
 def _links_of(image: CreateInfoImage) -> npt.NDArray[np.intp]:
     """Pipelines that link libraries and have no stages of their own."""
-    return np.flatnonzero((np.diff(image.library_slot_start) > 0) & (np.diff(image.module_slot_start) == 0))
+    return np.flatnonzero(image.links & (np.diff(image.module_slot_start) == 0))
 
 
 def _refusal(result: int) -> str:
