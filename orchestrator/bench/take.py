@@ -62,7 +62,7 @@ from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
@@ -459,7 +459,7 @@ class _Totals:
                 self.kinds_ns[kind.value] += took
         places = np.flatnonzero(compiled)
         for place in places[np.argsort(of.driver_ns[places])[::-1][:SLOWEST]]:
-            kind = tuple(PipelineKind)[of.kinds[place]]
+            kind = KINDS[of.kinds[place]]
             self.slow.append(SlowPipeline(f"{of.keys[place]:016x}", kind.value, int(of.driver_ns[place])))
         duplicate_keys, duplicate_ns = repeated_work(of.keys[compiled], of.driver_ns[compiled])
         merge, timing, counts = report.merge, report.timing, report.counts()

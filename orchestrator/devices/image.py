@@ -86,6 +86,10 @@ class PipelineKind(enum.StrEnum):
     RAY_TRACING = "ray_tracing"
 
 
+KINDS: Final = tuple(PipelineKind)
+"""Every kind, at its number in `CreateInfoImage.kinds`."""
+
+
 class ObjectKind(enum.StrEnum):
     """An object that pipelines refer to and that is created before them."""
 
@@ -220,11 +224,11 @@ class CreateInfoImage:
 
     def first_of(self, kind: PipelineKind) -> int:
         """Index of the first pipeline of a kind (also where there is none of it)."""
-        return sum(self.counts[each] for each in _KINDS[: _KINDS.index(kind)])
+        return sum(self.counts[each] for each in KINDS[: KINDS.index(kind)])
 
     def kind_of(self, index: int) -> PipelineKind:
         """Kind of one pipeline."""
-        return _KINDS[int(self.kinds[index])]
+        return KINDS[int(self.kinds[index])]
 
     def libraries_of(self, index: int) -> tuple[int, ...]:
         """Indices of the library pipelines that a pipeline links."""
@@ -246,6 +250,3 @@ class CreateInfoImage:
             level[index] = max((level.get(each, -1) for each in self.libraries_of(index)), default=-1) + 1
         found = np.array([level[index] for index in indices.tolist()])
         return [np.flatnonzero(found == each) for each in range(int(found.max()) + 1)]
-
-
-_KINDS = tuple(PipelineKind)

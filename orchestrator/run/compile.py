@@ -47,7 +47,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest, Feature
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError, expect
 from orchestrator.process import StageClock
@@ -216,7 +216,7 @@ class CompileSchedule:
         # Before the run there are no libraries to link, and without them a driver has no key to give.
         chosen = ~self.image.links
         if distrusted:
-            chosen &= ~np.isin(self.image.kinds, [tuple(PipelineKind).index(each) for each in distrusted])
+            chosen &= ~np.isin(self.image.kinds, [KINDS.index(each) for each in distrusted])
         if self.held is not None:
             chosen &= ~self.held
         if use is PipelineKeyUse.AUTO and chosen.any():

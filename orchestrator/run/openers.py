@@ -20,7 +20,7 @@ from pathlib import Path
 from attrs import define, evolve, field
 
 from orchestrator.devices.device import Device
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
 from orchestrator.registry.tables import same_members
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -156,7 +156,7 @@ def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
 
 def _kinds(image: CreateInfoImage) -> set[str]:
     """The kinds of pipelines in an image, as profiles tell them apart."""
-    graphics = image.kinds == tuple(PipelineKind).index(PipelineKind.GRAPHICS)
+    graphics = image.kinds == KINDS.index(PipelineKind.GRAPHICS)
     in_libraries = graphics & (image.is_library | image.links)
     found = {kind.value.replace("_", " ") for kind in PipelineKind if image.counts[kind]}
     if in_libraries.any():

@@ -37,7 +37,7 @@ from orchestrator.devices.device import (
     DeviceIdentity,
     PipelineExecutables,
 )
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
@@ -275,8 +275,7 @@ class OutcomeStatus(enum.StrEnum):
 
 _STATUSES = tuple(OutcomeStatus)
 _CODE = {status: code for code, status in enumerate(_STATUSES)}
-_KINDS = tuple(PipelineKind)
-_KIND_CODE = {kind: code for code, kind in enumerate(_KINDS)}
+_KIND_CODE = {kind: code for code, kind in enumerate(KINDS)}
 _CACHE_HIT = _CODE[OutcomeStatus.CACHE_HIT]
 _COMPILED = _CODE[OutcomeStatus.COMPILED]
 # By status code: which outcome counts if a pipeline has several, the highest. For the groups of a compile it
@@ -375,7 +374,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         columns = (self.kinds, self.status, self.driver_ns, self.worker)
         if any(len(each) != len(self.keys) for each in columns):
             raise ValueError("the columns of a table of outcomes differ in length")
-        if len(self.keys) and (self.status.max() >= len(_STATUSES) or self.kinds.max() >= len(_KINDS)):
+        if len(self.keys) and (self.status.max() >= len(_STATUSES) or self.kinds.max() >= len(KINDS)):
             raise ValueError("a table of outcomes holds a status or a kind that there is not")
         if self.reasons and not 0 <= min(self.reasons) <= max(self.reasons) < len(self.keys):
             raise ValueError("a table of outcomes has a reason for a pipeline that is not in it")
@@ -427,7 +426,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         """The outcome of one pipeline."""
         return PipelineOutcome(
             key=Hash(self.keys[index]),
-            kind=_KINDS[self.kinds[index]],
+            kind=KINDS[self.kinds[index]],
             status=_STATUSES[self.status[index]],
             reason=self.reasons.get(index, ""),
             driver_ns=int(self.driver_ns[index]),

@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 
 DEFAULT_COST_NS = 2_000_000
 """Cost of a job of which nothing is known."""
@@ -232,7 +232,7 @@ def distrusted_kinds(image: CreateInfoImage, keys: Keys) -> tuple[PipelineKind, 
 
 def trusted_keys(image: CreateInfoImage, keys: Keys) -> list[bytes | None]:
     """The keys, with None for the kinds that `distrusted_kinds` names."""
-    distrusted = {tuple(PipelineKind).index(kind) for kind in distrusted_kinds(image, keys)}
+    distrusted = {KINDS.index(kind) for kind in distrusted_kinds(image, keys)}
     return [None if kind in distrusted else key for key, kind in zip(keys, image.kinds.tolist(), strict=True)]
 
 

@@ -27,6 +27,7 @@ from attrs import frozen
 
 from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
+    KINDS,
     PNEXT,
     CreateInfoImage,
     ImageModule,
@@ -62,7 +63,6 @@ _NO_CODE: Final = -1
 _NOWHERE: Final = (-1, 0)
 _ALIGNMENT: Final = 64
 _SIZE: Final = binary.Struct("<Q")
-_KINDS: Final = tuple(PipelineKind)
 _OBJECT_KINDS: Final = tuple(ObjectKind)
 
 _ARRAYS: Final[dict[str, str]] = {
@@ -418,7 +418,7 @@ def _group_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> PlannedGr
 def _jobs(arrays: _Arrays, what: str) -> PipelineJobs:
     keys, kinds = arrays[f"{what}_keys"], arrays[f"{what}_kinds"]
     _require(len(keys) == len(kinds), f"{what}_kinds has {len(kinds)} elements for {len(keys)} keys")
-    _within(kinds, len(_KINDS), f"{what}_kinds")
+    _within(kinds, len(KINDS), f"{what}_kinds")
     return PipelineJobs(keys, kinds)
 
 
@@ -468,7 +468,7 @@ def _image_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> CreateInf
         **{name: arrays[name] for name in _OF_IMAGE},
         objects=objects,
         modules=modules,
-        kinds=np.repeat(np.arange(len(_KINDS), dtype=np.uint8), numbers),
+        kinds=np.repeat(np.arange(len(KINDS), dtype=np.uint8), numbers),
         offsets=offsets,
         strides=strides,
         counts=counts,

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import field, frozen
 
-from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.image import KINDS, PipelineKind
 from orchestrator.devices.request import DeviceRequest
 
 FORMAT_VERSION = 6
@@ -177,8 +177,7 @@ class PipelineJob(msgspec.Struct, frozen=True, order=True, gc=False):
         return f"{self.kind.value} {self.key:016x}"
 
 
-_KINDS: Final = tuple(PipelineKind)
-_KIND_CODE: Final = {kind: code for code, kind in enumerate(_KINDS)}
+_KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class PipelineJobs(Sequence[PipelineJob]):
@@ -245,8 +244,8 @@ class PipelineJobs(Sequence[PipelineJob]):
 
     def counts(self) -> dict[PipelineKind, int]:
         """Number of pipelines of each kind."""
-        numbers = np.bincount(self.kinds, minlength=len(_KINDS)).tolist()
-        return dict(zip(_KINDS, numbers, strict=True))
+        numbers = np.bincount(self.kinds, minlength=len(KINDS)).tolist()
+        return dict(zip(KINDS, numbers, strict=True))
 
     def __len__(self) -> int:
         """Number of pipelines."""
@@ -259,12 +258,12 @@ class PipelineJobs(Sequence[PipelineJob]):
     def __getitem__(self, index: int | slice) -> PipelineJob | PipelineJobs:
         if isinstance(index, slice):
             return PipelineJobs(self.keys[index], self.kinds[index])
-        return PipelineJob(int(self.keys[index]), _KINDS[self.kinds[index]])
+        return PipelineJob(int(self.keys[index]), KINDS[self.kinds[index]])
 
     def __iter__(self) -> Iterator[PipelineJob]:
         """The pipelines, one after the other."""
         for key, kind in zip(self.keys.tolist(), self.kinds.tolist(), strict=True):
-            yield PipelineJob(key, _KINDS[kind])
+            yield PipelineJob(key, KINDS[kind])
 
     def __contains__(self, job: object) -> bool:
         """Whether a pipeline is among them."""

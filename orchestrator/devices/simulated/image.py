@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from orchestrator.devices.image import CreateInfoImage, ImageModule, PipelineKind
+from orchestrator.devices.image import KINDS, CreateInfoImage, ImageModule, PipelineKind
 
 # Header of an empty SPIR-V 1.0 module: magic number, version, generator, bound, schema.
 _EMPTY_MODULE = struct.pack("<5I", 0x07230203, 0x00010000, 0, 1, 0)
 _STRIDE = 16
-_KINDS = tuple(PipelineKind)
 
 
 def _load_empty_module() -> bytes:
@@ -49,7 +48,7 @@ def simulated_image(
     """
     modules, libraries = modules or {}, libraries or {}
     all_kinds = [kinds] * len(keys) if isinstance(kinds, PipelineKind) else list(kinds)
-    numbers = [_KINDS.index(kind) for kind in all_kinds]
+    numbers = [KINDS.index(kind) for kind in all_kinds]
     index_of = {key: index for index, key in enumerate(keys)}
     if len(numbers) != len(keys) or numbers != sorted(numbers):
         raise ValueError("kinds has one element a pipeline, in the order of PipelineKind")

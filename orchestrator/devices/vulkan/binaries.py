@@ -24,7 +24,7 @@ from orchestrator.devices.binaries import (
     PipelineBinary,
 )
 from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
-from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.image import KINDS, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import check, new_struct
@@ -32,7 +32,6 @@ from orchestrator.devices.vulkan.prepared import PipelineCreation, VulkanPrepare
 from orchestrator.errors import DriverError
 from orchestrator.registry.tables import registry
 
-_KINDS: Final = tuple(PipelineKind)
 _CREATE: Final = "vkCreatePipelineBinariesKHR"
 _READ: Final = "vkGetPipelineBinaryDataKHR"
 _NOT_ENOUGH_SPACE: Final = -1000483000  # VK_ERROR_NOT_ENOUGH_SPACE_KHR
@@ -260,5 +259,5 @@ def _by_kind(
 ) -> list[tuple[PipelineKind, npt.NDArray[np.intp]]]:
     """The places of the wanted pipelines of each kind that has any."""
     kinds = bound.image.kinds[indices]
-    places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(_KINDS)]
+    places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(KINDS)]
     return [(kind, chosen) for kind, chosen in places if chosen.size]

@@ -50,6 +50,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import (
+    KINDS,
     CreateInfoImage,
     ImageModule,
     ImageObject,
@@ -63,7 +64,6 @@ from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import new_struct
 from orchestrator.errors import DriverError, OrchestratorError
 
-_KINDS: Final = tuple(PipelineKind)
 COMMANDS: Final = {
     PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", ffi.typeof("VkGraphicsPipelineCreateInfo[]")),
     PipelineKind.COMPUTE: ("vkCreateComputePipelines", ffi.typeof("VkComputePipelineCreateInfo[]")),
@@ -850,10 +850,10 @@ class PipelineCreation:
         kinds = bound.image.kinds
         kind = kinds[min(numbers)]
         if kind == kinds[max(numbers)]:  # an image is ordered by kind
-            return self._kind(bound, _KINDS[kind], indices, source, fail_on_compile_required, split, span)
+            return self._kind(bound, KINDS[kind], indices, source, fail_on_compile_required, split, span)
         kinds = kinds[indices]
         batch = CreationBatch.of_zeros(len(indices))
-        for number, each in enumerate(_KINDS):
+        for number, each in enumerate(KINDS):
             chosen = np.flatnonzero(kinds == number)
             if chosen.size:
                 part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
