@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from orchestrator.cli.documents import VerifyDocument
     from orchestrator.stores.files.mac import MacKey
-    from orchestrator.stores.inspection import BesideInspection
 
 _PROBLEMS_SHOWN = 5
 _BINARIES = "pack of binaries"
@@ -43,7 +42,7 @@ class _Checked:
         facts: Further fields of `CheckedFile`.
         summary: Its contents, in words.
         problems: What is wrong.
-        next_step: What to do about it.
+        next_step: What to do about problems, where there are some.
     """
 
     path: Path
@@ -185,7 +184,8 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
     elif kind is MODULE_IDENTIFIERS:
         yield _check_identifiers(path)
     elif (beside := inspect_beside(path)) is not None:
-        yield _check_beside(path, beside)
+        step = "remove it; the verb that made it makes a new one"
+        yield _one_file(path, beside.name, beside.name, beside.problem or None, step)
     else:
         yield _check_cache_file(path)
 
@@ -211,48 +211,29 @@ def _signature(*, signed: bool, checked: bool) -> str:
     return "signed with this key" if checked else "signed, not checked (--key)" if signed else "not signed"
 
 
+def _one_file(path: Path, kind: str, what: str, problem: str | None, next_step: str) -> _Checked:
+    size = path.stat().st_size
+    problems = () if problem is None else (problem,)
+    return _Checked(path, kind, {"bytes": size}, f"{what}, {byte_text(size)}", problems, next_step)
+
+
 def _check_plan(path: Path) -> _Checked:
     from orchestrator.run.planning import proven_plan
 
     plan, state = proven_plan(path)
-    size = path.stat().st_size
-    return _Checked(
-        path,
-        "plan",
-        facts={"bytes": size},
-        summary=f"plan, {byte_text(size)}",
-        problems=() if plan is not None else (state,),
-        next_step="nothing: the next compile of its set makes a new one",
-    )
+    step = "nothing: the next compile of its set makes a new one"
+    return _one_file(path, "plan", "plan", state if plan is None else None, step)
 
 
 def _check_identifiers(path: Path) -> _Checked:
     from orchestrator.stores.kinds import MODULE_IDENTIFIERS
     from orchestrator.stores.module_identifiers import decode_identifiers
 
-    size = path.stat().st_size
     known, problem = MODULE_IDENTIFIERS.read(path, decode_identifiers)
-    number = 0 if known is None else len(known)
-    return _Checked(
-        path,
-        "identifiers",
-        facts={"bytes": size},
-        summary=f"identifiers of {plural(number, 'shader module')}, {byte_text(size)}",
-        problems=() if known is not None else (problem or "it is gone",),
-        next_step="nothing: the next `compile --identifiers` queries them again",
-    )
-
-
-def _check_beside(path: Path, found: BesideInspection) -> _Checked:
-    size = path.stat().st_size
-    return _Checked(
-        path,
-        found.name,
-        facts={"bytes": size},
-        summary=f"{found.name}, {byte_text(size)}",
-        problems=(found.problem,) if found.problem else (),
-        next_step="remove it; the verb that made it makes a new one",
-    )
+    what = f"identifiers of {plural(0 if known is None else len(known), 'shader module')}"
+    wrong = (problem or "it is gone") if known is None else None
+    step = "nothing: the next `compile --identifiers` queries them again"
+    return _one_file(path, "identifiers", what, wrong, step)
 
 
 def _check_store(path: Path) -> _Checked:
@@ -270,7 +251,7 @@ def _check_store(path: Path) -> _Checked:
         summary=f"a store of {plural(found.payloads, 'binary', 'binaries')} of "
         f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}",
         problems=found.problems,
-        next_step="nothing: what is damaged is compiled again" if found.problems else "",
+        next_step="nothing: what is damaged is compiled again",
     )
 
 
@@ -306,7 +287,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         f"{plural(len(archives), 'archive')}, {'a store of binaries, ' * len(stores)}"
         f"{quarantined} in the quarantine",
         problems=(reason,) if reason is not None else (),
-        next_step="until then nothing in it is loaded or saved" if reason is not None else "",
+        next_step="until then nothing in it is loaded or saved",
     )
     for name in (*caches, *alone, *beside, *stores, *archives):
         yield from _check(path / name, None, output)
@@ -321,7 +302,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     except PackError as error:
         yield _Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
         return
-    problems: dict[Path, str] = dict(pack.problems())
+    problems = dict(pack.problems())
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     proven = _signature(signed=pack.signed, checked=key is not None)
@@ -347,7 +328,7 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         + (f"; nothing of {', '.join(without)}" if without else "")
         + "".join(f"; {plural(left, 'pipeline')} {words}" for words, left in left_out.items() if left),
         problems=tuple(f"{file.name}: {reason}" for file, reason in problems.items()),
-        next_step="copy the pack again, or run the compile that makes it again" if problems else "",
+        next_step="copy the pack again, or run the compile that makes it again",
     )
 
 
