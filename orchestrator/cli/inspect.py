@@ -33,25 +33,8 @@ _SIGNATURES = (
     (b"{", "JSON, by its first character"),
 )
 
-_SHADER_SOURCES = frozenset(
-    [
-        ".glsl",
-        ".hlsl",
-        ".comp",
-        ".vert",
-        ".frag",
-        ".geom",
-        ".tesc",
-        ".tese",
-        ".task",
-        ".mesh",
-        ".rgen",
-        ".rmiss",
-        ".rchit",
-        ".rahit",
-        ".rint",
-        ".rcall",
-    ]
+_SHADER_SOURCES = (
+    ".glsl .hlsl .comp .vert .frag .geom .tesc .tese .task .mesh .rgen .rmiss .rchit .rahit .rint .rcall"
 )
 
 
@@ -300,7 +283,7 @@ def _seems(path: Path, head: bytes) -> str:
         return "a manifest; see `orchestrator pack` and `orchestrator list`"
     if head and not head.strip(b"\0"):
         return "zeros: a file that was never written to its end, as after a power loss"
-    if path.suffix.lower() in _SHADER_SOURCES:
+    if path.suffix.lower() in _SHADER_SOURCES.split():
         return "the source text of a shader; `glslangValidator -V` makes SPIR-V of GLSL, `dxc -spirv` of HLSL"
     if head:
         return (
