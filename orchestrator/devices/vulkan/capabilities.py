@@ -62,7 +62,7 @@ class StructChain:
 
     def __init__(self, structs: Iterable[Struct]) -> None:
         self.structs = tuple(structs)
-        sizes = [_aligned(each.size) for each in self.structs]
+        sizes = [(each.size + 7) // 8 * 8 for each in self.structs]
         self._memory = ffi.new("uint64_t[]", sum(sizes) // 8 or 1)
         self._bytes = ffi.buffer(self._memory)
         self._words = memoryview(self._bytes).cast("I")
@@ -100,10 +100,6 @@ class StructChain:
     def set_true(self, at: int) -> None:
         """Write VK_TRUE at an offset in the buffer."""
         self._words[at >> 2] = 1
-
-
-def _aligned(size: int) -> int:
-    return (size + 7) // 8 * 8
 
 
 @functools.cache
@@ -356,10 +352,9 @@ class ChosenCapabilities(Capabilities):
         if supported is None:
             supported = self._features_of_device(available)
         self._available, self._supported = available, supported
-        enabled = self._choose(supported, available)
-        self.extensions, enabled = self._settle(available, supported, enabled)
-        self.features = self._write(enabled)
-        self._answer_for(self.extensions, enabled)
+        chosen, enabled = self._settle(self._choose())
+        self.features = self._write(chosen, enabled)
+        self._answer_for(chosen, enabled)
 
     @cached_property
     def supported(self) -> Capabilities:
@@ -372,7 +367,7 @@ class ChosenCapabilities(Capabilities):
             supported=self._supported,
         )
 
-    def _choose(self, supported: set[Feature], available: frozenset[str]) -> set[Feature]:
+    def _choose(self) -> set[Feature]:
         """The valid set of supported features to enable."""
         request = self._request
         wanted = {name for each in request.features for name in same_members(*each)}
@@ -383,7 +378,7 @@ class ChosenCapabilities(Capabilities):
             if feature in wanted:
                 wanted |= set(same_members(*base))
         enabled = set()
-        for each in supported:
+        for each in self._supported:
             called = same_members(*each)
             if not wanted.isdisjoint(called):
                 enabled.add(each)
@@ -394,10 +389,10 @@ class ChosenCapabilities(Capabilities):
                 request.others is OtherFeatures.UNRECORDED and not any(is_recorded(*name) for name in called)
             ):
                 enabled.add(each)
-        self._make_valid(enabled, wanted, available)
+        self._make_valid(enabled, wanted)
         return enabled
 
-    def _make_valid(self, enabled: set[Feature], wanted: set[Feature], available: frozenset[str]) -> None:
+    def _make_valid(self, enabled: set[Feature], wanted: set[Feature]) -> None:
         """Turn off conflicting features; of two, a requested one stays."""
 
         def is_on(feature: Feature) -> bool:
@@ -410,7 +405,7 @@ class ChosenCapabilities(Capabilities):
             if is_on(first) and is_on(second):
                 turn_off(second if first in wanted and second not in wanted else first)
         if is_on((BASE_FEATURES, "robustBufferAccess")):
-            values = self._read_properties(available | self._instance.extensions)
+            values = self._read_properties(self._available | self._instance.extensions)
             member = "robustBufferAccessUpdateAfterBind"
             names_of = same_members("VkPhysicalDeviceDescriptorIndexingProperties", member)
             if not any(values.get(name) for name in names_of):
@@ -420,21 +415,17 @@ class ChosenCapabilities(Capabilities):
             if is_on(feature) and not is_on(base):
                 turn_off(feature)
 
-    def _settle(
-        self, available: frozenset[str], supported: set[Feature], enabled: set[Feature]
-    ) -> tuple[tuple[str, ...], set[Feature]]:
+    def _settle(self, enabled: set[Feature]) -> tuple[frozenset[str], set[Feature]]:
         """The extensions for the features, and the features that remain with them."""
         while True:
-            chosen = self._with_dependencies(self._extensions_for(available, supported, enabled))
+            chosen = self._with_dependencies(self._extensions_for(enabled))
             provided = self._features_with(chosen)
             left = {each for each in enabled if not provided.isdisjoint(same_members(*each))}
             if left == enabled:
-                return tuple(sorted(chosen)), enabled
+                return chosen, enabled
             enabled = left
 
-    def _extensions_for(
-        self, available: frozenset[str], supported: set[Feature], enabled: set[Feature]
-    ) -> set[str]:
+    def _extensions_for(self, enabled: set[Feature]) -> set[str]:
         def any_of(name: str, features: set[Feature]) -> bool:
             return any(
                 not features.isdisjoint(same_members(struct, member.name))
@@ -442,7 +433,7 @@ class ChosenCapabilities(Capabilities):
                 for member in _members(registry().struct(struct))
             )
 
-        request = self._request
+        request, available = self._request, self._available
         if request.others is OtherFeatures.NONE:
             promoted = {name for name in available if self._provides(registry().extensions[name].promoted_to)}
             # A version may promote an extension without its features (VK_EXT_4444_formats in 1.3): then the
@@ -453,16 +444,17 @@ class ChosenCapabilities(Capabilities):
             chosen |= {name for name in promoted if any_of(name, lacking)}
             # Feedback has no feature. It changes no pipeline, and distinguishes hits from compiles.
             chosen |= (request.extensions | {"VK_EXT_pipeline_creation_feedback"}) & (available - promoted)
-            chosen = self._complete(chosen, available)
         else:
+            supported = self._supported
             chosen = {name for name in available if any_of(name, enabled) or not any_of(name, supported)}
-            chosen = self._complete(chosen | (request.extensions & available), available)
+            chosen |= request.extensions & available
+        chosen = self._complete(chosen)
         for feature, excluded in _EXCLUDES_EXTENSION:
             if not enabled.isdisjoint(same_members(*feature)):
                 chosen.discard(excluded)
         return chosen
 
-    def _complete(self, chosen: set[str], available: frozenset[str]) -> set[str]:
+    def _complete(self, chosen: set[str]) -> set[str]:
         """Extensions with the available ones that they depend on."""
         known = registry().extensions
         while True:
@@ -471,7 +463,7 @@ class ChosenCapabilities(Capabilities):
                 name
                 for each in chosen
                 for name in self._lacking(known[each].depends, present)
-                if name in available
+                if name in self._available
             }
             if added <= chosen:
                 return chosen
@@ -488,18 +480,18 @@ class ChosenCapabilities(Capabilities):
         """Whether the version alone provides a name of the registry."""
         return bool(name) and provides(name, self.api_version, frozenset())
 
-    def _write(self, enabled: set[Feature]) -> StructChain:
+    def _write(self, extensions: frozenset[str], enabled: set[Feature]) -> StructChain:
         """The chain for vkCreateDevice: only structures with an enabled feature."""
         structs = [
             struct
-            for struct in self._structs_with(frozenset(self.extensions))
+            for struct in self._structs_with(extensions)
             if struct.name == FEATURES_ROOT
             or any((_core_name(struct.name), member.name) in enabled for member in _members(struct))
         ]
         chain = StructChain(structs)
         required = {
             name
-            for each in self.extensions
+            for each in extensions
             for feature in (*registry().extensions[each].features, *_FEATURES_OF_EXTENSION.get(each, ()))
             for name in same_members(*feature)
         }
