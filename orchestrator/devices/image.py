@@ -230,6 +230,14 @@ class CreateInfoImage:
         """Kind of one pipeline."""
         return KINDS[int(self.kinds[index])]
 
+    def by_kind(
+        self, indices: Indices, wanted: npt.NDArray[np.bool_]
+    ) -> list[tuple[PipelineKind, npt.NDArray[np.intp]]]:
+        """The places of the wanted ones of some pipelines, for each kind that has any."""
+        kinds = self.kinds[indices]
+        places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(KINDS)]
+        return [(kind, chosen) for kind, chosen in places if chosen.size]
+
     def libraries_of(self, index: int) -> tuple[int, ...]:
         """Indices of the library pipelines that a pipeline links."""
         start, stop = self.library_slot_start[index], self.library_slot_start[index + 1]

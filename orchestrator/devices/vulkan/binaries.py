@@ -24,7 +24,7 @@ from orchestrator.devices.binaries import (
     PipelineBinary,
 )
 from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
-from orchestrator.devices.image import KINDS, PipelineKind
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import check, new_struct
@@ -178,7 +178,7 @@ class Binaries:
         first = np.uint64(held.handles.ctypes.data) + np.uint64(8) * (np.cumsum(counts) - counts)
         bound.without_modules(indices)
         batch = _unlinked(bound, indices)
-        for kind, places in _by_kind(bound, indices, batch.results == SUCCESS):
+        for kind, places in bound.image.by_kind(indices, batch.results == SUCCESS):
             chosen = indices[places]
             infos = bound.create_infos(kind, chosen, fail_on_compile_required=False)
             words = infos.view(np.uint64)
@@ -197,7 +197,7 @@ class Binaries:
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """Compile pipelines whose modules exist, and read their binaries; the caller owns all handles."""
         batch = _unlinked(bound, indices)
-        for kind, places in _by_kind(bound, indices, batch.results == SUCCESS):
+        for kind, places in bound.image.by_kind(indices, batch.results == SUCCESS):
             chosen = indices[places]
             infos = bound.create_infos(kind, chosen, fail_on_compile_required=False)
             with bound.capturing(infos, chosen):
@@ -252,12 +252,3 @@ def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) ->
         there = [bound.has_all_libraries(index) for index in indices.tolist()]
         batch.results[~np.array(there, np.bool_)] = ERROR_UNKNOWN
     return batch
-
-
-def _by_kind(
-    bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], wanted: npt.NDArray[np.bool_]
-) -> list[tuple[PipelineKind, npt.NDArray[np.intp]]]:
-    """The places of the wanted pipelines of each kind that has any."""
-    kinds = bound.image.kinds[indices]
-    places = [(kind, np.flatnonzero(wanted & (kinds == number))) for number, kind in enumerate(KINDS)]
-    return [(kind, chosen) for kind, chosen in places if chosen.size]

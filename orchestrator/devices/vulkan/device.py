@@ -44,7 +44,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
-from orchestrator.devices.image import CreateInfoImage, PipelineKind, span_of
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind, span_of
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -70,7 +70,7 @@ _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
 _READ_ROUNDS: Final = 8
 _GROWTH_ROOM: Final = 64 * 1024
 _NO_PIPELINES: Final = np.empty(0, np.int32)
-_RAY_TRACING: Final = list(PipelineKind).index(PipelineKind.RAY_TRACING)
+_RAY_TRACING: Final = KINDS.index(PipelineKind.RAY_TRACING)
 
 
 class VulkanDevice:
@@ -462,10 +462,7 @@ class VulkanDevice:
                 for place in np.flatnonzero(~batched & ~links).tolist():
                     with self._info(bound, int(indices[place])) as infos:
                         keys[place] = None if infos is None else binaries.pipeline_key(infos)
-            for number, kind in enumerate(PipelineKind):
-                places = np.flatnonzero((image.kinds[indices] == number) & batched)
-                if not len(places):
-                    continue
+            for kind, places in image.by_kind(indices, batched):
                 some = indices[places]
                 with bound.modules(some):
                     infos = bound.create_infos(kind, some, fail_on_compile_required=False)

@@ -851,13 +851,10 @@ class PipelineCreation:
         kind = kinds[min(numbers)]
         if kind == kinds[max(numbers)]:  # an image is ordered by kind
             return self._kind(bound, KINDS[kind], indices, source, fail_on_compile_required, split, span)
-        kinds = kinds[indices]
         batch = CreationBatch.of_zeros(len(indices))
-        for number, each in enumerate(KINDS):
-            chosen = np.flatnonzero(kinds == number)
-            if chosen.size:
-                part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
-                batch.put(chosen, part)
+        for each, chosen in bound.image.by_kind(indices, np.ones(len(indices), np.bool_)):
+            part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
+            batch.put(chosen, part)
         return batch
 
     def _kind(
