@@ -28,7 +28,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import PipelineCreation, VulkanPreparedPipelines, pointer_to
+from orchestrator.devices.vulkan.prepared import PipelineCreation, VulkanPreparedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.registry.tables import registry
 
@@ -102,7 +102,7 @@ class Binaries:
 
     def of_internal_cache(self, infos: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64] | None:
         """The binaries of a pipeline in the driver's own cache; None where it has none."""
-        pipeline = new_struct("VkPipelineCreateInfoKHR", pNext=pointer_to(infos, "uint8_t[]"))
+        pipeline = new_struct("VkPipelineCreateInfoKHR", pNext=ffi.from_buffer("uint8_t[]", infos))
         info = new_struct("VkPipelineBinaryCreateInfoKHR", pPipelineCreateInfo=pipeline)
         return self._counted(info)
 
@@ -143,7 +143,7 @@ class Binaries:
         out = new_struct(
             "VkPipelineBinaryHandlesInfoKHR",
             pipelineBinaryCount=len(handles),
-            pPipelineBinaries=pointer_to(handles, "uint64_t[]"),
+            pPipelineBinaries=ffi.from_buffer("uint64_t[]", handles),
         )
         result = int(getattr(context.commands, _CREATE)(context.handle, info, context.allocator, out))
         made = handles[handles != 0].tolist()

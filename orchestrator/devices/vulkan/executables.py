@@ -25,7 +25,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import new_struct, text_of
-from orchestrator.devices.vulkan.prepared import COMMANDS, PipelineCreation, pointer_to
+from orchestrator.devices.vulkan.prepared import COMMANDS, PipelineCreation
 
 # VkPipelineExecutableStatisticFormatKHR
 _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)
@@ -50,7 +50,7 @@ def inspect_executables(
     Raises:
         DriverError: The driver refused a query.
     """
-    info = pointer_to(infos, COMMANDS[kind][1])[0]
+    info = ffi.from_buffer(COMMANDS[kind][1], infos)[0]
     alone = kind is PipelineKind.COMPUTE
     stages = [info.stage] if alone else [info.pStages[each] for each in range(info.stageCount)]
     flags = [int(each.stage) for each in stages]

@@ -709,16 +709,6 @@ def clear(memory: memoryview) -> None:
         part[:] = _ZEROS[: len(part)]
 
 
-def pointer_to(array: npt.NDArray[Any], ctype: Any) -> Any:
-    """A cffi array in a numpy array's memory, which it keeps alive.
-
-    Args:
-        array: Contiguous, with as many bytes as whole elements need.
-        ctype: The array type, such as "uint64_t[]", or its `ffi.typeof`.
-    """
-    return ffi.from_buffer(ctype, array)
-
-
 class MissingLibraryError(OrchestratorError):
     """A pipeline was requested before a library that it links was created."""
 
@@ -815,7 +805,8 @@ class PipelineCreation:
         context, count = self._context, len(handles)
         create, device, allocator = getattr(context.commands, command), context.handle, context.allocator
         deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
-        first, out, cache = pointer_to(infos, ctype), pointer_to(handles, _HANDLES), source.handle
+        first, out = ffi.from_buffer(ctype, infos), ffi.from_buffer(_HANDLES, handles)
+        cache = source.handle
         failed: list[tuple[slice, int]] = []
         done = 0
         source.begin_use(command)
