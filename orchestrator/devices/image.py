@@ -249,7 +249,10 @@ class CreateInfoImage:
         return tuple(self.module_slot_module[start:stop].tolist())
 
     def levels(self, indices: Indices) -> list[npt.NDArray[np.intp]]:
-        """The places of some pipelines, libraries before what links them; what is not among them is there."""
+        """The places of some pipelines, level by level: libraries come before the pipelines that link them.
+
+        A library that is not among the pipelines counts as created.
+        """
         starts = self.library_slot_start
         if not (starts[indices + 1] > starts[indices]).any():
             return [np.arange(len(indices))]

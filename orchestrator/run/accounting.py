@@ -75,14 +75,14 @@ class Usage(NamedTuple):
 
     @classmethod
     def now(cls) -> Self:
-        """That of this thread so far; zeros where the system does not say."""
+        """Read the figures of this thread so far; zeros where the system does not say."""
         if _OF_THREAD is None:
             return cls()
         used = resource.getrusage(_OF_THREAD)
         return cls(used.ru_minflt, used.ru_majflt, used.ru_nvcsw, used.ru_nivcsw)
 
     def plus(self, later: Usage, earlier: Usage) -> Usage:
-        """With what came between two readings."""
+        """These figures, and what was added between two readings."""
         return Usage(*(own + after - before for own, after, before in zip(self, later, earlier, strict=True)))
 
 
@@ -216,7 +216,7 @@ class CallLog:
         self._noted.append((before, after, feedback, indices))
 
     def work_out(self) -> tuple[Calls, npt.NDArray[np.uint64]]:
-        """What the calls cost; to be asked before any of the pipelines is created again.
+        """Work out what the calls cost. Call it before any of the pipelines is created again.
 
         Returns:
             The calls, in the order made, and the driver time of their pipelines, in the order of

@@ -98,7 +98,7 @@ def _add(device: Device, destination: PipelineCache, path: Path, found: LoadResu
 
 @contextmanager
 def taken(device: Device, data: bytes, name: str) -> Iterator[tuple[PipelineCache, int, str]]:
-    """A cache with this data for the block, how much the driver holds of it, and what is wrong, or "".
+    """Give a cache with this data, the bytes that the driver kept of it, and what is wrong, or "".
 
     Raises:
         DriverError: The driver refused the data.

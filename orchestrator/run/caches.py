@@ -491,7 +491,7 @@ class Rotation:
         return merge
 
     def _learn_size(self) -> None:
-        """Learn what a pipeline takes in a source, from all merges."""
+        """Learn from all merges so far how many bytes a pipeline takes in a source."""
         start = max(len(self.seed), self.primary.header_bytes)
         gained = sum(max(0, size - start) for size in self.merged_bytes())
         if pipelines := sum(each.pipelines for each in self._merges):

@@ -199,7 +199,7 @@ class Exchange:
             return answer, self._changes
 
     def unneeded(self, worker: int) -> tuple[Wait | Done | None, int]:
-        """Whether a worker without a batch need not `swap`, by `Scheduler.unneeded`; with the changes so far.
+        """What `Scheduler.unneeded` says of a worker without a batch, and the number of changes so far.
 
         Quick enough for the trio thread, so that such a worker needs no thread of its own.
         """
@@ -264,7 +264,7 @@ class Exchange:
             self._listeners -= 1
 
     def limit_time(self, limit_ns: int | None, *, held: bool = False) -> None:
-        """Let batches begin for so long from now, in the place of what was said before; None: for ever.
+        """Let batches begin for some time from now, and drop an earlier limit; None is no limit.
 
         With `held` a worker waits for more time then, and a limit that is not 0 lets at least one batch
         begin; without, it is sent away, unless jobs may still be entered. In that case one batch begins if

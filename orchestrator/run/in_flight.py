@@ -264,7 +264,7 @@ class InFlightTable:
     # --- the process that looks on
 
     def flights(self, *, ended: bool = False) -> list[Flight]:
-        """What is in the driver now, or was when the process died; or what came back last, of pipelines."""
+        """Calls in the driver, now or when the process died; with `ended` those for pipelines that ended."""
         (used,) = _HEADER.unpack_from(self._memory, 0)
         slots = range(min(used, _MOST_SLOTS))
         return [found for slot in slots if (found := self._flight(slot, ended=ended)) is not None]

@@ -83,7 +83,7 @@ def kills_for_memory(
 
 
 class MemoryLimitError(OrchestratorError):
-    """What is too little is the memory that each process may have, and no pipeline is to blame.
+    """The memory that each process may have is too little for the set. No pipeline is to blame.
 
     Attributes:
         next_step: What to do about it.

@@ -189,7 +189,7 @@ def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device
 
 
 def _set_here(profile: KeyProfile, depends: list[Tried], device: Device) -> Iterator[str]:
-    """Variables that matter, unless all that they are set to is known not to; and layers that are active."""
+    """Active layers that matter to keys, and variables that do with values not known to be harmless."""
     harmless = {each.name for each in profile.independent if each.aspect == "environment"}
     for each in depends:
         variable, _, _ = each.name.partition("=")
@@ -214,7 +214,7 @@ def _harmful(profile: KeyProfile) -> set[Feature]:
 
 
 def _harmless(profile: KeyProfile) -> set[Feature]:
-    """What is proven for all kinds of pipelines that the device has, as is what it cannot be without."""
+    """Features that leave the keys of all kinds of pipelines alone, with the features that they need."""
     kinds = {each.kind for each in profile.kinds if each.pipelines}
     harmful = _harmful(profile)
     proven = [
@@ -258,7 +258,7 @@ class QuarantinedSet:
         return self._source
 
     def opening(self, opener: DeviceOpener) -> DeviceOpener:
-        """An opener that leaves out the culprits of what it opens, before anything is decoded for that."""
+        """An opener that leaves the culprits of its device out of the set, before it is decoded."""
         directory = self.directory
         if directory is None:
             return opener

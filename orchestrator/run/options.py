@@ -345,7 +345,7 @@ class TrialLimits:
 
 
 def _load() -> float:
-    """How many times as much as it can the machine has to do, 1 to `_MOST_LOAD`."""
+    """The load average of the machine for each processor, at least 1 and at most `_MOST_LOAD`."""
     try:
         load = os.getloadavg()[0] / available_workers()
     except OSError:

@@ -198,7 +198,7 @@ def _install_binaries(
 
 
 def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bool = True) -> Installed:
-    """As `_Notes.add_to`; the cache is there already, so what cannot be noted is a note for the user."""
+    """Do `_Notes.add_to`. Its failure is only a note for the user, because the cache is installed already."""
     try:
         notes.add_to(Path(done.path), before, is_joined=is_joined)
     except SaveError as error:

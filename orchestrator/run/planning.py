@@ -105,7 +105,7 @@ class CompilePlan:
         return plan
 
     def _found(self, directory: Path, identity: PlanIdentity) -> SetPlan | None:
-        """The next plan that was not looked at yet and is whole; its own comes first."""
+        """The next whole plan that was not tried yet: the device's own, or if it has none, another's."""
         own = find_plans(directory, identity)
         self._is_own = bool(own)
         for path in (own[:1] or find_plans_of_others(directory, identity))[:_MOST_TRIED]:

@@ -363,7 +363,7 @@ class SessionThread:
         atexit.unregister(self._abandon)
 
     def _be_of_the_parent(self) -> None:
-        """In a child of a fork: only this object of the session is here, and locks may be held for ever."""
+        """Adapt to a fork, in the child: it has no thread of the session, and locks may be held for ever."""
         atexit.unregister(self._abandon)
         self._lock = threading.Lock()
         if self._has_ended:
@@ -488,7 +488,7 @@ def _of_caller(given: Outcome[_T]) -> _T:
 
 
 def _everybodys() -> Future[Any]:
-    """A future that runs already, so that nobody who gives up on it takes it from the others."""
+    """A future that runs already: one of those who wait for it cannot cancel it for the others."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future

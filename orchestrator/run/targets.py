@@ -165,7 +165,7 @@ def side_by_side(targets: int, workers: int | None, processors: int) -> int:
 
 
 def memory_for_another(proc: Path = Path("/proc")) -> bool:
-    """Whether there is memory for one target more; so too where the system does not say."""
+    """Whether there is memory for one more target; True where the system does not say."""
     return memory_sizes(proc).get("MemAvailable", _TARGET_BYTES) >= _TARGET_BYTES
 
 
