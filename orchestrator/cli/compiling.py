@@ -292,7 +292,7 @@ def _compile_one(
         if lines is not None:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
-        with progress_view(output, quiet=display.quiet, loads_late=loads_late) as shown:
+        with progress_view(output, loads_late=loads_late) as shown:
             company = _Company(shown, control)
             if lines is not None:
                 from orchestrator.cli.control import LinesBeside
@@ -496,7 +496,7 @@ def _compile_targets(
             servers = held.enter_context(target_servers(source, paths, options))
             lines = lines or ProgressLines(None)
             lines.start(targets, pipelines)
-            view = held.enter_context(progress_view(output, quiet=display.quiet))
+            view = held.enter_context(progress_view(output))
 
             async def job(steering: Steering) -> list[TargetResult]:
                 return await compile_targets(

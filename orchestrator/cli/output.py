@@ -440,13 +440,12 @@ def styled(text: object, style: Style = "") -> Text:
     return Text(printable(str(text)), style=style)
 
 
-def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) -> Table:
+def table(*columns: str, numbers: Iterable[int] = ()) -> Table:
     """An empty table.
 
     Args:
         columns: Headings.
         numbers: Which columns hold numbers and stand to the right.
-        title: A line above it.
     """
     from rich import box
     from rich.table import Table
@@ -454,9 +453,6 @@ def table(*columns: str, numbers: Iterable[int] = (), title: str | None = None) 
     right = set(numbers)
     made = Table(
         box=box.SIMPLE_HEAD,
-        title=title,
-        title_justify="left",
-        title_style="head",
         header_style="head",
         pad_edge=False,
         show_edge=False,

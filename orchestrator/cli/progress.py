@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Protocol, Self
 
-from orchestrator.cli.output import Output
+from orchestrator.cli.output import Output, display
 
 if TYPE_CHECKING:
     from orchestrator.cli.progress_bar import MeasurementBar
@@ -41,16 +41,15 @@ class ProgressView(Protocol):
 
 
 @contextmanager
-def progress_view(output: Output, *, quiet: bool = False, loads_late: bool = False) -> Iterator[ProgressView]:
+def progress_view(output: Output, *, loads_late: bool = False) -> Iterator[ProgressView]:
     """The view that fits where stderr goes, closed at the end of the block.
 
     Args:
         output: The streams.
-        quiet: Whether nothing is shown.
         loads_late: Whether what shows the report is loaded once all is compiled, because every processor has
             a compiler until then; else at once.
     """
-    if quiet:
+    if display.quiet:
         yield QuietView()
     elif output.live:
         from orchestrator.cli.progress_bar import LiveView
