@@ -159,7 +159,8 @@ def plan_prune(
     items = [
         _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
     ]
-    packed = _packed(directory, operations)
+    is_packed = is_pack(directory, operations)
+    packed = Pack.open(directory, operations=operations).manifest.names if is_packed else ()
     found = [each for each in _files(directory, operations) if each.path.name not in packed]
     suspected = _suspected(each.path.name for each in found)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
@@ -219,17 +220,6 @@ def plan_prune(
             rest = msgspec.structs.replace(oldest.status, size=max(0, size - over))
             shrunk.append(_File(oldest.path, rest))
     return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in (*kept, *shrunk)), note)
-
-
-def _packed(directory: Path, operations: FileOperations) -> frozenset[str]:
-    """Names of the files of a pack, where the directory is one.
-
-    Raises:
-        PackError: Its manifest cannot be read, so nothing says which files are of it.
-    """
-    if not is_pack(directory, operations):
-        return frozenset()
-    return Pack.open(directory, operations=operations).manifest.names
 
 
 def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneItem], list[_File], str]:
