@@ -93,9 +93,8 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
         saved = save_cache_file(output.absolute(), identity, data) if taken else None
     note = None
     if saved is not None and saved.saved_bytes:
-        inputs = [
-            Path(os.path.realpath(each.path)) for each in taken
-        ]  # the record lies beside the file itself
+        # The record lies beside the file itself, not beside a link to it.
+        inputs = [Path(os.path.realpath(each.path)) for each in taken]
         groups = [group for each in inputs for group in read_feature_groups(each)[0]]
         try:
             add_feature_groups(output.absolute(), groups, anew=True)
