@@ -286,7 +286,7 @@ class ControlLines:
 
         token = trio.lowlevel.current_trio_token()
         send, receive = trio.open_memory_channel[bytes | None](_WAITING + 1)
-        threading.Thread(target=self._read, args=(self._descriptor, token, send), daemon=True).start()
+        threading.Thread(target=self._read, args=(token, send), daemon=True).start()
         try:
             async with trio.open_nursery() as nursery:
                 started = False
@@ -351,14 +351,12 @@ class ControlLines:
         unknown = tuple(text for text, number in numbers.items() if number not in self.known)
         return [number for number in numbers.values() if number in self.known], unknown
 
-    def _read(
-        self, descriptor: int, token: trio.lowlevel.TrioToken, send: trio.MemorySendChannel[bytes | None]
-    ) -> None:
+    def _read(self, token: trio.lowlevel.TrioToken, send: trio.MemorySendChannel[bytes | None]) -> None:
         """Be the thread that reads: for a file, a pipe or a socket, whether or not it blocks."""
         import trio
 
         try:
-            for line in _lines_of(descriptor):
+            for line in _lines_of(self._descriptor):
                 if line:
                     self._room.acquire()
                 token.run_sync_soon(send.send_nowait, line)
