@@ -450,13 +450,13 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
         if count
     ]
     warm = [each for each in cells if each.cell.start == Start.WARM]
-    missed = [max(each.samples, key=lambda one: one.created - one.hits) for each in warm]
-    if missed := [each for each in missed if each.created > each.hits]:
-        most = max(missed, key=lambda each: (each.created - each.hits) / each.created)
+    coldest = [max(each.samples, key=lambda one: one.created - one.hits) for each in warm]
+    if missing := [each for each in coldest if each.created > each.hits]:
+        least_warm = max(missing, key=lambda each: (each.created - each.hits) / each.created)
         found.append(
-            f"in {len(missed)} of {len(warm)} warm cells the driver did not find all pipelines in the cache, "
-            f"up to {most.created - most.hits:,} of {most.created:,}: their figures are not those of a warm "
-            "cache, unless this driver does not report hits"
+            f"in {len(missing)} of {len(warm)} warm cells the driver did not find all pipelines in a cache "
+            f"(missing up to {least_warm.created - least_warm.hits:,} of {least_warm.created:,}): their "
+            "figures are not those of a warm cache, unless this driver does not report hits"
         )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})

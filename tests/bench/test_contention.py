@@ -213,7 +213,7 @@ def test_a_warm_cell_whose_cache_does_not_hold_everything_is_told() -> None:
     )
     (told,) = (each for each in contention_report(cold + whole + half).warnings if "warm" in each)
     assert "in 1 of 2 warm cells" in told
-    assert "up to 500 of 1,000" in told
+    assert "up to 500 of 1,000)" in told
     assert not [each for each in contention_report(cold + whole).warnings if "warm" in each]
 
 
