@@ -8,6 +8,7 @@ default; none changes its meaning. Thread-safe.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -107,7 +108,7 @@ def decode_profile(data: bytes, kind: type[P]) -> P:
         msgspec.MsgspecError: It is damaged.
     """
     # Files of earlier versions call a start a temperature. Inside a string the quotes would be escaped.
-    return msgspec.json.decode(data.replace(b'"temperature":', b'"start":'), type=kind)
+    return msgspec.json.decode(re.sub(rb'"temperature":', b'"start":', data), type=kind)
 
 
 class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
