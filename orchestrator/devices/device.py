@@ -768,7 +768,8 @@ class Device(PipelineCaches, Protocol):
         Raises:
             ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed;
                 another call creates one of the pipelines.
-            DeviceError: `prepared` or the source is another device's, or was closed, or the device was.
+            DeviceError: `prepared` or the source is another device's, or was closed, or the device was; an
+                index is out of range.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """
 
@@ -784,7 +785,8 @@ class Device(PipelineCaches, Protocol):
         thread may use one of them.
 
         Raises:
-            DeviceError: The device has no pipeline binaries, or `prepared` is another device's.
+            DeviceError: The device has no pipeline binaries, `prepared` is another device's, or an index is
+                out of range.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """
 

@@ -73,9 +73,9 @@ def span_of(indices: Indices) -> slice | None:
     # What begins and ends so in memory where all numbers follow one another is a row.
     if indices.base is numbers or count == 1:
         return span
-    if span.stop > len(numbers):
-        numbers = np.arange(span.stop, dtype=np.int32)
-    return span if numbers[span].tobytes() == indices.tobytes() else None
+    beyond = span.stop > len(numbers)
+    row = np.arange(span.start, span.stop, dtype=np.int32) if beyond else numbers[span]
+    return span if row.tobytes() == indices.tobytes() else None
 
 
 class PipelineKind(enum.StrEnum):

@@ -5,17 +5,22 @@ What every device promises about creating pipelines.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
+from orchestrator.devices.binaries import has_binaries
 from orchestrator.devices.device import (
     ERROR_OUT_OF_DEVICE_MEMORY,
     FEEDBACK_VALID,
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
 )
+from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DeviceError
+from orchestrator.run.binaries import HeldPipelines
 from tests.contract.subject import PIPELINES, Subject, hits
 
 
@@ -71,6 +76,29 @@ def test_pipeline_keys_are_stable(subject: Subject) -> None:
     again = device.prepare(subject.image)
     assert device.pipeline_keys(again, subject.all) == keys
     again.close()
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [[-1], [-2, -1], [0, -1], [2, 1, -1], [PIPELINES], [PIPELINES - 1, PIPELINES], [PIPELINES + 5, 0]],
+)
+def test_an_index_out_of_range_never_reaches_the_driver(subject: Subject, wrong: list[int]) -> None:
+    device, indices = subject.device, np.array(wrong, np.int32)
+    with pytest.raises(DeviceError, match="out of range"):
+        device.create_pipelines(subject.prepared, indices, NO_SOURCE)
+    known = device.prepare(IdentifiedModules(subject.image, of_image(subject.image), SuppliedCode()))
+    with pytest.raises(DeviceError, match="out of range"):
+        device.create_pipelines(known, indices, NO_SOURCE)
+    if has_binaries(device) and device.features.pipeline_binaries:
+        for call in (
+            partial(device.create_pipelines, source=HeldPipelines.of(device)),
+            device.create_captured,
+            device.pipeline_keys,
+        ):
+            with pytest.raises(DeviceError, match="out of range"):
+                call(subject.prepared, indices)
+    # What was refused is in use by nobody.
+    assert not device.create_pipelines(subject.prepared, subject.all, NO_SOURCE).results.any()
 
 
 def test_an_image_is_bound_several_times(subject: Subject) -> None:

@@ -336,6 +336,8 @@ class SimulatedDevice:
                 or the device does not support FAIL_ON_PIPELINE_COMPILE_REQUIRED.
         """
         identified = prepared.identified
+        if identified is not None or isinstance(source, BinarySource):
+            self._ours(prepared, "create_pipelines").check(indices, "create_pipelines")
         if isinstance(source, BinarySource):
             create = partial(create_with_binaries, self, prepared, source=source)
         elif identified is not None and identified.lacking[indices].any():

@@ -278,11 +278,13 @@ class VulkanDevice:
         """Be in flight with what was prepared, and have some of its pipelines alone.
 
         Raises:
-            DeviceError: It, or the device, was closed; it, or the cache, is another device's.
+            DeviceError: It, or the device, was closed; it, or the cache, is another device's; an index is out
+                of range.
             ExternalSynchronizationError: Another call creates one of the pipelines.
         """
         self._require_own(source)
         span = span_of(creating) if len(creating) else slice(0, 0)
+        _require_pipelines(prepared, creating, span)
         with self._lock:
             self._require_open()
             if not isinstance(prepared, VulkanPreparedPipelines) or prepared not in self._prepared:
@@ -316,6 +318,8 @@ class VulkanDevice:
     ) -> CreationBatch:
         """See `Device.create_pipelines`."""
         identified = prepared.identified
+        if identified is not None or isinstance(source, BinarySource):
+            _require_pipelines(prepared, indices)  # `_bound` does it where nothing is looked up before
         if isinstance(source, BinarySource):
             create = partial(create_with_binaries, self, prepared, source=source)
         elif identified is not None and identified.lacking[indices].any():
@@ -424,6 +428,7 @@ class VulkanDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
+        _require_pipelines(prepared, indices)
         # On a device without identifiers none is known.
         known = identified_places(prepared, indices)
         if len(known) == len(indices):
@@ -451,6 +456,7 @@ class VulkanDevice:
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         binaries = self._binaries("no pipeline keys")
+        _require_pipelines(prepared, indices)
         with self._bound(prepared) as bound:
             image = bound.image
             # RADV of Mesa 25.0.7 crashes when asked for the key of a graphics pipeline that links libraries.
@@ -551,6 +557,7 @@ class VulkanDevice:
             raise DeviceError(f"{self.identity.device_name} has no internal cache to ask for binaries")
         if self.context.internal_cache_off:
             raise DeviceError("the driver's internal cache was turned off when the device was opened")
+        _require_pipelines(prepared, indices)
         found = []
         with self._bound(prepared) as bound:
             for index in indices.tolist():
@@ -628,3 +635,26 @@ class VulkanDevice:
     def _require_open(self) -> None:
         if self._closed:
             raise DeviceError(f"{self.identity.device_name} {self._closed}")
+
+
+def _require_pipelines(
+    prepared: PreparedPipelines, indices: npt.NDArray[np.int32], span: slice | None = None
+) -> None:
+    """Refuse indices out of range: a driver reads what is there, and numpy counts negative ones from the end.
+
+    `span` is what `span_of` gives for them.
+
+    Raises:
+        DeviceError: There is one.
+    """
+    if not len(indices):
+        return
+    # Without a sign, a negative index is larger than all others.
+    last = max(indices.view(np.uint32).tolist()) if span is None else span.stop - 1
+    count = len(prepared.image)
+    if last >= count or (span is not None and span.start < 0):
+        wrong = [each for each in indices.tolist() if not 0 <= each < count]
+        raise DeviceError(
+            f"pipelines {wrong[:8]} are out of range: {count} are prepared, numbered from 0; name places in "
+            "the image that was prepared"
+        )
