@@ -324,7 +324,10 @@ class HeldPipelines(BinarySource):
         }
 
     def _probe(self, filling: _Filling, prepared: PreparedPipelines, missing: list[int]) -> None:
-        """Ask the driver's own cache for what the store lacks."""
+        """Ask the driver's own cache for what the store lacks, unless it links libraries."""
+        # They do not exist yet. RADV (25.0.7) ends the process when such a pipeline is asked for.
+        links = prepared.image.links
+        missing = [each for each in missing if not links[each]]
         found = self.device.probe_internal_cache(prepared, np.array(missing, np.int32))
         hits = 0
         for index, handles in zip(missing, found, strict=True):

@@ -233,6 +233,19 @@ async def test_a_driver_that_prefers_its_own_cache_is_asked_and_not_captured(sto
     assert (record.from_internal_cache, record.captured) == (10, COUNT - 10)
 
 
+async def test_a_drivers_own_cache_is_not_asked_for_what_links_libraries(store: BinaryStore) -> None:
+    own = SimulatedOptions(
+        binary_properties=BinaryProperties(internal_cache=True, precompiled_internal_cache=True),
+        internal_cache=range(1, COUNT + 1),
+        features=evolve(simulated_features(), driver_caches="enabled"),
+    )
+    linking = image(libraries={key: [1, 2] for key in range(31, COUNT + 1)})
+    report, record, device = await run(store, own, linking)
+    assert (record.from_internal_cache, record.created) == (30, 30)
+    assert sorted(device.compile_counts) == list(range(31, COUNT + 1))
+    assert not any("not looked up" in note for note in report.notes)
+
+
 async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     store: BinaryStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

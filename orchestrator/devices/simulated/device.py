@@ -583,6 +583,8 @@ class SimulatedDevice:
         if not self.binary_properties.internal_cache:
             raise DeviceError(f"{what}: the device has no internal cache")
         ours = self._ours(prepared, what)
+        if ours.image.links[indices].any():
+            raise DeviceError(f"{what}: one links libraries, at which a driver may end the process")
         return [
             self.create_binaries(self.driver.binaries_of(ours.keys[index], _modules(ours, index)))
             if ours.keys[index] in self._options.internal_cache and not self._misidentified(ours, index)
