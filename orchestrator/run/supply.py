@@ -53,6 +53,11 @@ def _name(identified: IdentifiedModules, key: int) -> _Name:
     return id(identified.code), key
 
 
+def _asked(identified: IdentifiedModules) -> int:
+    """Whose calls count together: an `Identification` wraps its provider for each image with some code."""
+    return id(identified.code)
+
+
 @frozen(eq=False)
 class _Module:
     """A requested module, at its first use.
@@ -103,14 +108,14 @@ class SpirvSupply:
     _record: IdentifiersRecord = field(factory=IdentifiersRecord)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
-    # Those that are waited for, by the id of their provider: the most urgent last; None: not known.
+    # Those that are waited for, by `_asked`: the most urgent last; None: not known.
     _order: dict[int, list[tuple[int, _Name]]] | None = None
     _wanted: dict[_Name, list[int]] = field(factory=dict)  # jobs that wait for each module
     _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    # Of each provider, by its id: its calls that have not returned, and how many of these nobody waits for.
+    # Of each provider, by `_asked`: its calls that have not returned, and how many of these nobody waits for.
     _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
     _overdue: Counter[int] = field(factory=Counter)
     _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(math.inf))
@@ -139,7 +144,7 @@ class SpirvSupply:
                 if name not in self._wanted and name not in self._refused:
                     self._queue[name] = _Module(part, identified, number, key)
                     provider = identified.provider
-                    self._calls.setdefault(id(provider), trio.CapacityLimiter(provider.concurrency))
+                    self._calls.setdefault(_asked(identified), trio.CapacityLimiter(provider.concurrency))
                 self._wanted.setdefault(name, []).append(job)
             self._waits[job] = lacking
             if not lacking:
@@ -182,7 +187,7 @@ class SpirvSupply:
             return None
         _, name = min(heads, key=itemgetter(-1)).pop()
         module = self._queue.pop(name)
-        calls = self._calls[id(module.identified.provider)]
+        calls = self._calls[_asked(module.identified)]
         if calls.available_tokens:
             calls.acquire_on_behalf_of_nowait(module)
         return module
@@ -199,8 +204,8 @@ class SpirvSupply:
         ranked = of_name[waits][order].tolist()
         found: dict[int, list[tuple[int, _Name]]] = {}
         for place, each in reversed([*enumerate(dict.fromkeys(ranked))]):
-            provider = self._queue[names[each]].identified.provider
-            found.setdefault(id(provider), []).append((place, names[each]))
+            asked = _asked(self._queue[names[each]].identified)
+            found.setdefault(asked, []).append((place, names[each]))
         return found
 
     async def _supply(self, module: _Module) -> None:
@@ -240,7 +245,8 @@ class SpirvSupply:
         """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
         translate, key, token = provider.translate, module.key, trio.lowlevel.current_trio_token()
-        calls = self._calls[id(provider)]
+        asked = _asked(module.identified)
+        calls = self._calls[asked]
         # Whether a thread has the call, and whether nobody waits for it: it ends with the last of both.
         is_out = is_over = False
 
@@ -248,7 +254,7 @@ class SpirvSupply:
             nonlocal is_out
             is_out = False
             if is_over:
-                self._overdue[id(provider)] -= 1
+                self._overdue[asked] -= 1
                 self._end_call(module)
 
         def in_thread() -> tuple[object, Refusal | bytes | None]:
@@ -292,7 +298,7 @@ class SpirvSupply:
         finally:
             is_over = True
             if is_out:
-                self._overdue[id(provider)] += 1
+                self._overdue[asked] += 1
                 self._lot.unpark_all()
             elif module in calls.statistics().borrowers:
                 self._end_call(module)
@@ -301,7 +307,7 @@ class SpirvSupply:
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
 
     def _end_call(self, module: _Module) -> None:
-        self._calls[id(module.identified.provider)].release_on_behalf_of(module)
+        self._calls[_asked(module.identified)].release_on_behalf_of(module)
         self._lot.unpark_all()
 
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:

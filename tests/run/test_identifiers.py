@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 import trio
 import trio.testing
-from attrs import define, field
+from attrs import define, evolve, field
+from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.execution import run_pipelines
+from orchestrator.run.identification import Identification
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from orchestrator.run.session import Remainder, open_session
@@ -477,6 +479,31 @@ async def test_images_with_supplied_code_of_their_own_are_supplied_each(settled:
     device.close()
 
 
+async def test_a_providers_calls_count_together_for_all_images() -> None:
+    """Each image has some code in its records, other code than the other one has."""
+    device, another = SimulatedDevice(), threading.Event()
+    translator = Translator(lambda _: (another.wait(0.05), SPIRV)[-1])  # time for another call to come
+    identification = Identification(SpirvProvider(translator, concurrency=1), None)
+
+    def begun(pipelines: range) -> PreparedPipelines:
+        bare = image(pipelines)
+        modules = (
+            replace(each, load=lambda: SPIRV, code_size=len(SPIRV) * (each.key == 1000 + pipelines[0] // 2))
+            for each in bare.modules
+        )
+        identified = identification.begin(device, evolve(bare, modules=tuple(modules)))
+        assert identified is not None
+        return device.prepare(identified)
+
+    async with open_session(device, begun(range(8)), RunOptions(workers=2)) as session:
+        tickets = [await session.submit(range(8)), await session.submit(session.add(begun(range(20, 28))))]
+        for ticket in tickets:
+            assert all(each.created for each in await ticket.wait())
+    assert sorted(translator.calls) == [1001, 1002, 1003, 1011, 1012, 1013, 2000]
+    assert translator.most == 1
+    device.close()
+
+
 async def test_what_is_cancelled_while_it_waits_for_code_may_be_submitted_again() -> None:
     asked, go = trio.Event(), trio.Event()
 
@@ -555,19 +582,22 @@ async def test_a_stuck_thread_keeps_its_place() -> None:
 
     device = SimulatedDevice()
     provider = SpirvProvider(translate, concurrency=2, timeout_s=0.05)
-    async with open_session(device, prepared(device, provider), RunOptions(workers=1)) as session:
+    first = prepared(device, provider)
+    assert first.identified is not None
+    of = id(first.identified.code)
+    async with open_session(device, first, RunOptions(workers=1)) as session:
         ticket = await session.submit(range(8))
         supply = session._run.supply
         assert supply is not None
-        while not supply._overdue[id(provider)]:  # one of two is stuck
+        while not supply._overdue[of]:  # one of two is stuck
             await trio.sleep(0.001)
         assert len(asked) <= provider.concurrency
-        assert supply._calls[id(provider)].borrowed_tokens >= supply._overdue[id(provider)]
+        assert supply._calls[of].borrowed_tokens >= supply._overdue[of]
         go.set()
         await ticket.wait()
-        while supply._calls[id(provider)].borrowed_tokens:  # until all threads are back
+        while supply._calls[of].borrowed_tokens:  # until all threads are back
             await trio.sleep(0.001)
-        assert supply._overdue[id(provider)] == 0
+        assert supply._overdue[of] == 0
     device.close()
 
 
