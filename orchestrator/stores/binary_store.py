@@ -590,7 +590,7 @@ class BinaryStore:
         collisions = shared = 0
         if same and known is not None:
             cost = cost or known.cost_ns
-        if not same or cost != pipeline.cost_ns:
+        if not same or known is None or cost != known.cost_ns:
             encoded = msgspec.msgpack.encode(msgspec.structs.replace(entry, cost_ns=cost))
             transaction.put(key, _sealed(encoded, owner.digest, key), db=tables["pipelines"])
         if same:  # which says nothing of the payloads

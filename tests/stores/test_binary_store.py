@@ -153,6 +153,13 @@ def test_the_same_again_writes_no_bytes(store: BinaryStore) -> None:
     assert store.verify().problems == ()
 
 
+def test_a_cost_that_became_known_is_kept(store: BinaryStore) -> None:
+    for told, kept in ((0, 0), (5, 5), (0, 5), (7, 7)):
+        store.put(GENERATION, [pipeline(1, b"one", cost_ns=told)])
+        assert [each.cost_ns for each in store.pipelines(GENERATION)] == [kept]
+    assert store.verify().problems == ()
+
+
 def test_another_generation_has_nothing(store: BinaryStore) -> None:
     store.put(GENERATION, [pipeline(1, b"one")])
     assert store.generation(OTHER) is None
