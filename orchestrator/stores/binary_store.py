@@ -1049,7 +1049,8 @@ class BinaryStore:
                         size += sum(each for _, _, each in entry.binaries)
                 shared: dict[bytes, int] = {}
                 for key, _ in _from(transaction, self._tables["keys"], owner.prefix):
-                    driver_key = bytes(key)[5 : 5 + key[4]]
+                    length = int.from_bytes(key[4:5], "big")  # a damaged key may end before it
+                    driver_key = bytes(key[5 : 5 + length])
                     shared[driver_key] = shared.get(driver_key, 0) + 1
                 generations.append(
                     GenerationStat(

@@ -912,6 +912,15 @@ def test_an_index_that_names_another_pipeline_gives_nobody_its_binaries(store: B
         assert reader.find_identified(b"a", b"key") == (DAMAGED, None)
 
 
+def test_an_index_key_that_ends_early_is_told_by_verify_alone(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    (name,) = entries(store, "keys")
+    with damaging(store) as put:
+        put("keys", name[:4], b"")
+    assert store.statistics().generations[0].pipelines == 1
+    assert any("wrongly so" in each for each in store.verify().problems)
+
+
 def test_a_file_of_another_version_is_set_aside(tmp_path: Path) -> None:
     path = filled(tmp_path)
     content = path.read_bytes()
