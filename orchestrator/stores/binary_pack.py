@@ -451,7 +451,7 @@ class _Reading:
             raise BinaryPackError(self.path, start, f"a pipeline has {sum(sizes.values())} bytes of binaries")
         keys = tuple(PipelineBinary(key, b"") for key, _, _ in entry.binaries)
         try:
-            StoredPipeline(entry.state_key, entry.driver_key, keys, 0, entry.identifiers).check()
+            StoredPipeline(entry.state_key, entry.driver_key, keys, entry.cost_ns, entry.identifiers).check()
         except ValueError as error:
             raise BinaryPackError(self.path, start, str(error)) from None
 

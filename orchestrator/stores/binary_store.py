@@ -235,12 +235,14 @@ class StoredPipeline(msgspec.Struct, frozen=True):
         return sum(len(each.data) for each in self.binaries)
 
     def check(self) -> None:
-        """Raise ValueError if it cannot be stored: a key is too long or empty, or there are no binaries."""
+        """Raise ValueError if it cannot be stored: by a key's size, its cost, or for want of binaries."""
         if not 1 <= len(self.state_key) <= _MOST_STATE_BYTES:
             raise ValueError(f"a state key has 1 to {_MOST_STATE_BYTES} bytes, not {len(self.state_key)}")
         keys = (self.driver_key, self.identifiers, *(each.key for each in self.binaries))
         if max(map(len, keys)) > MOST_KEY_BYTES or not self.binaries:
             raise ValueError(f"a pipeline has binaries, and keys of at most {MOST_KEY_BYTES} bytes")
+        if self.cost_ns < 0:
+            raise ValueError(f"compiling a pipeline takes no time below 0 ns: {self.cost_ns}")
 
 
 class PutReport(msgspec.Struct, frozen=True):
@@ -513,7 +515,7 @@ class BinaryStore:
         Raises:
             StoreFullError: There is no room, and none can be made. Earlier commits stay.
             StoreError: It cannot be written.
-            ValueError: A key is too long, or there are no binaries.
+            ValueError: As `StoredPipeline.check`.
         """
         for each in pipelines:
             each.check()

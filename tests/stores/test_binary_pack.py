@@ -195,6 +195,13 @@ def test_a_pipeline_has_so_many_binaries_and_bytes_at_most(
     assert held(other) == {}
 
 
+def test_a_cost_below_zero_is_refused(other: BinaryStore, tmp_path: Path) -> None:
+    path = packed_by(tmp_path / "pack", [replace(pipeline(1, b"one"), cost_ns=-5)])
+    with pytest.raises(BinaryPackError, match="-5"):
+        import_binaries(other, path, unsigned=True)
+    assert held(other) == {}
+
+
 def test_a_binary_that_stands_twice_is_refused(other: BinaryStore, tmp_path: Path) -> None:
     path = packed_by(tmp_path / "pack", [pipeline(1, b"one"), pipeline(2, b"two")])
     content = path.read_bytes()

@@ -375,8 +375,9 @@ def test_bad_keys_are_refused(store: BinaryStore) -> None:
         replace(pipeline(1, b"x"), state_key=bytes(65)),
         replace(pipeline(1, b"x"), driver_key=bytes(33)),
         replace(pipeline(1, b"x"), binaries=()),
+        replace(pipeline(1, b"x"), cost_ns=-1),  # which would have no place in the order of eviction
     ):
-        with pytest.raises(ValueError, match="bytes"):
+        with pytest.raises(ValueError, match=r"bytes|-1"):
             store.put(GENERATION, [bad])
 
 
