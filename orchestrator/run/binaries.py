@@ -129,7 +129,7 @@ class NoBinaries(BinarySource):
 
 @define(eq=False)
 class _Pulled:
-    """The binaries of one image's pipelines. Guarded by its owner's lock."""
+    """The binaries of pipelines that were prepared together. Guarded by its owner's lock."""
 
     starts: npt.NDArray[np.int64]
     counts: npt.NDArray[np.uint32]
@@ -174,7 +174,7 @@ class HeldPipelines(BinarySource):
     notes: list[str] = field(factory=list)
     make_room: Callable[[], bool] = lambda: False
     _record: BinariesRecord = field(factory=BinariesRecord)
-    _images: dict[int, tuple[CreateInfoImage, _Pulled]] = field(factory=dict)
+    _pulled_of: dict[PreparedPipelines, _Pulled] = field(factory=dict)
     _kept: dict[bytes, tuple[PipelineBinary, ...]] = field(factory=dict)
     _used: list[bytes] = field(factory=list)
     _refused: list[bytes] = field(factory=list)
@@ -261,15 +261,32 @@ class HeldPipelines(BinarySource):
         finally:
             pulled = filling.done()
             with self._lock:
-                self._images[id(image)] = image, pulled
+                before = self._pulled_of.get(prepared)
+                self._pulled_of[prepared] = pulled
                 self._held_bytes += filling.bytes
                 self._add(
                     looked_up=len(chosen),
                     pulled_in=int(np.count_nonzero(pulled.counts)),
                     pulled_bytes=filling.bytes,
-                    pulled_binaries=len(pulled.handles),
+                    pulled_binaries=int(np.count_nonzero(pulled.handles)),
                     look_up_ns=time.perf_counter_ns() - began,
                 )
+                self._tell_refused(filling)
+            if before is not None:  # a run that was stopped did not need all
+                self._drop(before)
+
+    def _tell_refused(self, filling: _Filling) -> None:
+        if filling.refused:
+            self._say(
+                f"the driver refused {len(filling.refused)} binaries; pipelines that need them are compiled: "
+                f"{filling.refused[0]}"
+            )
+
+    def _drop(self, pulled: _Pulled) -> None:
+        """Destroy what is left of the binaries of some pipelines, which no call uses."""
+        self.device.destroy_binaries(pulled.handles)
+        with self._lock:
+            self._held_bytes -= int(pulled.sizes.sum())
 
     def _fill(
         self, filling: _Filling, prepared: PreparedPipelines, chosen: list[int], missing: list[int]
@@ -379,8 +396,7 @@ class HeldPipelines(BinarySource):
 
     def _pulled(self, prepared: PreparedPipelines) -> _Pulled | None:
         with self._lock:
-            known = self._images.get(id(prepared.image))
-        return None if known is None else known[1]
+            return self._pulled_of.get(prepared)
 
     def _catch_up(self, pulled: _Pulled, image: CreateInfoImage, indices: npt.NDArray[np.int32]) -> None:
         """Pull in what did not fit, now that it is needed."""
@@ -412,8 +428,9 @@ class HeldPipelines(BinarySource):
             self._add(
                 pulled_late=int(np.count_nonzero(more.counts)),
                 pulled_bytes=filling.bytes,
-                pulled_binaries=len(more.handles),
+                pulled_binaries=int(np.count_nonzero(more.handles)),
             )
+            self._tell_refused(filling)
 
     # --- what is new
 
@@ -604,10 +621,9 @@ class HeldPipelines(BinarySource):
             self.settle()
         finally:
             with self._lock:
-                images, self._images = self._images, {}
-                self._held_bytes = 0
-            for _, pulled in images.values():
-                self.device.destroy_binaries(pulled.handles)
+                left, self._pulled_of = self._pulled_of, {}
+            for pulled in left.values():
+                self._drop(pulled)
 
 
 class _Filling:
@@ -624,6 +640,7 @@ class _Filling:
         self.sizes: list[int] = []
         self.bytes = 0
         self.later: dict[int, bytes] = {}
+        self.refused: list[DriverError] = []
 
     def add(self, index: int, binaries: Sequence[PipelineBinary]) -> bool:
         """Give a pipeline its binaries; False where they do not fit."""
@@ -659,36 +676,39 @@ class _Filling:
         self._of[index] = list(range(first, first + len(handles)))
 
     def make(self) -> None:
-        """Make what was added.
-
-        Raises:
-            DriverError: The driver refused; nothing of this is held then.
-        """
+        """Make what was added. Whoever needs what the driver refuses is compiled."""
         new, self._new = self._new, []
-        if not new:
-            return
+        if new:
+            self._made.append(self._made_of(new))
+
+    def _made_of(self, binaries: list[PipelineBinary]) -> npt.NDArray[np.uint64]:
+        """Their handles; 0 for one that the driver refuses, which takes no other with it."""
         try:
-            self._made.append(self._device.create_binaries(new))
-        except DriverError:
-            # Whoever needs one of these is compiled.
-            first = len(self.sizes) - len(new)
-            self._made.append(np.zeros(len(new), np.uint64))
-            self._of = {index: slots for index, slots in self._of.items() if max(slots) < first}
-            raise
+            return self._device.create_binaries(binaries)
+        except DriverError as error:
+            if len(binaries) == 1:
+                self.refused.append(error)
+                return np.zeros(1, np.uint64)
+        half = len(binaries) // 2
+        return np.concatenate([self._made_of(binaries[:half]), self._made_of(binaries[half:])])
 
     def done(self) -> _Pulled:
-        """What was made."""
-        made = sum(map(len, self._made))
+        """What was made and is of use."""
         handles = np.concatenate([np.zeros(0, np.uint64), *self._made])
+        made, refused = len(handles), set(np.flatnonzero(handles == 0).tolist())
         counts = np.zeros(self._count, np.uint32)
         starts = np.zeros(self._count, np.int64)
         slots: list[int] = []
         for index, own in self._of.items():
-            if max(own) >= made:
+            if max(own) >= made or not refused.isdisjoint(own):
                 continue
             starts[index], counts[index] = len(slots), len(own)
             slots += own
         flat = np.array(slots, np.int32)
         users = np.bincount(flat, minlength=made).astype(np.int32)
         sizes = np.array(self.sizes[:made], np.int64)
+        unused = users == 0
+        self._device.destroy_binaries(handles[unused])
+        handles[unused] = sizes[unused] = 0
+        self.bytes = int(sizes.sum())
         return _Pulled(starts, counts, flat, handles, sizes, users, self.later)

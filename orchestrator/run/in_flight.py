@@ -330,6 +330,14 @@ class AnnouncingPipelines:
     prepared: PreparedPipelines
     device: AnnouncingDevice
 
+    def __eq__(self, other: object) -> bool:
+        """It is what it wraps: a source of binaries is given one and the other."""
+        return other is self or other is self.prepared
+
+    def __hash__(self) -> int:
+        """See `__eq__`."""
+        return hash(self.prepared)
+
     @property
     def image(self) -> CreateInfoImage:
         """See `PreparedPipelines.image`."""

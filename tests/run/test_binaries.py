@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import lmdb
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.binaries import BinaryProperties
+from orchestrator.devices.binaries import BinaryProperties, PipelineBinary
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
@@ -25,7 +26,7 @@ from orchestrator.devices.simulated import (
     simulated_identity,
     simulated_image,
 )
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run import binaries
 from orchestrator.run.binaries import DEFAULT_MEMORY, HeldPipelines
 from orchestrator.run.execution import run_pipelines
@@ -336,6 +337,46 @@ async def test_binaries_are_destroyed_as_soon_as_nothing_needs_them(store: Binar
     assert held == sorted(held, reverse=True)
     source.destroy()
     device.close()
+
+
+async def test_images_that_are_prepared_twice_have_binaries_each(store: BinaryStore) -> None:
+    await run(store)
+    device, of, every = SimulatedDevice(), image(), np.arange(COUNT, dtype=np.int32)
+    source = HeldPipelines.of(device, store)
+    first, second = device.prepare(of), device.prepare(of)
+    # A run that was stopped before it created anything, and two others.
+    for prepared in (first, first, second):
+        source.pull_in(prepared)
+    held = source.held_bytes
+    assert device.live_binaries == 2 * 13
+    assert not device.create_pipelines(first, every, source).results.any()
+    assert (device.live_binaries, source.held_bytes) == (13, held // 2)
+    source.pull_in(first)
+    assert not device.create_pipelines(second, every, source).results.any()
+    assert device.compile_counts == {}
+    source.destroy()
+    assert (device.live_binaries, source.held_bytes) == (0, 0)
+    device.close()
+
+
+async def test_a_binary_that_is_refused_costs_its_pipelines_alone(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(store)
+    create, bad = SimulatedDevice.create_binaries, list[PipelineBinary]()
+
+    def refuse(device: SimulatedDevice, given: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
+        bad.extend(given[1:2] if not bad else ())
+        if bad[0].data in [each.data for each in given]:
+            raise DriverError("vkCreatePipelineBinariesKHR", -13, "VK_ERROR_UNKNOWN")
+        return create(device, given)
+
+    monkeypatch.setattr(SimulatedDevice, "create_binaries", refuse)
+    for memory_bytes in (DEFAULT_MEMORY, 0):
+        report, record, device = await run(store, memory_bytes=memory_bytes)
+        assert 0 < report.compiled == len(device.compile_counts) < COUNT // 2
+        assert record.created == COUNT - report.compiled
+        assert any("refused" in note and "VK_ERROR_UNKNOWN" in note for note in report.notes)
 
 
 async def test_without_a_store_they_live_as_long_as_the_source() -> None:

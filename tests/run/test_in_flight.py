@@ -22,6 +22,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError
 from orchestrator.run import in_flight
+from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.in_flight import Doing, InFlightTable, announcing
 from orchestrator.run.limits import MemoryGate
 from tests.run.small_sets import Watched
@@ -232,3 +233,15 @@ def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
         False,
         True,
     ]  # neither what failed nor what was not tried
+
+
+def test_a_source_of_binaries_looks_an_image_up_once(descriptor: int) -> None:
+    """It is given the image by the run, and what that wraps by the device."""
+    table, inner = InFlightTable(descriptor), SimulatedDevice()
+    with closing(announcing(inner, table, lambda *_: None, MemoryGate())) as device:
+        prepared = device.prepare(simulated_image([10, 11]))
+        source = HeldPipelines.of(device)
+        source.pull_in(prepared)
+        assert not device.create_pipelines(prepared, numbers(0, 1), source).results.any()
+        assert source.record().looked_up == 2
+        source.destroy()
