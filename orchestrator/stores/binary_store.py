@@ -1411,15 +1411,16 @@ class _Opening:
         """Replace the file by a copy without unused pages; returns the bytes that this freed."""
         made, before = self._compacted, self.operations.stat(self.path).size
         nonce = read_mark(self.path) or b""
-        environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
-        try:
-            environment.copy(os.fsencode(made), compact=True)
-        finally:
-            environment.close()
-        made.chmod(0o600)
-        mark_file(made, nonce)
-        check_lmdb_file(made)
-        self.operations.rename(made, self.path)
+        with self._made_or_gone(made):
+            environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
+            try:
+                environment.copy(os.fsencode(made), compact=True)
+            finally:
+                environment.close()
+            made.chmod(0o600)
+            mark_file(made, nonce)
+            check_lmdb_file(made)
+            self.operations.rename(made, self.path)
         self.operations.sync_directory(self.path.parent)
         return before - self.operations.stat(self.path).size
 
@@ -1481,7 +1482,7 @@ class _Opening:
     def _make(self) -> None:
         self._remove_lock()
         nonce, made = os.urandom(16), self._compacted
-        try:
+        with self._made_or_gone(made):
             # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
             os.close(self.operations.open_lock(made))
             with self._told_of_size(self.bound_bytes or DEFAULT_BOUND) as size:
@@ -1490,11 +1491,17 @@ class _Opening:
             # The stamp comes first, so that a store never lacks it.
             write_atomically(self.stamp, [_stamp(nonce)], self.operations)
             self.operations.rename(made, self.path)
+        self.operations.sync_directory(self.path.parent)
+
+    @contextmanager
+    def _made_or_gone(self, made: Path) -> Iterator[None]:
+        """Remove what a block could not finish: the disk may be full of it."""
+        try:
+            yield
         except BaseException:
             with suppress(OSError):
                 self.operations.unlink(made)
             raise
-        self.operations.sync_directory(self.path.parent)
 
     def _environment(self, bound_bytes: int, *, read_only: bool) -> Any:
         if not read_only:

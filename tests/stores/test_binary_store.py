@@ -566,6 +566,30 @@ with BinaryStore.open(Path(sys.argv[1])) as store:
     assert "cannot be written" in done.stdout
 
 
+def test_a_copy_that_does_not_fit_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = filled(tmp_path)
+    code = """
+import resource, signal, sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore, StoreError
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))  # LMDB's lock file fits
+try:
+    BinaryStore.compact(Path(sys.argv[1]))
+except StoreError as error:
+    print(error)
+"""
+    before = sorted(tmp_path.iterdir())
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert str(path) in done.stdout
+    assert sorted(tmp_path.iterdir()) == before
+    with BinaryStore.open(tmp_path) as store:
+        assert store.verify().problems == ()
+
+
 _FULL = """
 import os, sys
 from pathlib import Path
