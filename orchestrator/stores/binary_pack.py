@@ -25,8 +25,10 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -58,6 +60,9 @@ _MOST_PIPELINE: Final = 256 << 20  # bytes of a pipeline's different binaries
 _AT_ONCE: Final = 256  # a batch ends with so many pipelines, bytes or uses of binaries
 _BYTES_AT_ONCE: Final = 16 << 20
 _USES_AT_ONCE: Final = 1 << 14
+
+_Frame = tuple[int, int, memoryview]
+"""Kind, offset and content."""
 
 
 class BinaryPackError(OrchestratorError):
@@ -283,25 +288,27 @@ def import_content(
 def _read(path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bool = True) -> _Reading:
     """A pack whose frames, and proof where there is a key, were checked."""
     view = memoryview(content)
-    frames = list(_frames(path, view))
-    kind, start, proof = frames[-1]
-    if kind != _PROOF or [each for each, _, _ in frames[-2:-1]] != [_END]:
+    counts: Counter[int] = Counter()
+    ends = deque[_Frame](maxlen=2)
+    for frame in _frames(path, view):  # which are many, so none is kept
+        counts[frame[0]] += 1
+        ends.append(frame)
+    kind, start, proof = ends[-1]
+    if kind != _PROOF or ends[0][0] != _END:
         raise BinaryPackError(path, start, "the pack does not end as a pack does: it is cut")
     checked = _check_proof(path, view, start, proof, key, unsigned)
-    end = _decode(path, frames[-2], _End)
-    counted = [
-        sum(each == wanted for each, _, _ in frames) for wanted in (_GENERATION, _OF_BINARY, _PIPELINE)
-    ]
+    end = _decode(path, ends[0], _End)
+    counted = [counts[each] for each in (_GENERATION, _OF_BINARY, _PIPELINE)]
     if counted != [end.generations, end.binaries, end.pipelines]:
-        raise BinaryPackError(path, frames[-2][1], f"it has {counted} frames of each kind, and says {end}")
+        raise BinaryPackError(path, ends[0][1], f"it has {counted} frames of each kind, and says {end}")
     binaries: dict[bytes, memoryview] = {}
-    for kind, start, content_of in frames:
+    for kind, start, content_of in _frames(path, view):
         if kind == _OF_BINARY:
             if len(content_of) < _BINARY.size:
                 raise BinaryPackError(path, start, "a binary is cut")
             if binaries.setdefault(bytes(content_of[:16]), content_of) is not content_of:
                 raise BinaryPackError(path, start, "a binary stands twice")
-    return _Reading(path, frames[:-2], binaries, end, bool(len(proof)), checked)
+    return _Reading(path, view, counts.total() - 2, binaries, end, bool(len(proof)), checked)
 
 
 def _check_proof(
@@ -333,7 +340,7 @@ def _check_proof(
     return False
 
 
-def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, int, memoryview]]:
+def _frames(path: Path, content: memoryview) -> Iterator[_Frame]:
     """Kind, offset and content of each frame."""
     if len(content) < _HEAD.size or _HEAD.unpack_from(content)[0] != BINARY_PACK_MAGIC:
         raise BinaryPackError(path, 0, "it is no pack of binaries")
@@ -363,7 +370,7 @@ def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, int, memoryv
 _T = TypeVar("_T")
 
 
-def _decode(path: Path, frame: tuple[int, int, memoryview], kind: type[_T]) -> _T:
+def _decode(path: Path, frame: _Frame, kind: type[_T]) -> _T:
     _, start, content = frame
     try:
         return msgspec.msgpack.decode(content, type=kind)
@@ -373,10 +380,11 @@ def _decode(path: Path, frame: tuple[int, int, memoryview], kind: type[_T]) -> _
 
 @frozen
 class _Reading:
-    """The frames between head and end; `binaries` are those of the binaries, by name."""
+    """A pack with so many frames between head and end; `binaries` are those of the binaries, by name."""
 
     path: Path
-    frames: list[tuple[int, int, memoryview]]
+    content: memoryview
+    frames: int
     binaries: dict[bytes, memoryview]
     end: _End
     signed: bool
@@ -386,7 +394,7 @@ class _Reading:
         """Each pipeline with its generation; all is checked on the way, and nothing inflated is kept."""
         proven: set[bytes] = set()
         generation: Generation | None = None
-        for frame in self.frames:
+        for frame in islice(_frames(self.path, self.content), self.frames):
             kind, start, content = frame
             if kind == _OF_BINARY:
                 self._inflated(start, content)

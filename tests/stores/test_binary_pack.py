@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -23,6 +24,7 @@ from orchestrator.stores.binary_pack import (
 from orchestrator.stores.binary_store import FOUND, BinaryStore, StoredPipeline
 from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.kinds import BINARY_PACK_MAGIC
 from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
 
 KEY = MacKey.of(bytes(range(32)))
@@ -180,6 +182,21 @@ def test_a_pack_that_inflates_to_much_takes_little_memory(other: BinaryStore, tm
         assert peak_of(partial(join_binaries, [(path, path.read_bytes())])) < 8 * mib
     assert len(held(other)) == 96
     assert held(other)[b"global key", b"state 95"].binaries[0].data == bytes(mib) + b"95"
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_pack_of_many_empty_frames_takes_little_memory(tmp_path: Path, ends: bool) -> None:
+    count = 100_000
+    head = binary_pack._HEAD.pack(BINARY_PACK_MAGIC, 1, 0)
+    end = msgspec.msgpack.encode([0, 0, count])
+    tail = binary_pack._FRAME.pack(4, len(end)) + end + binary_pack._FRAME.pack(5, 0)
+    content = head + binary_pack._FRAME.pack(3, 0) * count + tail * ends
+
+    def prove() -> None:
+        with pytest.raises(BinaryPackError, match="does not belong" if ends else "is cut"):
+            prove_binaries(tmp_path, content)
+
+    assert peak_of(prove) < 1 << 20
 
 
 def test_a_pipeline_has_so_many_binaries_and_bytes_at_most(
