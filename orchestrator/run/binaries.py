@@ -9,7 +9,8 @@ A pipeline is looked up by its state: kind and hash of its record. The driver's 
 holds as long as the global key (proposal of VK_KHR_pipeline_binary, 6.4), so a warm start asks the driver for
 no key, reads no SPIR-V and makes no module. What has a driver's key in common with another state is compiled
 all the same: such keys are known to lie. What links libraries is kept by its state alone: drivers give no key
-for it. Where modules are known by their identifiers alone, the driver's key and those name a pipeline.
+for it. Where modules are known by their identifiers alone, the driver's key and those name a pipeline, unless
+it is for ray tracing.
 
 Guarantees: after `settle` everything that was taken is on disk, or a note says why not. The store is never
 waited for by a worker, unless it is far behind. Creation reads nothing from disk but for what did not fit the
@@ -40,7 +41,7 @@ from orchestrator.devices.binaries import (
 )
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identifiers import identifier_algorithm
-from orchestrator.devices.image import CreateInfoImage, ranges
+from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind, ranges
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError
 from orchestrator.run.records import BinariesRecord
 from orchestrator.stores.files.atomic_file import content_hash128
@@ -48,6 +49,7 @@ from orchestrator.stores.files.atomic_file import content_hash128
 if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
 
+_RAY_TRACING: Final = KINDS.index(PipelineKind.RAY_TRACING)
 DEFAULT_MEMORY: Final = 256 << 20
 """Bytes of binaries that are pulled in ahead of time, at most."""
 
@@ -331,7 +333,9 @@ class HeldPipelines(BinarySource):
         if known is None:
             return {}
         indices = np.array(missing, np.int32)
-        indices = indices[known.lacking[indices] & known.known(indices)]
+        # NVIDIA (580.159) has one key for all ray-tracing pipelines, so those of the same modules look alike.
+        is_told_apart = prepared.image.kinds[indices] != _RAY_TRACING
+        indices = indices[known.lacking[indices] & known.known(indices) & is_told_apart]
         keys = self.device.pipeline_keys(prepared, indices)
         stages = (map(known.identifier, prepared.image.modules_of(index)) for index in indices.tolist())
         return {

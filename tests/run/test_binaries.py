@@ -118,13 +118,13 @@ async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary
 
 
 async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: BinaryStore) -> None:
-    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
-    await run(store, lying, image(PipelineKind.RAY_TRACING))
+    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.COMPUTE}))
+    await run(store, lying, image(PipelineKind.COMPUTE))
     # The same pipelines under states that the store does not know: of their modules the
     # identifiers are known.
     unknown = simulated_image(
         range(1001, COUNT + 1001),
-        kinds=PipelineKind.RAY_TRACING,
+        kinds=PipelineKind.COMPUTE,
         modules={key + 1000: modules for key, modules in MODULES.items()},
     )
     device = SimulatedDevice(lying)
@@ -152,20 +152,33 @@ def identified(device: SimulatedDevice, of: CreateInfoImage) -> IdentifiedModule
     return known
 
 
-async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore) -> None:
-    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING}))
-    device = SimulatedDevice(lying)
+async def test_no_ray_tracing_pipeline_is_found_by_identifiers(store: BinaryStore) -> None:
+    """A driver with one key for all would take another one of the same modules for it."""
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.RAY_TRACING})))
     prepared = device.prepare(simulated_image([1], kinds=PipelineKind.RAY_TRACING, modules={1: [5]}))
+    _, captured = device.create_captured(prepared, np.array([0], np.int32))
+    source = HeldPipelines.of(device, store)
+    source.take(prepared, captured)
+    source.settle()
+    other = simulated_image([2], kinds=PipelineKind.RAY_TRACING, modules={2: [5]})
+    source.pull_in(device.prepare(identified(device, other)))
+    assert source.record().pulled_in == 0
+
+
+async def test_what_identifiers_do_not_tell_apart_is_compiled(store: BinaryStore) -> None:
+    lying = SimulatedOptions(bugs=DriverBugs(one_pipeline_key={PipelineKind.COMPUTE}))
+    device = SimulatedDevice(lying)
+    prepared = device.prepare(simulated_image([1], kinds=PipelineKind.COMPUTE, modules={1: [5]}))
     _, (captured,) = device.create_captured(prepared, np.array([0], np.int32))
     source = HeldPipelines.of(device, store)
     source.take(prepared, [captured])
     # As if it differed in what has no part in the driver's key: other binaries, another state.
-    other = device.prepare(simulated_image([2], kinds=PipelineKind.RAY_TRACING, modules={2: [6]}))
+    other = device.prepare(simulated_image([2], kinds=PipelineKind.COMPUTE, modules={2: [6]}))
     _, (differs,) = device.create_captured(other, np.array([0], np.int32))
     source.take(other, [msgspec.structs.replace(differs, identifiers=captured.identifiers)])
     source.settle()
     assert source.record().collisions == 1
-    unknown = simulated_image([3], kinds=PipelineKind.RAY_TRACING, modules={3: [5]})
+    unknown = simulated_image([3], kinds=PipelineKind.COMPUTE, modules={3: [5]})
     source.pull_in(device.prepare(identified(device, unknown)))
     assert (source.record().ambiguous, source.record().pulled_in) == (1, 0)
     source.destroy()
