@@ -191,7 +191,7 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
     step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
     if selector is not None:
         try:
-            seen = Sighting((look(selector, hear=show_words),))
+            seen = Sighting((look(selector, all_features=True, hear=show_words),))
         except DeviceError as error:
             yield _bad(f"device {selector}", str(error), step)
             return
@@ -200,7 +200,7 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
             "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
         )
         try:
-            seen = look_at_all(hear=show_words)
+            seen = look_at_all(all_features=True, hear=show_words)
         except DeviceError as error:
             yield _bad("devices", str(error), install)
             return

@@ -42,6 +42,17 @@ def test_doctor_tells_the_versions_of_the_program_the_loader_and_mesa(tmp_path: 
     assert re.search(r"radv Mesa \d+\.\d+", told["device radv:navi21"])
 
 
+@pytest.mark.parametrize("device", ["radv:navi21", "lavapipe"])
+def test_doctor_misses_no_feature_that_devices_lists(device: str, tmp_path: Path) -> None:
+    (listed,) = program(device, "devices").document["devices"]
+    findings = program(device, "doctor", "--cache-dir", tmp_path).document["findings"]
+    missed = {each["subject"] for each in findings if each["detail"] == "not available"}
+    merges = listed["features"]["internally_synchronized_merge"]
+    assert any("VK_KHR_maintenance8" in each for each in missed) is not merges
+    binaries = listed["features"]["pipeline_binaries"]
+    assert any("VK_KHR_pipeline_binary" in each for each in missed) is not binaries
+
+
 def test_devices_without_a_selector_lists_what_the_loader_finds() -> None:
     done = run_program("devices", "--json", environment=driver_environment("lavapipe"))
     assert done.code == ExitCode.OK, done.err
