@@ -64,6 +64,8 @@ class TargetsView:
         if self._says_ends:
             self._view.say(f"{result.selector}: {problem or said} ({took})")
         self._lines.ends(result.selector, result.report, problem)
+        self._show()
 
     def _show(self) -> None:
-        self._view.stage(f"{self._over} of {self._targets} targets done, now {', '.join(self._running)}")
+        now = f", now {', '.join(self._running)}" if self._running else ""
+        self._view.stage(f"{self._over} of {self._targets} targets done{now}")
