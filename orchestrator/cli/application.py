@@ -9,15 +9,22 @@ asking for help opens no driver and loads no numpy.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from cyclopts import App, CycloptsError, Parameter
 
 from orchestrator.cli.errors import UsageError
+from orchestrator.cli.output import console_on
 from orchestrator.version import VERSION
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+_HELP_WIDTH: Final = 80
 
 app = App(
     name="orchestrator",
@@ -86,7 +93,19 @@ def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
         command, bound, _ = app.parse_args(tokens, exit_on_error=False, print_error=False)
     except CycloptsError as error:
         raise UsageError(" ".join(str(error).split()), help_step(tokens)) from error
+    if command == app.help_print:
+        bound.arguments["console"] = _help_console()
     return command, bound
+
+
+def _help_console() -> Console:
+    """Where help is written: coloured as all results are, and folded in a pipe too."""
+    from orchestrator.cli.console import PIPE_WIDTH
+
+    console = console_on(sys.stdout)
+    if console.width == PIPE_WIDTH:
+        console.width = _HELP_WIDTH
+    return console
 
 
 def help_step(tokens: Sequence[str]) -> str:

@@ -47,6 +47,14 @@ def test_colours_are_as_asked_for(call: Call) -> None:
     assert "\x1b[" not in call("--color=never", "list", "sample").out
 
 
+def test_help_is_coloured_as_asked_for(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[" in call("list", "--help", "--color", "always").out
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as on a terminal
+    assert "\x1b[" not in call("list", "--help", "--color", "never").out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b[" not in call("list", "--help").out
+
+
 def test_no_progress_is_shown_when_none_is_wanted(call: Call, small_set: Path, tmp_path: Path) -> None:
     arguments = (
         "compile",
