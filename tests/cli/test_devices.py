@@ -54,6 +54,7 @@ def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
         environment={"VK_DRIVER_FILES": str(folder), "VK_ICD_FILENAMES": str(folder)},
     )
     assert done.code == ExitCode.NO_DEVICE
+    assert f"VK_DRIVER_FILES={folder} names no file that is there" in done.err
     assert "mesa-vulkan-drivers" in done.err
 
 

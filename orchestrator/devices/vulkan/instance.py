@@ -249,7 +249,7 @@ _PROPERTIES_2: Final = "VK_KHR_get_physical_device_properties2"
 _WANTED_EXTENSIONS: Final = frozenset({"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", _PROPERTIES_2})
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
 _NO_DRIVER: Final = (
-    "the Vulkan loader found no driver: install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
+    "the Vulkan loader found no driver: {}install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
     "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no "
     "driver"
 )
@@ -262,10 +262,12 @@ _FILTERS: Final = "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE"
 
 def _none_found() -> NoDeviceError:
     """The error for no device: there is no driver, or one without its GPU, as the environment shows."""
-    named = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES") or ""
-    there = any(Path(each).is_file() for each in named.split(os.pathsep) if each)
+    variable = "VK_DRIVER_FILES" if os.environ.get("VK_DRIVER_FILES") else "VK_ICD_FILENAMES"
+    named = os.environ.get(variable, "")
+    there = any(Path(each).exists() for each in named.split(os.pathsep) if each)
     filters = " ".join(f"{each}={os.environ[each]}" for each in _FILTERS if os.environ.get(each))
-    why = _NO_GPU if there else _NO_DRIVER
+    wrong = f"{variable}={named} names no file that is there: correct or unset that, or " if named else ""
+    why = _NO_GPU if there else _NO_DRIVER.format(wrong)
     if filters:
         why = f"no device among the drivers that {filters} leaves to the Vulkan loader: correct or unset that"
     return NoDeviceError(f"{why}; with VK_LOADER_DEBUG=all the loader prints what it passes over")
