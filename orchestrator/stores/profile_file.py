@@ -12,7 +12,7 @@ import re
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
@@ -28,6 +28,8 @@ PROFILE_FORMAT = 1
 
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10000: what can be shown as a date."""
+_HEX: Final = frozenset({"vendor_id", "device_id", "driver_version"})
+"""What messages write in hex, as every list of devices does."""
 
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,10 +59,11 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, expected: ProfileIdentity) -> list[str]:
         """The fields that differ from an expected identity, in words."""
+        pairs = ((name, getattr(self, name), getattr(expected, name)) for name in self.__struct_fields__)
         return [
-            f"{name} is {getattr(self, name)}, not {getattr(expected, name)}"
-            for name in self.__struct_fields__
-            if getattr(self, name) != getattr(expected, name)
+            f"{name} is {found:#x}, not {wanted:#x}" if name in _HEX else f"{name} is {found}, not {wanted}"
+            for name, found, wanted in pairs
+            if found != wanted
         ]
 
 

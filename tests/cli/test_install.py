@@ -113,10 +113,10 @@ def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_
     done = call(*arguments, "--json")
     assert done.code == ExitCode.PIPELINES_FAILED
     assert done.document["has_cache"] is False
-    assert done.document["nearest"]["differs"][0] == "driver_version is 2, not 1"
+    assert done.document["nearest"]["differs"][0] == "driver_version is 0x2, not 0x1"
     shown = call(*arguments)
     assert "1 target, and none is this device and driver" in shown.out
-    assert "driver_version is 2, not 1" in shown.out
+    assert "driver_version is 0x2, not 0x1" in shown.out
     assert not list((tmp_path / "cache").iterdir())
 
 
