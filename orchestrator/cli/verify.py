@@ -273,6 +273,9 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
     beside = [each for each in names if kind_of(path / each) is not None and not each.startswith(".")]
     stores = [each for each in names if each == STORE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
+    checked = [*caches, *alone, *beside, *stores, *archives]
+    unseen = sum((path / each).is_dir() for each in {*names} - {*checked, QUARANTINE_DIRECTORY})
+    not_checked = f"; {plural(unseen, 'directory', 'directories')} in it not checked" if unseen else ""
     # Permissions matter for files that a driver gets, not for archives.
     ours = caches or alone or stores or not archives
     reason = distrust_directory(path, REAL_FILE_OPERATIONS) if ours else None
@@ -280,16 +283,16 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         path,
         "directory",
         facts={
-            "files": sum(map(len, (caches, alone, beside, stores, archives))),
+            "files": len(checked),
             "quarantined": quarantined,
         },
         summary=f"a directory with {plural(len(caches) + len(alone), 'cache file')} and "
         f"{plural(len(archives), 'archive')}, {'a store of binaries, ' * len(stores)}"
-        f"{quarantined} in the quarantine",
+        f"{quarantined} in the quarantine{not_checked}",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved",
     )
-    for name in (*caches, *alone, *beside, *stores, *archives):
+    for name in checked:
         yield from _check(path / name, None, output)
 
 

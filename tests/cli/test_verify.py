@@ -29,6 +29,14 @@ def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Pat
     assert [each["next_step"] for each in checked] == [""] * 7
 
 
+def test_directories_in_a_directory_are_said_not_to_be_checked(call: Call, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    for each in ("one", "two", "quarantine"):
+        (folder / each).mkdir(parents=True)
+    assert "2 directories in it not checked" in call("verify", folder).out
+    assert "not checked" not in call("verify", folder / "one").out
+
+
 def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
     (path,) = cache_of(call, small_set, tmp_path / "cache").parent.glob("*.plan")
     assert call("verify", path).code == ExitCode.OK
