@@ -76,6 +76,7 @@ _MAC_CAP: Final = 256
 _SIGNS_MANIFEST: Final = "pack manifest"
 _SIGNS_FILE: Final = "pack file"
 _ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another directory"
+_REMAKE: Final = "copy the pack again, or remove this file and run its compile again: it uses the rest"
 _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 
@@ -331,7 +332,7 @@ class Pack:
         try:
             manifest = _decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise PackError(path, f"it is damaged: {error}") from None
+            raise PackError(path, f"it is damaged: {error}", _REMAKE) from None
         _check_manifest(path, manifest)
         return cls(directory, manifest, signed is not None, key, operations)
 

@@ -351,6 +351,8 @@ def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> N
         assert "name a directory that" in step(verb)
         manifest.write_text(text.replace(".pipeline-cache", ".new-kind"))
         assert "use the version that made it" in step(verb)
+        manifest.write_text(text[:-9])
+        assert "remove this file" in step(verb)
     manifest.write_text(text)
     # Whole as a file, and not as a cache.
     bad = content[:-1] + bytes([content[-1] ^ 1])
