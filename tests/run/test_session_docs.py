@@ -105,15 +105,15 @@ def test_a_loop() -> None:
     assert shares == sorted(shares)
 
 
-def test_an_opener(tmp_path: Path) -> None:
-    write_small_set(tmp_path / "set.foz", 0, 6)
-    with PipelineSet.open(tmp_path / "set.foz") as pipelines:
-        session = orchestrator.start_session(lambda: example("opener", "open_for")(pipelines))
-        device, prepared = session.opened.result()
+def test_an_opener() -> None:
+    with PipelineSet.open(sample_path()) as pipelines:
+        opener, groups = example("opener", "opener_of")(pipelines)
+        session = orchestrator.start_session(opener)
+        _, prepared = session.opened.result()
         session.submit(range(len(prepared.image)))
-        assert session.finish().result().compiled == 6
+        assert session.finish().result().compiled == len(pipelines)
         prepared.close()
-        device.close()
+        groups.close()
 
 
 def test_a_level_that_is_loaded_later() -> None:
