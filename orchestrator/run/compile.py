@@ -738,7 +738,8 @@ class CompileJob:
             ready, opening.ready = opening.ready, None
             if ready is None:
                 ready = await self._make_ready(device, built.image, self._during_step)
-            self.on_stage("compiling")
+            unsaved = ready.cache.unsaved
+            self.on_stage(f"compiling, but nothing can be saved: {unsaved}" if unsaved else "compiling")
             async with ready.cache.keeping(self.cache.stop):
                 ran = await self._run_pipelines(device, ready, beside)
             self._tally.take_run(ran.report, self._beside)

@@ -657,6 +657,13 @@ class GroupCache:
         if self.keeper is not None and self.mode is CacheMode.SHARED:
             self.keeper.progress(compiled)
 
+    @property
+    def unsaved(self) -> str:
+        """Why nothing will be saved, or "": a file that could not be read may be good, so it stays."""
+        if self.keeper is None or self.keeper.loaded.status is not LoadStatus.UNREADABLE:
+            return ""
+        return f"{self.keeper.store.path}: {self.keeper.loaded.detail}"
+
     def saved(self) -> list[tuple[Path, int]]:
         """Path and size of each cache file that was saved since the last call."""
         if self.keeper is None:

@@ -103,7 +103,7 @@ _MANY: Final = 500
 """Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
 _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
-_COMPILING: Final = "compiling"  # as compile_set calls that stage
+_COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped", "rate")
 _NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
@@ -410,7 +410,7 @@ class _Supervisor:
                             self._began_warm |= cache_path(self.directory, identity).exists()
                         self._identities[answer.identity] = identity
                         process_id = answer.process_id
-                    case Staged() if self._supervision.processes == 1 or answer.name == _COMPILING:
+                    case Staged() if self._supervision.processes == 1 or answer.name.startswith(_COMPILING):
                         self.on_stage(answer.name)
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))

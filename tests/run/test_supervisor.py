@@ -1174,6 +1174,19 @@ async def test_no_times_are_recorded_of_what_is_in_no_file(archive: Path, tmp_pa
     assert len(read_durations(durations_path(cache, simulated_identity()))) == 0
 
 
+async def test_that_nothing_can_be_saved_is_told_when_compiling_begins(archive: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    cache.mkdir(mode=0o700)
+    path = cache_path(cache, simulated_identity())
+    path.mkdir()  # where a file cannot be put
+    stages: list[str] = []
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    await compile_supervised([str(archive)], options, cache_directory=cache, on_stage=stages.append)
+    told = [each for each in stages if each.startswith("compiling")]
+    assert len(told) > 1  # after a death, too
+    assert all(each.startswith(f"compiling, but nothing can be saved: {path}: ") for each in told)
+
+
 async def test_trials_that_were_stopped_blame_nobody_and_say_so(
     archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
