@@ -262,6 +262,11 @@ _CHAINS = {f"{snake}_p_next": table for snake, table in (
 )}  # fmt: skip
 
 
+_DYNAMIC_DISCARD = 1000377001  # VK_DYNAMIC_STATE_RASTERIZER_DISCARD_ENABLE
+_VIEWPORTS = (("viewport", 0, 1000267003, "04130"), ("scissor", 1, 1000267004, "04131"))
+"""Name, VkDynamicState of it, VkDynamicState of it with its count, number of the rule."""
+
+
 def _blend(source: str, destination: str, alpha: str = "one") -> dict[str, object]:
     return {
         "blend_enable": True,
@@ -345,15 +350,18 @@ def encode_graphics_state(
             chains[table] = encode_chain(_STRUCTURES[table], value, f"{where}.{name}")
         elif name not in _OWN:
             raise unknown(where, "graphics state", name, state_names())
-    dynamic = state.get("dynamic_state", ("viewport", "scissor"))
+    given = sequence(state.get("dynamic_state", ("viewport", "scissor")), f"{where}.dynamic_state")
+    dynamic = {enum_number("VkDynamicState", each, f"{where}.dynamic_state") for each in given}
     defaults = _defaults(attachments)
     defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
-    defaults["dynamicState"] = {"dynamic_state": dynamic}
-    discard = state.get("rasterizer_discard_enable") is True
+    defaults["viewportState"] = _viewport_counts(state, dynamic)
+    defaults["dynamicState"] = {"dynamic_state": given}
+    # Where it is dynamic, the value here is not the one that counts.
+    discard = bool(state.get("rasterizer_discard_enable")) and _DYNAMIC_DISCARD not in dynamic
     wanted = _wanted(stages, parts, attachments, discard=discard)
     if not dynamic:
         wanted = wanted - {"dynamicState"}
-        _require_viewports(state, wanted, where)
+    _require_viewports(state, wanted, dynamic, where)
     if parts != ALL_PARTS:
         _refuse_foreign_state(state, wanted | {"dynamicState"}, owners, where)
     encoded: dict[str, object] = {}
@@ -408,7 +416,6 @@ def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
     return {
         "inputAssemblyState": {"topology": "triangle_list"},
         "tessellationState": {"patch_control_points": 3},
-        "viewportState": {"viewport_count": 1, "scissor_count": 1},
         "rasterizationState": {"line_width": 1.0},
         "multisampleState": {"rasterization_samples": 1},
         "depthStencilState": {
@@ -423,12 +430,23 @@ def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
     }
 
 
-def _require_viewports(state: Members, wanted: Collection[str], where: str) -> None:
-    if "viewportState" in wanted and ("viewports" not in state or "scissors" not in state):
-        raise ManifestError(
-            f"{where}: without the dynamic states viewport and scissor, give viewports and scissors "
-            "(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-04130)"
-        )
+def _viewport_counts(state: Members, dynamic: Collection[int]) -> dict[str, object]:
+    """Counts of what is not listed; 0 where the count is dynamic, too."""
+    return {
+        f"{name}_count": int(with_count not in dynamic)
+        for name, _, with_count, _ in _VIEWPORTS
+        if f"{name}s" not in state
+    }
+
+
+def _require_viewports(state: Members, wanted: Collection[str], dynamic: set[int], where: str) -> None:
+    """Refuse viewports or scissors that are neither given nor dynamic, since the driver reads them."""
+    for name, alone, with_count, rule in _VIEWPORTS:
+        if "viewportState" in wanted and f"{name}s" not in state and not {alone, with_count} & dynamic:
+            raise ManifestError(
+                f"{where}.{name}s: missing; give them, or make {name} a dynamic state "
+                f"(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-{rule})"
+            )
 
 
 def _blend_attachments(state: Members, colors: int, where: str) -> list[dict[str, object]]:

@@ -220,6 +220,26 @@ def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     assert decoded.pInputAssemblyState is None
 
 
+def test_state_counts_where_discard_is_dynamic(builder: PipelineSetBuilder) -> None:
+    state = {
+        "rasterizer_discard_enable": True,
+        "dynamic_state": ["viewport", "scissor", "rasterizer_discard_enable"],
+    }
+    decoded = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state=state))
+    assert decoded.pViewportState.viewportCount == 1
+    assert decoded.pMultisampleState.rasterizationSamples == 1
+    assert len(decoded.pColorBlendState.pAttachments) == 1
+
+
+def test_viewports_are_counted(builder: PipelineSetBuilder) -> None:
+    listed = {"dynamic_state": [], "viewports": [{"width": 1.0}] * 2, "scissors": [{"width": 1}] * 2}
+    counted = {"dynamic_state": ["viewport_with_count", "scissor_with_count"]}
+    for state, count in (({}, 1), (listed, 2), (counted, 0)):
+        key = builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state=state)
+        viewport_state = graphics(builder, key).pViewportState
+        assert (viewport_state.viewportCount, viewport_state.scissorCount) == (count, count)
+
+
 def test_subpasses_decide_the_attachments(builder: PipelineSetBuilder) -> None:
     forward = builder.render_pass(
         {
@@ -444,7 +464,13 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
         ),
         (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"dynamic_state": []}),
-            "give viewports and scissors",
+            r"viewports: missing; give them, or make viewport a dynamic state \(VUID-\S+04130",
+        ),
+        (
+            lambda b: b.graphics_pipeline(
+                ui_stages(b), rendering=COLOR, state={"dynamic_state": ["viewport", "depth_bias"]}
+            ),
+            "scissors: missing",
         ),
         (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(depth_format="r8_unorm")),
