@@ -324,6 +324,11 @@ def _readable(value: object) -> str:
     return str(value)
 
 
+#: Most libraries that link each other in a row, and most characters of the names of what an entry links: a
+#: name has those of all libraries below it, which can double at each one.
+MAX_LINKED = 64
+MAX_LINKED_NAMES = 1 << 16
+
 MAX_SHADER_BYTES = 64 << 20
 _COMPUTE_STAGE = 0x20
 
@@ -615,6 +620,10 @@ class _Packer:
         if entry in self.pending:
             cycle = " -> ".join([*self.pending[self.pending.index(entry) :], entry])
             raise ManifestError(f"{self.path}: {entry}: libraries link each other: {cycle}")
+        if len(self.pending) == MAX_LINKED:
+            raise ManifestError(
+                f"{self.path}: {entry}: is linked through more than {MAX_LINKED} libraries; link it directly"
+            )
         self.pending.append(entry)
         kind, _, name = entry.partition(".")
         table = getattr(self.manifest, kind)[name]
@@ -651,6 +660,11 @@ class _Packer:
             keys = self._entry(f"{kind}.{name}")
             choices.append([(f"{name}{label}" if label else "", key) for label, key in keys])
         for choice in itertools.product(*choices):
+            if (size := sum(len(each) for each, _ in choice)) > MAX_LINKED_NAMES:
+                raise ManifestError(
+                    f"{self.path}: {entry}.link: the names of what is linked have {size} characters; the "
+                    f"limit is {MAX_LINKED_NAMES}; link each library once"
+                )
             label = ",".join(each for each, _ in choice if each)
             yield f"[{label}]" if label else "", tuple(key for _, key in choice)
 

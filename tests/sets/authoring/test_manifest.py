@@ -180,6 +180,21 @@ permutations.state = { cull_mode = ["none", "back"] }
     assert list(link.pNext[0].pLibraries) == [keys[0], keys[2]]
 
 
+@pytest.mark.parametrize(
+    ("depth", "links", "message"),
+    [
+        (1000, 1, r"graphics\.l64: is linked through more than 64 libraries"),
+        (16, 2, r"graphics\.l\d\.link: the names of what is linked have \d+ characters; the limit is 65536"),
+    ],
+)
+def test_chains_of_libraries_end(write: Any, depth: int, links: int, message: str) -> None:
+    kind = 'library = "vertex_input_interface"\nvertex_input = {}\n'
+    chain = [f"[graphics.l{at}]\n{kind}link = {[f'l{at + 1}'] * links}\n" for at in range(depth)]
+    last = f"[graphics.l{depth}]\n{kind}permutations.state = {{ topology = ['point_list'] }}\n"
+    with pytest.raises(ManifestError, match=message):
+        load_manifest(write("\n".join(["manifest = 1", *chain, last])))
+
+
 def test_names_for_constants_without_names(write: Any) -> None:
     text = """
 manifest = 1
