@@ -250,6 +250,9 @@ def _hidden(known: dict[str, _KeptModule]) -> Iterable[str]:
         try:
             with os.scandir(folder or ".") as there:
                 shown = {each.name for each in there if each.name.endswith(suffixes) or each.is_dir()}
+        except NotADirectoryError:  # such as a zip file, which may have any of those that are not found yet
+            roots = dict.fromkeys(roots, "")
+            continue
         except OSError:
             continue
         for name in {each.partition(".")[0] for each in shown}.intersection(roots):

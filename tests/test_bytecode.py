@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -238,6 +239,15 @@ def test_a_module_of_an_earlier_folder_comes_first(name: str, sources: Path, tmp
     assert [place for place, row in enumerate(rows) if row[0] == KEPT] == [
         place for place in range(3) if place not in others
     ]
+
+
+def test_a_module_of_an_earlier_zip_file_comes_first(sources: Path, tmp_path: Path) -> None:
+    archive = tmp_path / "earlier.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("another.py", "value = 'other'")
+    imported(tmp_path, sources)
+    assert loaders(imported(tmp_path, sources, archive)) == [KEPT] * 3 + [READ]
+    assert loaders(imported(tmp_path, archive, sources)) == [READ] * 4
 
 
 def test_modules_of_a_folder_that_is_not_searched_are_not_given(sources: Path, tmp_path: Path) -> None:
