@@ -12,6 +12,7 @@ from __future__ import annotations
 import enum
 import errno
 import os
+from pathlib import Path
 from typing import Any, Final
 
 from attrs import frozen
@@ -183,6 +184,9 @@ def explain_system(error: BaseException) -> Failure | None:
 
     if wants_a_thread(error):
         error = OSError(errno.EAGAIN, "")
+    if isinstance(error, FileNotFoundError) and error.filename is None and _is_nowhere():
+        message = "the working directory is not there any more, so no relative path can be found"
+        return Failure("system", message, "change to another directory (`cd`)", ExitCode.BAD_INPUT, {})
     step = _SYSTEM_STEPS.get(error.errno or 0) if isinstance(error, OSError) else None
     if step is None or not isinstance(error, OSError):
         return None
@@ -193,6 +197,15 @@ def explain_system(error: BaseException) -> Failure | None:
     message = f"{place}{os.strerror(error.errno or 0)}"
     step = _temporary_step(where.get("path", "")) or step
     return Failure("system", message, step, ExitCode.BAD_INPUT, where)
+
+
+def _is_nowhere() -> bool:
+    """Whether the working directory was removed."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _temporary_step(path: str) -> str:

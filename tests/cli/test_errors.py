@@ -130,6 +130,25 @@ def test_what_is_left_is_a_bug(error: BaseException) -> None:
     assert explain_system(error) is None
 
 
+def test_a_working_directory_that_was_removed_is_no_bug(tmp_path: Path) -> None:
+    directory = tmp_path / "removed"
+    directory.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-m", "orchestrator", "pack", "set.toml", "-o", "set.foz"],
+        cwd=directory,
+        preexec_fn=directory.rmdir,
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == ExitCode.BAD_INPUT
+    assert done.stderr.splitlines() == [
+        "error: the working directory is not there any more, so no relative path can be found",
+        "next:  change to another directory (`cd`)",
+    ]
+
+
 def test_files_may_not_be_large(small_set: Path, tmp_path: Path) -> None:
     command = (
         f'ulimit -f 1; exec "$0" -m orchestrator compile "$1" -d simulated --cache-dir "{tmp_path}/cache"'
