@@ -352,7 +352,7 @@ def encode_graphics_state(
             raise unknown(where, "graphics state", name, state_names())
     given = sequence(state.get("dynamic_state", ("viewport", "scissor")), f"{where}.dynamic_state")
     dynamic = {enum_number("VkDynamicState", each, f"{where}.dynamic_state") for each in given}
-    defaults = _defaults(attachments)
+    defaults = _defaults(stages, attachments)
     defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
     defaults["viewportState"] = _viewport_counts(state, dynamic)
     defaults["dynamicState"] = {"dynamic_state": given}
@@ -410,11 +410,12 @@ def _refuse_foreign_state(
             raise ManifestError(f"{where}.{name}: belongs to a part that this pipeline library does not have")
 
 
-def _defaults(attachments: Attachments) -> dict[str, dict[str, object]]:
+def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, object]]:
     """Default values; everything else is zero."""
+    topology = "patch_list" if stages & TESSELLATION_STAGES else "triangle_list"
     keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
     return {
-        "inputAssemblyState": {"topology": "triangle_list"},
+        "inputAssemblyState": {"topology": topology},
         "tessellationState": {"patch_control_points": 3},
         "rasterizationState": {"line_width": 1.0},
         "multisampleState": {"rasterization_samples": 1},

@@ -205,6 +205,15 @@ def test_a_stencil_format_is_its_own_where_it_is_given(builder: PipelineSetBuild
         assert decoded.pDepthStencilState.depthTestEnable == (depth != 0)
 
 
+def test_tessellation_draws_patches(builder: PipelineSetBuilder) -> None:
+    names = ("terrain.vert", "terrain.tesc", "terrain.tese", "terrain.frag")
+    stages = [ShaderStage(builder.shader_module(spirv(each))) for each in names]
+    for state, topology in (({}, 10), ({"topology": "patch_list"}, 10), ({"topology": "line_list"}, 1)):
+        decoded = graphics(builder, builder.graphics_pipeline(stages, rendering=COLOR, state=state))
+        assert decoded.pInputAssemblyState.topology == topology
+        assert decoded.pTessellationState.patchControlPoints == 3
+
+
 def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     discarding = graphics(
         builder,
