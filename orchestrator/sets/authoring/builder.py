@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, Protocol
 
 import msgspec
-from attrs import Factory, define, field, frozen
+from attrs import Factory, define, evolve, field, frozen
 
 from orchestrator.devices.request import RECORDED_STRUCTURES, Feature
 from orchestrator.errors import ManifestError, RecordError, shown
@@ -183,6 +183,23 @@ def pack_constant(constant: SpecializationConstant, value: object, where: str) -
         return struct.pack(layout, value)
     except (struct.error, OverflowError):
         raise ManifestError(f"{where}: {value!r} is out of the range of {name}") from None
+
+
+def _specialized(interface: ShaderInterface, values: Specialization, where: str) -> ShaderInterface:
+    """An interface with descriptor arrays as long as a stage makes them."""
+    encode_specialization(values, interface, where)  # refuses what does not fit
+    given = {
+        constant.constant_id: int(value)
+        for name, value in values.items()
+        if (constant := find_constant(interface, name)) is not None and constant.kind in ("int", "uint")
+    }
+    return evolve(
+        interface,
+        descriptors=tuple(
+            each if each.sized_by is None else evolve(each, count=given.get(each.sized_by, each.count))
+            for each in interface.descriptors
+        ),
+    )
 
 
 def automatic_vertex_input(interface: ShaderInterface) -> dict[str, object]:
@@ -898,7 +915,7 @@ class PipelineSetBuilder:
         shaders = [
             (
                 self._stage_bit(each),
-                self._read_interface(each.module, "layout"),
+                _specialized(self._read_interface(each.module, "layout"), each.specialization, self.where),
             )
             for each in stages
         ]

@@ -57,12 +57,15 @@ class Descriptor:
         binding: Binding in it.
         descriptor_type: VkDescriptorType.
         count: Array length; 0 for an array without a length.
+        sized_by: Id of the specialization constant that is the length, whose default `count` is; None where
+            none is.
     """
 
     set: int
     binding: int
     descriptor_type: int
     count: int
+    sized_by: int | None = None
 
 
 @frozen
@@ -226,18 +229,19 @@ def _descriptors(walk: _Walk) -> tuple[Descriptor, ...]:
         decorations = walk.decorations[variable]
         if storage not in (_UNIFORM_CONSTANT, _UNIFORM, _STORAGE_BUFFER) or _BINDING not in decorations:
             continue
-        type_id, count = walk.types[pointer][1][1], 1
+        type_id, count, sized_by = walk.types[pointer][1][1], 1, None
         for _ in range(_MAX_DEPTH):
             opcode, operands = walk.types[type_id]
             if opcode == _TYPE_ARRAY:
                 count *= walk.constants[operands[1]]
+                sized_by = walk.decorations[operands[1]].get(_SPEC_ID)
             elif opcode == _TYPE_RUNTIME_ARRAY:
                 count = 0
             else:
                 break
             type_id = operands[0]
         where = (decorations.get(_DESCRIPTOR_SET, 0), decorations[_BINDING])
-        found[where] = Descriptor(*where, _descriptor_type(walk, type_id, storage), count)
+        found[where] = Descriptor(*where, _descriptor_type(walk, type_id, storage), count, sized_by)
     return tuple(found[where] for where in sorted(found))
 
 

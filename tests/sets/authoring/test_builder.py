@@ -205,6 +205,29 @@ def test_a_stencil_format_is_its_own_where_it_is_given(builder: PipelineSetBuild
         assert decoded.pDepthStencilState.depthTestEnable == (depth != 0)
 
 
+def test_arrays_of_an_automatic_layout_are_as_long_as_the_stage_makes_them(
+    builder: PipelineSetBuilder,
+) -> None:
+    block = (
+        (21, 10, 32, 0),
+        (50, 10, 11, 3),
+        (30, 20, 10),
+        (28, 21, 20, 11),
+        (32, 22, 2, 21),
+        (59, 22, 30, 2),
+    )
+    decorations = ((71, 11, 1, 7), (71, 20, 2), (72, 20, 0, 35, 0), (71, 30, 34, 0), (71, 30, 33, 0))
+    module = builder.shader_module(compute_module(*decorations, *block))
+    cases: list[tuple[Any, int]] = [({}, 3), ({7: 5}, 5)]
+    for values, count in cases:
+        layout = builder.automatic_layout([ShaderStage(module, specialization=values)])
+        (used,) = document(builder, RecordTag.PIPELINE_LAYOUT, layout).pSetLayouts
+        (binding,) = document(builder, RecordTag.DESCRIPTOR_SET_LAYOUT, used).pBindings
+        assert binding.descriptorCount == count
+    with pytest.raises(ManifestError, match="unknown specialization constant 8"):
+        builder.automatic_layout([ShaderStage(module, specialization={8: 1})])
+
+
 def test_tessellation_draws_patches(builder: PipelineSetBuilder) -> None:
     names = ("terrain.vert", "terrain.tesc", "terrain.tese", "terrain.frag")
     stages = [ShaderStage(builder.shader_module(spirv(each))) for each in names]
