@@ -530,7 +530,10 @@ class Rendering:
         if depth and "D" not in components(depth):
             raise ManifestError(f"{where}.depth_format: format {depth} has no depth component")
         if self.stencil_format is not None:
-            return depth, enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
+            stencil = enum_number("VkFormat", self.stencil_format, f"{where}.stencil_format")
+            if stencil and "S" not in components(stencil):
+                raise ManifestError(f"{where}.stencil_format: format {stencil} has no stencil component")
+            return depth, stencil
         return depth, depth if "S" in components(depth) else 0
 
 

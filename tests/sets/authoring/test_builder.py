@@ -508,6 +508,10 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(depth_format="r8_unorm")),
             "has no depth component",
         ),
+        (
+            lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(stencil_format="d32_sfloat")),
+            "stencil_format: format 126 has no stencil component",
+        ),
         (lambda b: b.graphics_pipeline(libraries=[9]), "pipeline library 0000000000000009 was not added"),
         (lambda b: b.render_pass({"subpasses": []}), "one subpass or more"),
         (
