@@ -496,7 +496,7 @@ class _Bisection:
 
     def _out_of_reach(self) -> dict[str, list[Variation]]:
         """Variations that cannot be tried on this device, by reason."""
-        unreadable = known_names(self.found.identity.driver_id).unreadable
+        known = known_names(self.found.identity.driver_id)
         return {
             reason: [Variation(aspect=aspect, name=name) for name in names]
             for aspect, names, reason in (
@@ -508,8 +508,13 @@ class _Bisection:
                 (Aspect.LAYER, self.found.layers_active, "it is active already, so the baseline has it"),
                 (
                     Aspect.APPLICATION_NAME,
-                    unreadable,
+                    known.unreadable,
                     "the driver has a profile for this pattern, but no matching name could be derived",
+                ),
+                (
+                    Aspect.EXECUTABLE,
+                    known.more_than_names,
+                    "the driver has a profile that asks for the content of this file, or for a pattern",
                 ),
             )
         }

@@ -181,13 +181,15 @@ def _names(found: Surveyed) -> list[Variation]:
 class KnownNames:
     """Names for which a driver may have a profile.
 
-    `unreadable` are patterns of profiles from which no name could be derived.
+    `unreadable` are patterns of profiles from which no name could be derived, `more_than_names` executables
+    of profiles that a name alone does not select.
     """
 
     applications: tuple[str, ...]
     engines: tuple[str, ...]
     executables: tuple[str, ...]
     unreadable: tuple[str, ...]
+    more_than_names: tuple[str, ...]
 
 
 def environments(
@@ -241,6 +243,7 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
         "executable": dict.fromkeys(_EXECUTABLES),
     }
     unreadable: list[str] = []
+    more_than_names: list[str] = []
     device = _DRIRC_DEVICE.get(driver_id)
     if folders is None:
         configured = os.environ.get("DRIRC_CONFIGDIR", "")
@@ -251,7 +254,9 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
     for path in paths if device else ():
         for attribute, pattern in _profiles(path, str(device)):
             name = pattern if attribute == "executable" else _name_for(pattern)
-            if name is None:
+            if attribute == _MORE:
+                more_than_names.append(pattern)
+            elif name is None:
                 unreadable.append(pattern)
             else:
                 found[attribute][name] = None
@@ -260,11 +265,15 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
         tuple(found["engine_name_match"]),
         tuple(name for name in found["executable"] if "/" not in name and name not in (".", "..")),
         tuple(dict.fromkeys(unreadable)),
+        tuple(dict.fromkeys(more_than_names)),
     )
 
 
+_MORE: Final = "more than a name"
+
+
 def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
-    """The attributes and values by which one file selects a driver's profiles."""
+    """The attributes and values by which one file selects a driver's profiles; `_MORE` is none of them."""
     try:
         # A file of the system, which the driver reads as well.
         root = ElementTree.fromstring(path.read_bytes())  # noqa: S314
@@ -274,6 +283,10 @@ def _profiles(path: Path, device: str) -> Iterator[tuple[str, str]]:
         if section.get("driver") != device:
             continue
         for each in section:
+            # Mesa asks for all attributes of a profile.
+            if (regular := each.get("executable_regexp", "")) or each.get("sha1"):
+                yield _MORE, regular or each.get("executable", "")
+                continue
             for attribute in ("application_name_match", "engine_name_match", "executable"):
                 if value := each.get(attribute):
                     yield attribute, value

@@ -35,6 +35,15 @@ def test_names_of_directories_are_no_executables(tmp_path: Path) -> None:
     assert not {".", "..", "a/b"} & set(executables)
 
 
+def test_what_a_name_alone_does_not_select_is_told_and_not_tried(tmp_path: Path) -> None:
+    for number, quoted in enumerate(["runner' sha1='0c40", "' executable_regexp='Mari[0-9]+", "game"]):
+        (tmp_path / f"{number}.conf").write_text(PROFILE(quoted), "utf-8")
+    known = known_names(MESA_RADV, [str(tmp_path)])
+    assert known.more_than_names == ("runner", "Mari[0-9]+")
+    assert "game" in known.executables
+    assert not {"runner", "Mari[0-9]+"} & set(known.executables)
+
+
 def test_variables_of_the_driver_that_are_set_are_known() -> None:
     base = {"RADV_DEBUG": "nongg", "radv_clear_lds": "true", "ACO_DEBUG": "", "INTEL_DEBUG": "no8", "A": "b"}
     assert set_here(MESA_RADV, base) == {"RADV_DEBUG": "nongg", "radv_clear_lds": "true"}
