@@ -369,6 +369,11 @@ def encode_graphics_state(
             raise unknown(where, "graphics state", name, state_names())
     given = sequence(state.get("dynamic_state", ("viewport", "scissor")), f"{where}.dynamic_state")
     dynamic = {enum_number("VkDynamicState", each, f"{where}.dynamic_state") for each in given}
+    if len(dynamic) != len(given):
+        raise ManifestError(
+            f"{where}.dynamic_state: a state is given twice (VUID-VkPipelineDynamicStateCreateInfo-"
+            "pDynamicStates-01442)"
+        )
     defaults = _defaults(stages, attachments)
     defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
     defaults["viewportState"] = _viewport_counts(state, dynamic)

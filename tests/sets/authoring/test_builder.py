@@ -505,6 +505,12 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
             "scissors: missing",
         ),
         (
+            lambda b: b.graphics_pipeline(
+                ui_stages(b), rendering=COLOR, state={"dynamic_state": ["scissor", "viewport", 0]}
+            ),
+            "dynamic_state: a state is given twice",
+        ),
+        (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(depth_format="r8_unorm")),
             "has no depth component",
         ),
