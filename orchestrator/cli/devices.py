@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.documents import DevicesDocument, FamiliesDocument
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.families import Family
-    from orchestrator.devices.listing import SeenDevice, Sighting
+    from orchestrator.devices.listing import DeviceEntry, Listing
 
 _OFFERS = (
     ("externally_synchronized_caches", "externally synchronized caches"),
@@ -50,29 +50,29 @@ def devices_verb(
     output = Output(json=json)
     if is_pattern(device):
         return _show_families(output, device)
-    from orchestrator.devices.listing import Sighting, look, look_at_all
+    from orchestrator.devices.listing import Listing, list_all, list_one
 
     if device:
-        seen = Sighting((look(device, all_features=True, hear=show_words),))
+        listing = Listing((list_one(device, all_features=True, on_output=show_words),))
     else:
-        seen = look_at_all(all_features=True, hear=show_words)
-    output.document(lambda: _document(seen))
-    for index, each in enumerate(seen.devices):
+        listing = list_all(all_features=True, on_output=show_words)
+    output.document(lambda: _document(listing))
+    for index, each in enumerate(listing.devices):
         _show(output, index, each)
-    for dead in seen.dead:
+    for dead in listing.dead:
         output.message(styled("dead driver", "bad"), f"  {dead.manifest}: it {dead.problem}")
-    if seen.dead:
-        output.message(f"next:  {without_dead(seen)}")
+    if listing.dead:
+        output.message(f"next:  {without_dead(listing)}")
         return ExitCode.NO_DEVICE
     _hints(output)
     return ExitCode.OK
 
 
-def without_dead(seen: Sighting) -> str:
+def without_dead(listing: Listing) -> str:
     """What to do about drivers that end their process."""
-    if not seen.driver_files:
+    if not listing.driver_files:
         return "update or remove the driver, or use `--device simulated`, which needs none"
-    return f"for the other drivers set VK_DRIVER_FILES={seen.driver_files}, or update this one"
+    return f"for the other drivers set VK_DRIVER_FILES={listing.driver_files}, or update this one"
 
 
 def _show_families(output: Output, pattern: str) -> int:
@@ -91,7 +91,7 @@ def _show_families(output: Output, pattern: str) -> int:
     return ExitCode.OK
 
 
-def _document(seen: Sighting) -> DevicesDocument:
+def _document(listing: Listing) -> DevicesDocument:
     from msgspec import UNSET
 
     from orchestrator.cli.documents import DevicesDocument, ListedDevice
@@ -105,10 +105,10 @@ def _document(seen: Sighting) -> DevicesDocument:
                 problem=each.problem or None,
                 features=each.features or UNSET,
             )
-            for index, each in enumerate(seen.devices)
+            for index, each in enumerate(listing.devices)
         ),
-        dead_drivers=seen.dead,
-        driver_files=seen.driver_files,
+        dead_drivers=listing.dead,
+        driver_files=listing.driver_files,
     )
 
 
@@ -129,27 +129,27 @@ def identity_of(selector: str) -> DeviceIdentity:
     Raises:
         DeviceError: It cannot be opened.
     """
-    from orchestrator.devices.listing import look
+    from orchestrator.devices.listing import list_one
 
-    return look(selector, hear=show_words).identity
+    return list_one(selector, on_output=show_words).identity
 
 
-def _show(output: Output, index: int, seen: SeenDevice) -> None:
-    identity, features = seen.identity, seen.features
+def _show(output: Output, index: int, entry: DeviceEntry) -> None:
+    identity, features = entry.identity, entry.features
     output.line(styled(f"{index}  ", "dim"), styled(identity.device_name, "head"))
     driver = f"driverID {identity.driver_id}, driverVersion {identity.driver_version:#x}"
     numbers = (
         f"vendor {identity.vendor_id:#06x}, device {identity.device_id:#06x}, {identity.driver_abi} bits"
     )
     rows: list[tuple[str, str | Text]] = [
-        ("select with", f"--device {seen.selector}"),
+        ("select with", f"--device {entry.selector}"),
         ("driver", f"{driver_text(identity) or 'unnamed'} ({driver})"),
         ("Vulkan", version_text(identity.api_version)),
         ("identity", numbers),
         ("pipeline cache UUID", identity.pipeline_cache_uuid.hex()),
     ]
-    if seen.problem:
-        rows.append(("cannot be opened", styled(seen.problem, "bad")))
+    if entry.problem:
+        rows.append(("cannot be opened", styled(entry.problem, "bad")))
     if features is not None:
         for name, words in _OFFERS:
             offered = bool(getattr(features, name))

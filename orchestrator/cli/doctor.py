@@ -41,7 +41,7 @@ from orchestrator.errors import DeviceError
 if TYPE_CHECKING:
     from orchestrator.cli.documents import DoctorDocument, DoctorFinding
     from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
-    from orchestrator.devices.listing import SeenDevice
+    from orchestrator.devices.listing import DeviceEntry
 
 _FEATURES = (
     (
@@ -186,12 +186,12 @@ def _loader() -> DoctorFinding:
 
 
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[DoctorFinding]:
-    from orchestrator.devices.listing import Sighting, look, look_at_all
+    from orchestrator.devices.listing import Listing, list_all, list_one
 
     step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
     if selector is not None:
         try:
-            seen = Sighting((look(selector, all_features=True, hear=show_words),))
+            listing = Listing((list_one(selector, all_features=True, on_output=show_words),))
         except DeviceError as error:
             yield _bad(f"device {selector}", str(error), step)
             return
@@ -200,15 +200,15 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
             "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
         )
         try:
-            seen = look_at_all(all_features=True, hear=show_words)
+            listing = list_all(all_features=True, on_output=show_words)
         except DeviceError as error:
             yield _bad("devices", str(error), install)
             return
-        if not seen.devices and not seen.dead:
+        if not listing.devices and not listing.dead:
             yield _bad("devices", "the Vulkan loader finds no device", install)
-    for dead in seen.dead:
-        yield _bad(f"driver {dead.manifest}", f"it {dead.problem}", without_dead(seen))
-    for each in seen.devices:
+    for dead in listing.dead:
+        yield _bad(f"driver {dead.manifest}", f"it {dead.problem}", without_dead(listing))
+    for each in listing.devices:
         if each.features is None:
             yield _bad(f"device {each.selector}", each.problem, step)
         else:
@@ -217,9 +217,9 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
 
 
 def _device(
-    name: str, seen: SeenDevice, features: DeviceFeatures, directory: Path
+    name: str, entry: DeviceEntry, features: DeviceFeatures, directory: Path
 ) -> Iterator[DoctorFinding]:
-    identity = seen.identity
+    identity = entry.identity
     yield _good(
         name,
         f"{identity.device_name}, {driver_text(identity) or 'an unnamed driver'} (driverVersion "
@@ -232,9 +232,9 @@ def _device(
     if not features.driver_caches.startswith("disabled"):
         step = "figures of a second run may come from the driver's own cache"
         yield _hint(f"{name}, the driver's own caches", features.driver_caches, step)
-    if seen.cache_problem:
+    if entry.cache_problem:
         step = "use `compile --mode none`, or another driver"
-        yield _bad(f"{name}, pipeline caches", seen.cache_problem, step)
+        yield _bad(f"{name}, pipeline caches", entry.cache_problem, step)
         return
     yield _saved(f"{name}, saved cache", identity, directory)
     yield _keys(f"{name}, what its keys depend on", identity, directory)

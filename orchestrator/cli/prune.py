@@ -116,17 +116,17 @@ def prune_verb(
 
 def devices_here() -> tuple[list[DeviceIdentity], str]:
     """The devices that the loader finds, and why there are none, or ""."""
-    from orchestrator.devices.listing import look_at_all
+    from orchestrator.devices.listing import list_all
 
     try:
-        seen = look_at_all(opens=False)
+        listing = list_all(opens=False)
     except DeviceError as error:
         return [], f"no driver answers, so files of other driver builds are not recognized: {error}"
     problem = "; ".join(
         f"files of other builds of the driver {each.manifest} are not recognized: it {each.problem}"
-        for each in seen.dead
+        for each in listing.dead
     )
-    return [each.identity for each in seen.devices], problem
+    return [each.identity for each in listing.devices], problem
 
 
 def age_ns(text: str | None) -> int | None:

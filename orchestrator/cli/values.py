@@ -214,9 +214,9 @@ def opened_device(selector: str) -> Iterator[Device]:
         DeviceError: It cannot be opened.
     """
     from orchestrator.devices import open_device, own_process
-    from orchestrator.devices.listing import look
+    from orchestrator.devices.listing import list_one
 
-    look(selector)
+    list_one(selector)
     own_process(selector)
     device = open_device(selector)
     try:

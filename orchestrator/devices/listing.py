@@ -32,8 +32,8 @@ _FILES: Final = "VK_DRIVER_FILES", "VK_ICD_FILENAMES"
 _ADDED: Final = "VK_ADD_DRIVER_FILES"
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: which devices there are.
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """A request: list devices.
 
     Attributes:
         selector: The one device; None for all that the loader finds.
@@ -46,7 +46,7 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
     all_features: bool = False
 
 
-class SeenDevice(msgspec.Struct, frozen=True):
+class DeviceEntry(msgspec.Struct, frozen=True):
     """A device as its driver describes it.
 
     Attributes:
@@ -64,10 +64,10 @@ class SeenDevice(msgspec.Struct, frozen=True):
     cache_problem: str = ""
 
 
-class Seen(msgspec.Struct, frozen=True, tag="seen"):
+class Listed(msgspec.Struct, frozen=True, tag="listed"):
     """The devices, in the order of the loader."""
 
-    devices: tuple[SeenDevice, ...]
+    devices: tuple[DeviceEntry, ...]
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
@@ -90,9 +90,8 @@ class Refused(msgspec.Struct, frozen=True, tag="refused"):
         return error
 
 
-Request = Look
-Answer = Seen | Refused
-Hear = Callable[[bytes], None]
+Answer = Listed | Refused
+OnOutput = Callable[[bytes], None]
 
 
 class DeadDriver(msgspec.Struct, frozen=True):
@@ -107,7 +106,7 @@ class DeadDriver(msgspec.Struct, frozen=True):
     problem: str
 
 
-class Sighting(msgspec.Struct, frozen=True):
+class Listing(msgspec.Struct, frozen=True):
     """All devices that the loader finds.
 
     Attributes:
@@ -116,12 +115,12 @@ class Sighting(msgspec.Struct, frozen=True):
         driver_files: Where there are others: what VK_DRIVER_FILES must be for the selectors of `devices`.
     """
 
-    devices: tuple[SeenDevice, ...]
+    devices: tuple[DeviceEntry, ...]
     dead: tuple[DeadDriver, ...] = ()
     driver_files: str = ""
 
 
-def looked_at(selector: str, look: Look) -> SeenDevice:
+def open_and_describe(selector: str, request: Request) -> DeviceEntry:
     """Open a device in this process, and close it; its environment is set for the device.
 
     Raises:
@@ -130,34 +129,34 @@ def looked_at(selector: str, look: Look) -> SeenDevice:
     # A compile enables only what the application had.
     everything = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
     with closing(
-        open_for_child("", selector, everything if look.all_features else DeviceRequest())
+        open_for_child("", selector, everything if request.all_features else DeviceRequest())
     ) as device:
         problem = ""
         try:
-            device.destroy_pipeline_cache(device.create_pipeline_cache(name="look"))
+            device.destroy_pipeline_cache(device.create_pipeline_cache(name="listing"))
         except DriverError as error:
             problem = str(error)
-        return SeenDevice(selector, device.identity, device.features, cache_problem=problem)
+        return DeviceEntry(selector, device.identity, device.features, cache_problem=problem)
 
 
-def look(selector: str, *, all_features: bool = False, hear: Hear | None = None) -> SeenDevice:
-    """Look at one device.
+def list_one(selector: str, *, all_features: bool = False, on_output: OnOutput | None = None) -> DeviceEntry:
+    """Describe one device.
 
     Args:
         selector: As `open_device` takes it.
         all_features: Whether to enable everything that it supports.
-        hear: Called with what the driver prints, in a thread of its own.
+        on_output: Called with what the driver prints, in a thread of its own.
 
     Raises:
         NoDeviceError: Nothing answers to the selector.
         DeviceError: It cannot be opened, or its driver ended the process that opened it.
     """
-    request = Look(selector=selector, all_features=all_features)
+    request = Request(selector=selector, all_features=all_features)
     if selector == SIMULATED:
-        return looked_at(selector, request)
+        return open_and_describe(selector, request)
     require_family(selector)
     environment = os.environ | environment_of(selector)
-    answer = _asked(request, environment, hear)
+    answer = _asked(request, environment, on_output)
     if isinstance(answer, str):
         dead, _ = _tried_alone(request, environment)
         causes = [f"the driver {each.manifest} {each.problem}" for each in dead]
@@ -167,21 +166,21 @@ def look(selector: str, *, all_features: bool = False, hear: Hear | None = None)
     return answer.devices[0]
 
 
-def look_at_all(*, opens: bool = True, all_features: bool = False, hear: Hear | None = None) -> Sighting:
-    """Look at all devices that the loader finds.
+def list_all(*, opens: bool = True, all_features: bool = False, on_output: OnOutput | None = None) -> Listing:
+    """List all devices that the loader finds.
 
     Args:
         opens: Whether to open them, too.
         all_features: Whether to enable everything that they support.
-        hear: Called with what drivers print, in a thread of its own.
+        on_output: Called with what drivers print, in a thread of its own.
 
     Raises:
         NoDeviceError: There is no loader, no driver, or no device.
         DeviceError: The loader or a driver refused, or a layer ended the process.
     """
-    request = Look(opens=opens, all_features=all_features)
+    request = Request(opens=opens, all_features=all_features)
     environment = os.environ | environment_of("")
-    answer = _asked(request, environment, hear)
+    answer = _asked(request, environment, on_output)
     dead: list[DeadDriver] = []
     files = ""
     if isinstance(answer, str):
@@ -190,24 +189,24 @@ def look_at_all(*, opens: bool = True, all_features: bool = False, hear: Hear | 
             raise DeviceError(f"listing the devices: a driver or layer {answer}")
         files = os.pathsep.join(alive)
         if not alive:
-            return Sighting((), tuple(dead))
-        answer = _asked(request, _restricted(environment, files), hear)
+            return Listing((), tuple(dead))
+        answer = _asked(request, _restricted(environment, files), on_output)
     match answer:
-        case Seen():
-            return Sighting(answer.devices, tuple(dead), files)
+        case Listed():
+            return Listing(answer.devices, tuple(dead), files)
         case Refused() if dead:
-            return Sighting((), tuple(dead), files)
+            return Listing((), tuple(dead), files)
         case Refused():
             raise answer.error()
     raise DeviceError(f"listing the devices: a driver or layer {answer}")
 
 
-def _tried_alone(look: Look, environment: Mapping[str, str]) -> tuple[list[DeadDriver], list[str]]:
+def _tried_alone(request: Request, environment: Mapping[str, str]) -> tuple[list[DeadDriver], list[str]]:
     """The drivers that end their process also alone, and manifests of the others."""
     dead: list[DeadDriver] = []
     alive: list[str] = []
     for manifest in driver_manifests(environment):
-        answer = _asked(look, _restricted(environment, manifest))
+        answer = _asked(request, _restricted(environment, manifest))
         if isinstance(answer, str):
             dead.append(DeadDriver(manifest, answer))
         else:
@@ -220,14 +219,16 @@ def _restricted(environment: Mapping[str, str], files: str) -> dict[str, str]:
     return {**environment, **dict.fromkeys(_FILES, files), _ADDED: ""}
 
 
-def _asked(look: Look, environment: Mapping[str, str], hear: Hear | None = None) -> Answer | str:
+def _asked(
+    request: Request, environment: Mapping[str, str], on_output: OnOutput | None = None
+) -> Answer | str:
     """What a child answers; a text says what a driver did to it instead."""
     program = None if may_fork() else sys.executable
     with Child[Answer]("devices", Answer, environment=environment, program=program, listens=False) as child:
-        child.on_words = hear
+        child.on_words = on_output
         child.listen()
         try:
-            answer = child.ask(look, _ANSWER_S)
+            answer = child.ask(request, _ANSWER_S)
         except TimeoutError:
             return f"did not come back within {_ANSWER_S:.0f} s"
     return f"ended its process with {answer.said}" if isinstance(answer, Ended) else answer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from orchestrator.children.protocol import Channel
-from orchestrator.devices.listing import Answer, Look, Refused, Request, Seen, SeenDevice, looked_at
+from orchestrator.devices.listing import Answer, DeviceEntry, Listed, Refused, Request, open_and_describe
 from orchestrator.devices.opening import list_devices
 from orchestrator.errors import DeviceError
 
@@ -12,19 +12,19 @@ def serve(channel: Channel[Request, Answer]) -> None:
     """Answer one request after the other."""
     for request in channel:
         try:
-            channel.send(Seen(tuple(_seen(request))))
+            channel.send(Listed(tuple(_listed(request))))
         except DeviceError as error:
             channel.send(Refused.of(error))
 
 
-def _seen(look: Look) -> list[SeenDevice]:
-    if look.selector is not None:
-        return [looked_at(look.selector, look)]
-    seen: list[SeenDevice] = []
+def _listed(request: Request) -> list[DeviceEntry]:
+    if request.selector is not None:
+        return [open_and_describe(request.selector, request)]
+    entries: list[DeviceEntry] = []
     for index, identity in enumerate(list_devices()):
-        each = SeenDevice(str(index), identity)
+        entry = DeviceEntry(str(index), identity)
         try:
-            seen.append(looked_at(each.selector, look) if look.opens else each)
+            entries.append(open_and_describe(entry.selector, request) if request.opens else entry)
         except DeviceError as error:
-            seen.append(SeenDevice(each.selector, identity, problem=str(error)))
-    return seen
+            entries.append(DeviceEntry(entry.selector, identity, problem=str(error)))
+    return entries

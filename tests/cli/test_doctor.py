@@ -10,7 +10,7 @@ from attrs import evolve
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices import listing
-from orchestrator.devices.listing import Look, Sighting
+from orchestrator.devices.listing import Listing, Request
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,
@@ -103,14 +103,14 @@ def test_a_directory_that_cannot_be_made_is_not_good(call: Call, tmp_path: Path,
 
 
 def test_no_device(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(**_: object) -> Sighting:
+    def none(**_: object) -> Listing:
         raise NoDeviceError("no loader")
 
-    monkeypatch.setattr(listing, "look_at_all", none)
+    monkeypatch.setattr(listing, "list_all", none)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     assert done.code == ExitCode.NO_DEVICE
     assert findings(done)["devices"]["detail"] == "no loader"
-    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting(()))
+    monkeypatch.setattr(listing, "list_all", lambda **_: Listing(()))
     assert call("doctor", "--cache-dir", tmp_path).code == ExitCode.NO_DEVICE
 
 
@@ -119,7 +119,9 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     poor = SimulatedOptions(features=features, bugs=bugs)
     monkeypatch.setattr(listing, "open_for_child", lambda *_: SimulatedDevice(poor))
-    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting((listing.looked_at("0", Look()),)))
+    monkeypatch.setattr(
+        listing, "list_all", lambda **_: Listing((listing.open_and_describe("0", Request()),))
+    )
     monkeypatch.setattr(spirv_validation, "find_spirv_val", lambda: None)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     found = findings(done)

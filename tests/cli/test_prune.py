@@ -11,7 +11,7 @@ from attrs import evolve
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices import listing
-from orchestrator.devices.listing import SeenDevice, Sighting
+from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import previous_path
@@ -28,7 +28,7 @@ DAY_NS = 86_400 * 10**9
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory with a good file, and its driver here."""
-    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting((SeenDevice("0", IDENTITY),)))
+    monkeypatch.setattr(listing, "list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
     path = tmp_path / "cache"
     save_cache_file(cache_path(path, IDENTITY), IDENTITY, data_of(OURS))
     return path
@@ -181,7 +181,7 @@ def test_bounds_that_are_none(call: Call, folder: Path, option: tuple[str, str])
 
 def test_the_files_of_a_pack_stay(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are for other machines: of other builds of the driver, and of any age."""
-    monkeypatch.setattr(listing, "look_at_all", lambda **_: Sighting((SeenDevice("0", IDENTITY),)))
+    monkeypatch.setattr(listing, "list_all", lambda **_: Listing((DeviceEntry("0", IDENTITY),)))
     other = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
     pack = make_pack(tmp_path / "pack", identity=other).directory
     leftover = pack / f".manifest.json.{'0' * 16}.tmp"
