@@ -1,4 +1,4 @@
-"""What a parent and its child agree on: frames, limits, the services, and how a child serves.
+"""What a parent and its child agree on: frames, errors, limits, the services, and how a child serves.
 
     offset  size  field
          0     4  length of the body, little-endian, at most the limit
@@ -31,6 +31,7 @@ import threading
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
@@ -178,6 +179,39 @@ class FrameReader(Generic[_T]):
 
     def _shown(self, start: int) -> str:
         return repr(bytes(self._held[start : start + _SHOWN]))
+
+
+class SentError(msgspec.Struct, frozen=True, tag="error", forbid_unknown_fields=True):
+    """An `OrchestratorError` that a child answers with, and its parent raises.
+
+    Attributes:
+        kind: Name of its class.
+        message: What it says.
+        fields: Its attributes that are plain.
+        paths: Its attributes that are paths.
+    """
+
+    kind: str
+    message: str
+    fields: dict[str, str | int | bool | None] = {}
+    paths: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, error: OrchestratorError) -> SentError:
+        """The message of an error."""
+        plain = {name: value for name, value in vars(error).items() if isinstance(value, str | int | None)}
+        paths = {name: str(value) for name, value in vars(error).items() if isinstance(value, Path)}
+        return cls(type(error).__name__, str(error), plain, paths)
+
+    def error(self) -> Exception:
+        """The error; an `OrchestratorError` if this process has not loaded its class."""
+        kinds = [OrchestratorError]
+        for each in kinds:
+            kinds += each.__subclasses__()
+        kind = next((each for each in kinds if each.__name__ == self.kind), OrchestratorError)
+        error = kind.__new__(kind, self.message)
+        vars(error).update(self.fields | {name: Path(each) for name, each in self.paths.items()})
+        return error
 
 
 WHOLE = select.PIPE_BUF

@@ -24,6 +24,7 @@ from typing import Final
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.selectors import environment_of, library_path
 from orchestrator.errors import NoDeviceError
 
@@ -74,14 +75,8 @@ class Families(msgspec.Struct, frozen=True, tag="families"):
     found: tuple[Family, ...]
 
 
-class Unknown(msgspec.Struct, frozen=True, tag="unknown"):
-    """Why nothing can be said."""
-
-    reason: str
-
-
 Request = AskAll | AskSome
-Answer = Families | Unknown
+Answer = Families | SentError
 
 
 def null_hardware_families() -> tuple[Family, ...]:
@@ -252,7 +247,7 @@ def _asked(request: Request, environment: tuple[tuple[str, str], ...]) -> tuple[
     match answer:
         case Families():
             return answer.found
-        case Unknown():
-            raise NoDeviceError(answer.reason)
+        case SentError():
+            raise NoDeviceError(answer.message)
         case Ended():
             raise NoDeviceError(f"RADV did not say which families it has: {answer.said}")

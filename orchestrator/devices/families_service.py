@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from orchestrator.children.protocol import Channel
-from orchestrator.devices.families import Answer, AskSome, Families, Family, Request, Unknown
+from orchestrator.children.protocol import Channel, SentError
+from orchestrator.devices.families import Answer, AskSome, Families, Family, Request
 from orchestrator.devices.vulkan.null_hardware import NullHardware
 from orchestrator.errors import OrchestratorError
 
@@ -33,7 +33,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
             with NullHardware.open() as hardware:
                 channel.send(Families(tuple(_families(request, hardware))))
         except OrchestratorError as error:
-            channel.send(Unknown(str(error)))
+            channel.send(SentError.of(error))
 
 
 def _families(request: Request, hardware: NullHardware) -> Iterator[Family]:

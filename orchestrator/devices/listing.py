@@ -19,12 +19,13 @@ from typing import Final
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.families import require_family
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
 from orchestrator.devices.selectors import SIMULATED, driver_manifests, environment_of
-from orchestrator.errors import DeviceError, DriverError, NoDeviceError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.process import may_fork
 
 _ANSWER_S: Final = 60.0
@@ -70,27 +71,7 @@ class Listed(msgspec.Struct, frozen=True, tag="listed"):
     devices: tuple[DeviceEntry, ...]
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why there are none: a `DeviceError`, taken apart."""
-
-    kind: str
-    reason: str
-    facts: dict[str, str | int]
-
-    @classmethod
-    def of(cls, error: DeviceError) -> Refused:
-        """Take an error apart."""
-        return cls(type(error).__name__, str(error), vars(error))
-
-    def error(self) -> DeviceError:
-        """The error again."""
-        kind = {each.__name__: each for each in (NoDeviceError, DriverError)}.get(self.kind, DeviceError)
-        error = kind.__new__(kind, self.reason)
-        vars(error).update(self.facts)
-        return error
-
-
-Answer = Listed | Refused
+Answer = Listed | SentError
 OnOutput = Callable[[bytes], None]
 
 
@@ -161,7 +142,7 @@ def list_one(selector: str, *, all_features: bool = False, on_output: OnOutput |
         dead, _ = _tried_alone(request, environment)
         causes = [f"the driver {each.manifest} {each.problem}" for each in dead]
         raise DeviceError(f"opening {selector!r}: {'; '.join(causes) or f'a driver or layer {answer}'}")
-    if isinstance(answer, Refused):
+    if isinstance(answer, SentError):
         raise answer.error()
     return answer.devices[0]
 
@@ -194,9 +175,9 @@ def list_all(*, opens: bool = True, all_features: bool = False, on_output: OnOut
     match answer:
         case Listed():
             return Listing(answer.devices, tuple(dead), files)
-        case Refused() if dead:
+        case SentError() if dead:
             return Listing((), tuple(dead), files)
-        case Refused():
+        case SentError():
             raise answer.error()
     raise DeviceError(f"listing the devices: a driver or layer {answer}")
 

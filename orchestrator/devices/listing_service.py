@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from orchestrator.children.protocol import Channel
-from orchestrator.devices.listing import Answer, DeviceEntry, Listed, Refused, Request, open_and_describe
+from orchestrator.children.protocol import Channel, SentError
+from orchestrator.devices.listing import Answer, DeviceEntry, Listed, Request, open_and_describe
 from orchestrator.devices.opening import list_devices
 from orchestrator.errors import DeviceError
 
@@ -14,7 +14,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
         try:
             channel.send(Listed(tuple(_listed(request))))
         except DeviceError as error:
-            channel.send(Refused.of(error))
+            channel.send(SentError.of(error))
 
 
 def _listed(request: Request) -> list[DeviceEntry]:

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.children.protocol import Channel
+from orchestrator.children.protocol import Channel, SentError
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
@@ -46,7 +46,6 @@ from orchestrator.key_dependence.messages import (
     Looked,
     LookJob,
     ProbeGroup,
-    Refused,
     SurveyJob,
     Untried,
     Variation,
@@ -87,7 +86,7 @@ Request = Job
 
 
 def serve(channel: Channel[Job, Answer]) -> None:
-    """Do one job; a job that cannot be done is answered with `Refused`."""
+    """Do one job; a job that cannot be done is answered with `SentError`."""
     job = channel.receive()
     try:
         with PipelineSet.open(sample_path()) as source:
@@ -97,7 +96,7 @@ def serve(channel: Channel[Job, Answer]) -> None:
                 looker = _Looker(job, source, channel.send)
                 looker.make() if job.make else looker.look()
     except OrchestratorError as error:
-        channel.send(Refused(kind=type(error).__name__, reason=str(error)))
+        channel.send(SentError.of(error))
 
 
 @define(eq=False)

@@ -8,6 +8,7 @@ from typing import Final
 
 import msgspec
 
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, Feature
 
@@ -95,7 +96,7 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
     pipelines: tuple[ProbePipeline, ...]
 
 
-class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="survey"):
+class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
     """Find what can be tried on a device.
 
     `device` is the selector; `opener` is "package.module:function" to open devices instead, or "".
@@ -105,7 +106,7 @@ class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag=
     opener: str = ""
 
 
-class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="look"):
+class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     """Fill the caches of the baselines, or look pipelines up in them.
 
     Attributes:
@@ -134,7 +135,7 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag_field="job", tag="l
     stop_after_s: float | None = None
 
 
-class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="surveyed"):
+class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag="surveyed"):
     """The answer to a `SurveyJob`.
 
     Attributes:
@@ -171,13 +172,13 @@ class Look(enum.IntEnum):
     UNKNOWN = 2
 
 
-class Began(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="began"):
+class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
     """A variation (by its place in the job) or a `Control` begins. It is to blame if the child dies now."""
 
     number: int
 
 
-class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="looked"):
+class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
     """The look-ups of a group's pipelines on one device.
 
     Attributes:
@@ -197,18 +198,11 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="lo
     prerequisites: tuple[Feature, ...] = ()
 
 
-class Untried(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="untried"):
+class Untried(msgspec.Struct, frozen=True, kw_only=True, tag="untried"):
     """A variation, by its place in the job, cannot be tried with a group, given by name."""
 
     number: int
     group: str
-    reason: str
-
-
-class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="refused"):
-    """A job cannot be done: class name and text of the error."""
-
-    kind: str
     reason: str
 
 
@@ -232,4 +226,4 @@ TIME_IS_UP = "the time limit"
 """The reason for variations that were left out for lack of time."""
 
 Job = SurveyJob | LookJob
-Answer = Surveyed | Began | Looked | Untried | Refused
+Answer = Surveyed | Began | Looked | Untried | SentError

@@ -14,7 +14,7 @@ import msgspec
 from attrs import field, frozen
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
-from orchestrator.children.protocol import ChildLimits
+from orchestrator.children.protocol import ChildLimits, SentError
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
     Answer,
@@ -23,7 +23,6 @@ from orchestrator.key_dependence.messages import (
     Job,
     Looked,
     LookJob,
-    Refused,
     Untried,
 )
 from orchestrator.temporary import temporary_folder
@@ -64,9 +63,9 @@ class JobRunner:
         answers: list[Answer] = []
 
         def take(answer: Answer) -> None:
-            if isinstance(answer, Refused):
-                error = NoDeviceError if answer.kind == NoDeviceError.__name__ else KeyDependenceError
-                raise error(answer.reason)
+            if isinstance(answer, SentError):
+                error = answer.error()
+                raise error if isinstance(error, NoDeviceError) else KeyDependenceError(answer.message)
             answers.append(answer)
             on_answer(answer)
 
@@ -147,6 +146,4 @@ def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
 def _numbered(answer: Answer, first: int) -> Answer:
     """An answer of a shortened job, with the number of the whole job."""
     number = getattr(answer, "number", -1)
-    if number >= 0 and not isinstance(answer, Refused):
-        return msgspec.structs.replace(answer, number=number + first)
-    return answer
+    return msgspec.structs.replace(answer, number=number + first) if number >= 0 else answer

@@ -18,17 +18,16 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import msgspec
 from attrs import define, evolve
 
-from orchestrator import errors
 from orchestrator.children.parent import Child
-from orchestrator.children.protocol import ChildLimits
+from orchestrator.children.protocol import ChildLimits, SentError
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
-from orchestrator.run.limits import MemoryLimitError, error_of_memory
+from orchestrator.run.limits import error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.shared_set import shared_sets
 
@@ -212,22 +211,20 @@ def _shown(text: str, most_bytes: int) -> str:
 
 
 class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
-    """It raised: name of the class, message, and the attributes of the error. Number 0: the server did.
+    """It raised an error, whose texts are cut where they are long. Number 0: the server did.
 
     Attributes:
         number: Of the fork.
-        kind: Name of the class.
-        message: What it says.
-        fields: Its attributes, cut where they are long.
-        paths: Those of them that are paths.
+        sent: The error; of one that is not the package's own, its class and its message.
+        errno: Of an OSError, else 0.
+        filename: Of an OSError, or "".
         trace: Of a bug the last lines of its traceback, else "".
     """
 
     number: int
-    kind: str
-    message: str
-    fields: dict[str, str | int | None] = {}
-    paths: tuple[str, ...] = ()
+    sent: SentError
+    errno: int = 0
+    filename: str = ""
     trace: str = ""
 
     @classmethod
@@ -240,36 +237,34 @@ class Failed(msgspec.Struct, tag="failed", forbid_unknown_fields=True):
             memory_bytes: Memory that the process may have for its data, 0 for no limit.
         """
         error = error_of_memory(error, memory_bytes) or error
-        if not isinstance(error, OSError | OrchestratorError):
-            trace = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
-            end = trace[-_MESSAGE_BYTES:].decode("utf-8", "ignore")
-            return cls(number, type(error).__name__, _shown(str(error), _MESSAGE_BYTES), trace=end)
-        fields = {
-            name: value if isinstance(value, int) or value is None else _shown(str(value), _FIELD_BYTES)
-            for name, value in vars(error).items()
-            if isinstance(value, int | str | Path | None)
-        }
-        if isinstance(error, OSError) and error.errno is not None:
-            fields |= {"errno": error.errno, "filename": _shown(str(error.filename or ""), _FIELD_BYTES)}
-        paths = tuple(name for name, value in vars(error).items() if isinstance(value, Path))
-        return cls(number, type(error).__name__, _shown(str(error), _MESSAGE_BYTES), fields, paths)
+        sent = SentError(type(error).__name__, _shown(str(error), _MESSAGE_BYTES))
+        match error:
+            case OrchestratorError():
+                whole = SentError.of(error)
+                fields = {
+                    name: _shown(each, _FIELD_BYTES) if isinstance(each, str) else each
+                    for name, each in whole.fields.items()
+                }
+                paths = {name: _shown(each, _FIELD_BYTES) for name, each in whole.paths.items()}
+                return cls(number, msgspec.structs.replace(sent, fields=fields, paths=paths))
+            case OSError(errno=int(code)):
+                return cls(number, sent, code, _shown(str(error.filename or ""), _FIELD_BYTES))
+        trace = "".join(traceback.format_exception(error)).encode("utf-8", "backslashreplace")
+        return cls(number, sent, trace=trace[-_MESSAGE_BYTES:].decode("utf-8", "ignore"))
 
     def error(self) -> Exception:
         """The error, as it was raised in the child."""
-        kind = _kinds().get(self.kind)
-        if kind is None and isinstance(number := self.fields.get("errno"), int):
-            filename = self.fields.get("filename")
-            return OSError(number, self.message, *([filename] if filename else []))
-        if kind is None:
-            error: Exception = RuntimeError(f"{self.kind} in the process that compiles: {self.message}")
-            error.add_note(self.trace)
-            return error
-        error = kind.__new__(kind, self.message)
-        for name, value in self.fields.items():
-            setattr(error, name, Path(str(value)) if name in self.paths else value)
-        error.args = (self.message,)
-        if self.trace:
-            error.add_note(self.trace)
+        kind, message = self.sent.kind, self.sent.message
+        if self.errno:
+            return OSError(self.errno, message, *([self.filename] if self.filename else []))
+        if not self.trace:
+            return self.sent.error()
+        error = (
+            ValueError(message)
+            if kind == ValueError.__name__
+            else RuntimeError(f"{kind} in the process that compiles: {message}")
+        )
+        error.add_note(self.trace)
         return error
 
 
@@ -363,16 +358,6 @@ def append(descriptor: int, data: bytes) -> tuple[int, int]:
         written = os.pwrite(descriptor, left, at)
         left, at = left[written:], at + written
     return offset, len(data)
-
-
-def _kinds() -> dict[str, Any]:
-    """Errors that are raised again as what they were."""
-    from orchestrator.stores.files.atomic_file import SaveError
-
-    known = [each for each in vars(errors).values() if isinstance(each, type)]
-    kinds = {each.__name__: each for each in known if issubclass(each, OrchestratorError)}
-    others = MemoryLimitError, SaveError, ValueError
-    return kinds | {each.__name__: each for each in others}
 
 
 SERVICE: Final = "compile"

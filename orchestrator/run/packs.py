@@ -26,9 +26,10 @@ import msgspec
 from attrs import define, field, frozen
 
 from orchestrator.children.parent import Child, Ended
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.families import SELECTOR, one_spelling, require_family
-from orchestrator.errors import DeviceError, NoDeviceError
+from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
@@ -146,28 +147,8 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
     notes: tuple[str, ...] = ()
 
 
-class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """Why it was not done.
-
-    Attributes:
-        reason: Why.
-        path: The file at fault; "" where it is the device.
-        is_missing: Whether no device answers.
-        next_step: What to do.
-        step: What failed where the file could not be written, else "".
-        replaced: As in `SaveError`.
-    """
-
-    reason: str
-    path: str = ""
-    is_missing: bool = False
-    next_step: str = ""
-    step: str = ""
-    replaced: bool = False
-
-
 Request = Setup | Join | Install
-Answer = Opened | Joined | Installed | Refused
+Answer = Opened | Joined | Installed | SentError
 
 
 @frozen
@@ -869,11 +850,6 @@ def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
     match answer:
         case Ended():
             raise DeviceError(f"{doing}: the process of the driver ended with {answer.said}")
-        case Refused(path=""):
-            raise (NoDeviceError if answer.is_missing else DeviceError)(answer.reason)
-        case Refused() if answer.step:
-            path = Path(answer.path)
-            raise SaveError(path, answer.step, answer.reason, replaced=answer.replaced)
-        case Refused():
-            raise PackError(Path(answer.path), answer.reason, answer.next_step)
+        case SentError():
+            raise answer.error()
     return answer

@@ -13,11 +13,11 @@ import msgspec
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
-from orchestrator.children.protocol import Channel
+from orchestrator.children.protocol import Channel, SentError
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.errors import DeviceError, NoDeviceError, OrchestratorError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.cache_joining import join_loaded, taken
 from orchestrator.run.packs import (
     Answer,
@@ -26,7 +26,6 @@ from orchestrator.run.packs import (
     Join,
     Joined,
     Opened,
-    Refused,
     Request,
     Setup,
     driver_words,
@@ -67,7 +66,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
     try:
         device = open_for_child(setup.opener, setup.selector, DeviceRequest())
     except OrchestratorError as error:
-        channel.send(_refused(error))
+        channel.send(_sent(error))
         return
     with closing(device):
         identity = device.identity
@@ -80,19 +79,15 @@ def serve(channel: Channel[Request, Answer]) -> None:
                     case Install():
                         channel.send(_install(device, request))
             except OrchestratorError as error:
-                channel.send(_refused(error))
+                channel.send(_sent(error))
 
 
-def _refused(error: OrchestratorError) -> Refused:
-    match error:
-        case SaveError():
-            path = str(error.path)
-            return Refused(error.reason, path, step=error.step, replaced=error.replaced)
-        case DeviceError():
-            return Refused(str(error), is_missing=isinstance(error, NoDeviceError))
-    path = str(getattr(error, "path", ""))
-    step = getattr(error, "next_step", "")
-    return Refused(str(error).removeprefix(f"{path}: "), path, next_step=step)
+def _sent(error: OrchestratorError) -> SentError:
+    path = getattr(error, "path", None)
+    if path and not isinstance(error, SaveError | DeviceError):
+        step = getattr(error, "next_step", "")
+        error = PackError(Path(path), str(error).removeprefix(f"{path}: "), step)
+    return SentError.of(error)
 
 
 def _pack(path: str, key: str) -> Pack:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
+from orchestrator.children.protocol import FrameError, FrameReader, SentError, pack_frame
+from orchestrator.errors import DriverError, OrchestratorError
 from tests.children.misbehaving import Do, Said
 
 
@@ -28,6 +29,14 @@ def test_messages_come_through_however_they_are_cut(data: list[bytes], size: int
             received.append(message)
     assert received == sent
     taker.end()
+
+
+def test_an_error_is_what_it_was_unless_its_class_is_unknown_here() -> None:
+    sent = DriverError("vkCreateDevice", -3, "VK_ERROR_INITIALIZATION_FAILED")
+    again = SentError.of(sent).error()
+    assert (type(again), str(again), vars(again)) == (DriverError, str(sent), vars(sent))
+    stranger = SentError("ForeignError", "no", {"code": 1}).error()
+    assert (type(stranger), str(stranger), vars(stranger)) == (OrchestratorError, "no", {"code": 1})
 
 
 def test_what_is_cut_off_is_an_error_that_shows_it() -> None:

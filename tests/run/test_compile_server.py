@@ -71,7 +71,8 @@ async def test_who_sends_waits_for_no_pipe_that_was_closed() -> None:
 
 def test_an_error_is_told_whole_in_one_frame() -> None:
     short = SaveError(Path("cache"), "fsync", "no space", leftover=Path("cache.1"))
-    again = Failed.of(1, short).error()
+    frame = msgspec.msgpack.encode(Failed.of(1, short))
+    again = msgspec.msgpack.decode(frame, type=Failed).error()
     assert isinstance(again, SaveError)
     assert (str(again), vars(again)) == (str(short), vars(short))
     long = SaveError(Path("ゲ" * 1300), "語" * 3000, "\udcff" * 3000, leftover=Path("é" * 2000))
