@@ -481,7 +481,6 @@ class CompileJob:
     clock: StageClock
     steering: Steering
     identification: Identification | None = None
-    started_ns: int = 0
     _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
@@ -504,7 +503,7 @@ class CompileJob:
 
     def __attrs_post_init__(self) -> None:
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
-        self._tally = Tally(started_ns=self.started_ns)
+        self._tally = Tally(started_ns=self.steering.started_ns)
         # A plan saves a second of decoding, the cache file all that was compiled.
         self.cache.make_room = self._plan.drop
 
@@ -816,7 +815,7 @@ class CompileJob:
         if self.identification is not None and ready.identified is not None:
             self.identification.keep(ready.identified)
         if ran is not None:
-            self._notes += ran.learn(continues=self.started_ns > 0)
+            self._notes += ran.learn(continues=self.steering.started_ns > 0)
             self._savings += ran.schedule.savings(ran.report)
 
     async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
@@ -1146,7 +1145,6 @@ async def compile_set(
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: ProgressCallback = lambda _: None,
     clock: StageClock | None = None,
-    started_ns: int = 0,
 ) -> CompileReport:
     """Compile every pipeline of a set that the device can take, and keep the cache.
 
@@ -1161,9 +1159,6 @@ async def compile_set(
         on_stage: Called in the trio thread with what begins: "opening the device", "preparing", ...
         on_progress: Called in the trio thread as pipelines get done; must not block.
         clock: Counts the time of the stages, beside what it has counted before; None for one that begins now.
-        started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
-            new one. Progress counts from then, and that pipelines are compiled although a cache was loaded is
-            not told.
 
     Returns:
         The report.
@@ -1208,7 +1203,6 @@ async def compile_set(
         clock,
         steering,
         identification,
-        started_ns,
     )
     try:
         await job.run()

@@ -90,7 +90,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         said: What was said before.
         given_up: What the driver is not to be asked for; each a `Doing`.
         distrusted: Pipelines that are not to be created from stored binaries, by key.
-        started_ns: As `compile_set`.
+        started_ns: As in `Steering`.
     """
 
     number: int

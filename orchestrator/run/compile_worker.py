@@ -150,7 +150,12 @@ class Worker:
 
         async def main() -> CompileReport:
             hears = on_settled if request.steered else None
-            steering = Steering(on_settled=hears, on_saved=on_saved, steered=request.steered)
+            steering = Steering(
+                on_settled=hears,
+                on_saved=on_saved,
+                steered=request.steered,
+                started_ns=request.started_ns,
+            )
             steering.say(*request.said)
             token = trio.lowlevel.current_trio_token()
 
@@ -188,7 +193,6 @@ class Worker:
                         on_stage=lambda name: self.channel.send(Staged(request.number, name)),
                         on_progress=on_progress,
                         clock=clock,
-                        started_ns=request.started_ns,
                     )
                     nursery.cancel_scope.cancel()
             if report.stopped and is_cpu_spent:

@@ -163,6 +163,9 @@ class Steering:
         steered: Whether anything may be said but to stop; for that batches are short.
         on_begun: Called in the trio thread once all workers of a run in this process have asked for work:
             what they need not wait for may begin.
+        started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
+            new one. Progress counts from then, and that pipelines are compiled although a cache was loaded is
+            not told.
     """
 
     stop: trio.Event = field(factory=trio.Event)
@@ -170,6 +173,7 @@ class Steering:
     on_saved: Callable[[Path, int], None] | None = None
     steered: bool = False
     on_begun: Callable[[], None] | None = None
+    started_ns: int = 0
     _memory: _Memory = field(factory=_Memory)
 
     @classmethod
