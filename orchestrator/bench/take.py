@@ -25,7 +25,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -89,6 +89,9 @@ from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_fi
 from orchestrator.stores.files.atomic_file import SaveError, write_document
 from orchestrator.version import VERSION
 
+if TYPE_CHECKING:
+    from orchestrator.stores.binary_store import BinaryStore
+
 _SEED = 7
 _COMPILED = status_code(OutcomeStatus.COMPILED)
 _HIT = status_code(OutcomeStatus.CACHE_HIT)
@@ -132,25 +135,25 @@ def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: Creat
         done = _run(watch.device, image, arm, data, costs)
         return done._replace(cache_sizes=watch.sizes(done.report))
     if job.start != Start.WARM:
-        with closing(_Binaries(HeldPipelines.of(device))) as binaries:
-            return _run(device, image, arm, binaries.source, costs)
+        with _binaries(device) as source:
+            return _run(device, image, arm, source, costs)
     from orchestrator.stores.binary_store import BinaryStore
 
     with BinaryStore.open(Path(job.cache_directory)) as store:
-        with closing(_Binaries(HeldPipelines.of(device, store))) as binaries:
-            if not binaries.source.is_filled:  # the first sample fills the store
-                _run(device, whole, Arm(CacheMode.BINARIES, job.workers), binaries.source, costs)
-        with closing(_Binaries(HeldPipelines.of(device, store))) as binaries:
-            return _run(device, image, arm, binaries.source, costs)
+        with _binaries(device, store) as source:
+            if not source.is_filled:  # the first sample fills the store
+                _run(device, whole, Arm(CacheMode.BINARIES, job.workers), source, costs)
+        with _binaries(device, store) as source:
+            return _run(device, image, arm, source, costs)
 
 
-class _Binaries(NamedTuple):
-    """Destroys its source when it is closed."""
-
-    source: HeldPipelines
-
-    def close(self) -> None:
-        self.source.destroy()
+@contextmanager
+def _binaries(device: Device, store: BinaryStore | None = None) -> Iterator[HeldPipelines]:
+    source = HeldPipelines.of(device, store)
+    try:
+        yield source
+    finally:
+        source.destroy()
 
 
 def fill(job: FillJob) -> Filled:
