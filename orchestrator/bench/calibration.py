@@ -187,10 +187,10 @@ class _Calibration:
         if not isinstance(filled, Filled):
             cannot(f"{device_text(self.device)} cannot be calibrated", filled)
         self.filled, self.weighs_binaries = filled, filled.binaries
-        self._remember(filled)
+        self._remember_distrusted()
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS)
         self.expected = ExpectedTime(filled, 0.0, self.passes)
-        probed = self._probe(filled)
+        probed = self._probe()
         starts = list(Start) if probed.cache_keeps else [Start.COLD]
         self.total = self.done + sum(self.rounds * (len(self._contenders(each)) + 1) for each in starts)
         warm_too = Start.WARM in starts
@@ -204,10 +204,9 @@ class _Calibration:
         )
         findings = list(probe_findings(probed))
         for start in starts:
-            findings += topology_findings(samples, start, self.most, BATCH_LIMIT)
+            findings += topology_findings(samples, start, self.most)
         cold, warm = (
-            choose(samples, each, self._worker_counts, BATCH_LIMIT, merge_works=probed.merge_works)
-            for each in Start
+            choose(samples, each, self._worker_counts, merge_works=probed.merge_works) for each in Start
         )
         batch = binaries = None
         if warm_too:
@@ -215,7 +214,7 @@ class _Calibration:
                 binaries, weighed = self._weigh_binaries(samples, cold, warm)
                 findings += weighed
             mode, workers = (warm.mode, warm.workers) if warm is not None else (CacheMode.SHARED, self.most)
-            usual = Contender(Start.WARM, CacheMode(mode), workers, BATCH_LIMIT)
+            usual = Contender(Start.WARM, CacheMode(mode), workers)
             others = [usual._replace(batch=each) for each in BATCHES if each != usual.batch]
             if usual not in self.left_out and self._has_time_for("batches", self._batches_s):
                 by_batch = self._race([[usual, *others]], self.batch_rows, seconds_of)
@@ -223,7 +222,7 @@ class _Calibration:
                 by_batch = SampleTable([])
             batch, finding = choose_batch(by_batch, usual, BATCHES)
             findings.append(finding)
-        profile = self._profile(filled, probed)
+        profile = self._profile(probed)
         profile = msgspec.structs.replace(
             profile, findings=tuple(findings), cold=cold, warm=warm, batch=batch, binaries=binaries
         )
@@ -232,7 +231,7 @@ class _Calibration:
     def _weigh_binaries(
         self, samples: SampleTable, cold: Choice, warm: Choice
     ) -> tuple[Choice | None, tuple[Finding, ...]]:
-        cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers, BATCH_LIMIT)
+        cached = Contender(Start.WARM, CacheMode(warm.mode), warm.workers)
         others = cached._replace(mode=CacheMode.BINARIES)
         uses = SampleTable([], use_of)
         if self._has_time_for("warm binaries", self._binaries_s):
@@ -251,7 +250,7 @@ class _Calibration:
         return self._warm_samples_s(rounds * (len(BATCHES) + 1))
 
     def _warm_samples_s(self, count: int) -> float:
-        return count * self.expected.of([Contender(Start.WARM, CacheMode.SHARED, self.most, BATCH_LIMIT)])
+        return count * self.expected.of([Contender(Start.WARM, CacheMode.SHARED, self.most)])
 
     def _has_time_for(self, what: str, seconds_of_rounds: Callable[[int], float]) -> bool:
         """Whether all pairs that a verdict needs end before the time limit."""
@@ -276,9 +275,9 @@ class _Calibration:
             more.append(CacheMode.TWO_LEVEL)
         elif self.weighs_binaries:
             more.append(CacheMode.BINARIES)
-        made = [Contender(start, mode, self.most, BATCH_LIMIT) for mode in (*modes, *more)]
+        made = [Contender(start, mode, self.most) for mode in (*modes, *more)]
         fewer = self._worker_counts[:-1]
-        return made + [Contender(start, mode, count, BATCH_LIMIT) for count in fewer for mode in modes]
+        return made + [Contender(start, mode, count) for count in fewer for mode in modes]
 
     def _do(self, what: str, job: Job, left_s: float | None = None) -> Answer:
         self.on_progress(CalibrationProgress(self.done, self.total, what, left_s))
@@ -312,8 +311,9 @@ class _Calibration:
             ),
         )
 
-    def _remember(self, filled: Filled) -> None:
+    def _remember_distrusted(self) -> None:
         """Record for `compile` the kinds of pipelines whose keys from the driver are not unique."""
+        filled = self.filled
         if not filled.distrusted:
             return
         kinds = " and ".join(kind.value.replace("_", "-") for kind in filled.distrusted)
@@ -326,8 +326,8 @@ class _Calibration:
                 note += f"; this could not be recorded for `compile`: {error}"
         self.notes.append(note)
 
-    def _probe(self, filled: Filled) -> ProbeResult:
-        result = ProbeResult(set_pipelines=filled.pipelines, cold_hits=filled.hits)
+    def _probe(self) -> ProbeResult:
+        result = ProbeResult(set_pipelines=self.filled.pipelines, cold_hits=self.filled.hits)
         began = time.monotonic()
         looked_up = self._ask("looking up in a new process", ProbeStep.LOOK_UP, "shared")
         self.expected.probe_s = time.monotonic() - began
@@ -504,9 +504,9 @@ class _Calibration:
         self.left_out.add(contender)
         self.notes.append(f"{contender.words}: left out, because a sample failed: {reason_of(answer)}")
 
-    def _profile(self, filled: Filled, probed: ProbeResult) -> CalibrationProfile:
+    def _profile(self, probed: ProbeResult) -> CalibrationProfile:
         """The profile, without findings and choices."""
-        identity, samples = filled.identity, SampleTable(self.rows)
+        filled, samples = self.filled, SampleTable(self.rows)
         rows = [*self.rows, *self.binary_rows, *self.batch_rows]
         environment = rows[0].environment if rows else None
         load = max((each.environment.load_average for each in rows), default=0.0)
@@ -524,7 +524,7 @@ class _Calibration:
         if self.stopped:
             notes.append(f"ended early by {self.stopped}")
         return CalibrationProfile.of(
-            identity,
+            filled.identity,
             cores=cores,
             processor=environment.processor if environment is not None else "",
             load_average=load,
@@ -620,11 +620,11 @@ def is_same(found: Difference) -> bool:
     return found.enough and tight and not found.beyond_noise
 
 
-def topology_findings(samples: SampleTable, start: Start, workers: int, batch: int) -> tuple[Finding, ...]:
+def topology_findings(samples: SampleTable, start: Start, workers: int) -> tuple[Finding, ...]:
     """The findings about one start: the lock, worker caches, two levels, and more workers."""
 
     def contender(mode: CacheMode, count: int = workers) -> Contender:
-        return Contender(start, mode, count, batch)
+        return Contender(start, mode, count)
 
     shared, own = contender(CacheMode.SHARED), contender(CacheMode.PER_WORKER)
     questions = []
@@ -660,7 +660,7 @@ def topology_findings(samples: SampleTable, start: Start, workers: int, batch: i
 
 
 def choose(
-    samples: SampleTable, start: Start, worker_counts: Sequence[int], batch: int, *, merge_works: bool | None
+    samples: SampleTable, start: Start, worker_counts: Sequence[int], *, merge_works: bool | None
 ) -> Choice | None:
     """The mode and workers to use for a start; None if it was not measured.
 
@@ -668,11 +668,10 @@ def choose(
         samples: The samples.
         start: The start.
         worker_counts: The numbers of workers that were tried.
-        batch: Largest number of pipelines in a call.
         merge_works: False restricts the choice to the shared cache; None if unknown.
     """
     most = max(worker_counts)
-    shared = Contender(start, CacheMode.SHARED, most, batch)
+    shared = Contender(start, CacheMode.SHARED, most)
     rivals = [] if merge_works is False else [CacheMode.PER_WORKER, CacheMode.TWO_LEVEL]
     tried = [shared._replace(mode=mode) for mode in rivals if samples.of(shared._replace(mode=mode))]
     compared = {each: found for each in tried if (found := samples.difference(each, shared)) is not None}
@@ -692,7 +691,7 @@ def choose(
             why = "undecided, so a cache for each worker, as without a calibration"
         else:
             why = f"{why}; whether {', '.join(undecided)} would be faster is undecided"
-    count, workers_why = _fewest(samples, Contender(start, mode, most, batch), worker_counts)
+    count, workers_why = _fewest(samples, Contender(start, mode, most), worker_counts)
     return Choice(mode=mode, workers=count, words=f"{why}; {workers_why}")
 
 
@@ -709,7 +708,7 @@ def weigh_binaries(
         most: Number of workers at which cold samples are compared.
     """
     findings = []
-    empty = Contender(Start.COLD, CacheMode(cold.mode), most, cached.batch)
+    empty = Contender(Start.COLD, CacheMode(cold.mode), most)
     for table, baseline in ((SampleTable(samples.rows, use_of, samples.dropped), empty), (uses, cached)):
         words = Words.of("a store of binaries", f"mode {baseline.mode}")
         contender = baseline._replace(mode=CacheMode.BINARIES)

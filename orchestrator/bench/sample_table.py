@@ -13,6 +13,7 @@ from typing import NamedTuple
 from orchestrator.bench.rows import Sample, Start, counted
 from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
 from orchestrator.devices.device import CacheMode
+from orchestrator.run.options import BATCH_LIMIT
 from orchestrator.stores.profile_file import Figure
 
 
@@ -22,7 +23,7 @@ class Contender(NamedTuple):
     start: Start
     mode: CacheMode
     workers: int
-    batch: int
+    batch: int = BATCH_LIMIT
 
     @property
     def words(self) -> str:

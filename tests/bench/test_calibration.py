@@ -16,6 +16,7 @@ from orchestrator.bench.calibration import (
 from orchestrator.bench.rows import Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of
 from orchestrator.devices.device import CacheMode
+from orchestrator.run.options import BATCH_LIMIT
 from tests.bench.support import sample
 
 QUIET = (1.0, 1.01, 0.99, 1.005, 0.995, 1.0, 1.002)
@@ -26,7 +27,7 @@ Times = Mapping[tuple[CacheMode, int], float]
 
 
 def rows(
-    times: Times, noise: Sequence[float] = QUIET, start: Start = Start.COLD, batch: int = 64
+    times: Times, noise: Sequence[float] = QUIET, start: Start = Start.COLD, batch: int = BATCH_LIMIT
 ) -> list[Sample]:
     """Samples by (mode, workers), each round shaken by the noise, and the control of the first."""
     made = []
@@ -50,7 +51,7 @@ def rows(
 
 def answers(found: SampleTable, start: Start = Start.COLD, workers: int = 2) -> dict[str, str]:
     """Answers by question."""
-    return {each.question: each.answer for each in topology_findings(found, start, workers, 64)}
+    return {each.question: each.answer for each in topology_findings(found, start, workers)}
 
 
 def test_a_sample_is_one_pass_with_its_caches_and_its_merge() -> None:
@@ -84,7 +85,7 @@ def test_differences_beyond_noise_are_named_with_their_direction() -> None:
         "more workers, cold, shared": "no difference",
         "more workers, cold, per-worker": "faster",
     }
-    (first, *_) = topology_findings(found, Start.COLD, 2, 64)
+    (first, *_) = topology_findings(found, Start.COLD, 2)
     assert first.ratio == pytest.approx(2.0, rel=0.03)
     assert first.noise is not None
     assert 1.0 <= first.noise < 1.03
@@ -109,7 +110,7 @@ def test_what_noise_could_show_as_well_is_undecided_and_no_difference_is_only_wh
 def test_too_few_rounds_or_no_control_tell_nothing() -> None:
     few = [each for each in rows({A: 2.0, B: 1.0}) if each.round < 4]
     assert answers(SampleTable(few))["shared cache, cold"] == "not measured"
-    assert choose(SampleTable(few), Start.COLD, (1, 2), 64, merge_works=True) is None
+    assert choose(SampleTable(few), Start.COLD, (1, 2), merge_works=True) is None
     without = [each for each in rows({A: 2.0, B: 1.0}) if not each.control]
     assert answers(SampleTable(without))["shared cache, cold"] == "not measured"
 
@@ -139,7 +140,7 @@ def test_warm_ups_and_other_temperatures_do_not_count() -> None:
     ],
 )
 def test_choices(times: Times, noise: Sequence[float], mode: CacheMode, workers: int) -> None:
-    choice = choose(SampleTable(rows(times, noise)), Start.COLD, (1, 2), 64, merge_works=True)
+    choice = choose(SampleTable(rows(times, noise)), Start.COLD, (1, 2), merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (mode, workers), choice.words
 
@@ -151,7 +152,7 @@ def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() ->
         for each in rows({A: 1.0, (CacheMode.TWO_LEVEL, 2): 1.05}, NOISY)
         if each.mode == CacheMode.TWO_LEVEL
     ]
-    choice = choose(SampleTable([*quiet, *shaken]), Start.COLD, (1, 2), 64, merge_works=True)
+    choice = choose(SampleTable([*quiet, *shaken]), Start.COLD, (1, 2), merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 1)
     assert "whether two-level would be faster is undecided" in choice.words
@@ -159,7 +160,7 @@ def test_what_is_told_of_worker_caches_holds_where_two_levels_are_undecided() ->
 
 def test_a_driver_that_does_not_merge_leaves_the_shared_cache() -> None:
     found = SampleTable(rows({A: 2.0, B: 1.0, ONE: 4.0, (CacheMode.PER_WORKER, 1): 4.0}))
-    choice = choose(found, Start.COLD, (1, 2), 64, merge_works=False)
+    choice = choose(found, Start.COLD, (1, 2), merge_works=False)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 2)
     assert "does not merge" in choice.words
@@ -172,7 +173,7 @@ def test_the_fewest_workers_that_are_as_fast() -> None:
         (CacheMode.SHARED, 8): 1.0,
         (CacheMode.SHARED, 1): 9.0,
     }
-    choice = choose(SampleTable(rows(times)), Start.COLD, (1, 8, 16), 64, merge_works=True)
+    choice = choose(SampleTable(rows(times)), Start.COLD, (1, 8, 16), merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 8)
 
@@ -184,10 +185,10 @@ def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
         (CacheMode.SHARED, 4): 1.0,
         (CacheMode.SHARED, 1): 1.9,
     }
-    choice = choose(SampleTable(rows(times)), Start.WARM, (1, 4, 16), 64, merge_works=True)
+    choice = choose(SampleTable(rows(times)), Start.WARM, (1, 4, 16), merge_works=True)
     assert choice is None
     warm = rows(times, start=Start.WARM)
-    choice = choose(SampleTable(warm), Start.WARM, (1, 4, 16), 64, merge_works=True)
+    choice = choose(SampleTable(warm), Start.WARM, (1, 4, 16), merge_works=True)
     assert choice is not None
     assert (choice.mode, choice.workers) == (CacheMode.SHARED, 4)
     assert "16 take longer" in choice.words
@@ -195,7 +196,7 @@ def test_as_fast_means_as_the_fastest_number_of_workers() -> None:
 
 def test_one_processor_leaves_no_choice_of_workers() -> None:
     choice = choose(
-        SampleTable(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), 64, merge_works=True
+        SampleTable(rows({ONE: 1.0, (CacheMode.PER_WORKER, 1): 1.0})), Start.COLD, (1,), merge_works=True
     )
     assert choice is not None
     assert choice.workers == 1
