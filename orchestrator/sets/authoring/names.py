@@ -11,16 +11,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import or_
 
 from orchestrator.errors import ManifestError, shown
 from orchestrator.registry.tables import EnumType, registry
 
 _BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-_AUTHOR = re.compile(
-    r"_(AMDX?|ANDROID|ARM|EXT|FUCHSIA|GGP|GOOGLE|HUAWEI|IMG|INTEL|KHR|MESA|MSFT|NVX?|QCOM|QNX|SEC|VALVE)$"
-)
-_TYPE_AUTHOR = re.compile(r"(AMDX?|ARM|EXT|HUAWEI|INTEL|KHR|NVX?|QCOM|VALVE|GOOGLE|IMG|MSFT|MESA|SEC)$")
+_AUTHORS = "AMDX?|ANDROID|ARM|EXT|FUCHSIA|GGP|GOOGLE|HUAWEI|IMG|INTEL|KHR|MESA|MSFT|NVX?|QCOM|QNX|SEC|VALVE"
+_AUTHOR = re.compile(f"_({_AUTHORS})$")
+_TYPE_AUTHOR = re.compile(f"({_AUTHORS})$")
 
 
 def snake_case(name: str) -> str:
@@ -59,21 +59,15 @@ def flags_number(type_name: str, value: object, where: str) -> int:
 
     A colour component mask may also be written as its letters, such as ``rgba``.
     """
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        total = 0
-        for each in value:
-            total |= flags_number(type_name, each, where)
-        return total
     if isinstance(value, str):
         if not value.strip():
             return 0
         if "|" in value:
-            return flags_number(type_name, [part.strip() for part in value.split("|")], where)
-        if type_name.startswith("VkColorComponent") and set(value.lower()) <= set("rgba"):
-            total = 0
-            for letter in value.lower():
-                total |= enum_number(type_name, letter, where)
-            return total
+            value = [part.strip() for part in value.split("|")]
+        elif len(value) > 1 and type_name.startswith("VkColorComponent") and not value.lower().strip("rgba"):
+            value = list(value)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return reduce(or_, (flags_number(type_name, each, where) for each in value), 0)
     number, most = enum_number(type_name, value, where), (1 << _enum_type(type_name).bits) - 1
     if not 0 <= number <= most:
         raise ManifestError(f"{where}: {number} is outside 0..{most}")

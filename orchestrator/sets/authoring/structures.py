@@ -83,14 +83,13 @@ def in_snake_case(structure: str, members: object, where: str) -> dict[str, obje
     return given
 
 
-def encode_structure(structure: str, members: Mapping[str, object], where: str) -> dict[str, object]:
-    """A structure in the archive's form, without sType."""
+def encode_structure(structure: str, members: object, where: str) -> dict[str, object]:
+    """A structure in the archive's form, without sType; `members` is a table of its members."""
     struct = registry().struct(structure)
     names = member_names(structure)
-    members = in_snake_case(structure, members, where)
-    given = {
-        names[name].name: (f"{where}.{name}", value) for name, value in members.items() if name != "p_next"
-    }
+    table = in_snake_case(structure, members, where)
+    chain = table.pop("p_next", None)
+    given = {names[name].name: (f"{where}.{name}", value) for name, value in table.items()}
     encoded: dict[str, object] = {}
     counts = count_members(struct)
     leaves = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
@@ -107,7 +106,6 @@ def encode_structure(structure: str, members: Mapping[str, object], where: str) 
                 encoded[written] = _encode_member(struct, member, value, at)
         elif not member.pointer:
             encoded[written] = _zero(struct, member)
-    chain = members.get("p_next")
     if chain:
         encoded["pNext"] = encode_chain(struct.name, chain, f"{where}.p_next")
     return encoded
@@ -193,7 +191,7 @@ def _encode_value(member: Member, value: object, where: str) -> object:
         element = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
         return [_encode_value(element, each, where) for each in sequence(value, where)]
     if member.category == "struct":
-        return encode_structure(member.type, in_snake_case(member.type, value, where), where)
+        return encode_structure(member.type, value, where)
     return encode_scalar(member, value, where)
 
 
