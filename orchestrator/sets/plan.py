@@ -43,7 +43,6 @@ from orchestrator.sets.answers import DeviceAnswer
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.image.built import (
     CREATE_INFOS,
-    DEFAULT_MODULE_BYTES,
     FEEDBACK,
     OBJECT_KINDS,
     BuiltImage,
@@ -316,21 +315,18 @@ def _grouped(lists: Sequence[Sequence[int]]) -> tuple[npt.NDArray[np.int64], npt
 # --- from bytes
 
 
-def decode_plan(
-    data: bytes | memoryview, source: PipelineSet, *, module_bytes: int = DEFAULT_MODULE_BYTES
-) -> SetPlan:
+def decode_plan(data: bytes | memoryview, source: PipelineSet) -> SetPlan:
     """A plan from its bytes, which it keeps.
 
     Args:
         data: What `encode_plan` gave, in one.
         source: The set that it was made of; it must stay open as long as modules of the images are loaded.
-        module_bytes: How much decoded SPIR-V to keep in memory.
 
     Raises:
         ValueError: It is none, or its parts do not agree.
     """
     described, at = _described(data)
-    code = ModuleCode(source, module_bytes)
+    code = ModuleCode(source)
     groups = []
     for each in described.groups:
         arrays, at = _read_arrays(data, each.lengths, at)

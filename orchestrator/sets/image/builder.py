@@ -163,7 +163,7 @@ def build_image(
         jobs = list(jobs)
         for each in jobs:
             expect(each, PipelineJob, "a pipeline of the set, such as PipelineSet.pipelines holds,")
-    builder = _ImageBuilder(source, capabilities, module_bytes)
+    builder = _ImageBuilder(ModuleCode(source, module_bytes), capabilities)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
     return builder.finish(asked)
@@ -171,7 +171,7 @@ def build_image(
 
 def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> ImagePart:
     """As `build_image`, for another process that joins several parts."""
-    builder = _ImageBuilder(source, capabilities, DEFAULT_MODULE_BYTES)
+    builder = _ImageBuilder(ModuleCode(source), capabilities)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
     return builder.part(asked)
@@ -290,11 +290,11 @@ class _ReadAhead:
 
 
 class _ImageBuilder:
-    def __init__(self, source: PipelineSet, capabilities: DeviceCapabilities, module_bytes: int) -> None:
-        self._source = source
+    def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
+        self._source = source = code.source
         self._left_out = source.left_out
         self._checker = RequirementChecker(capabilities)
-        self._code = ModuleCode(source, module_bytes)
+        self._code = code
         self._heap = Heap()
         self._ahead = _ReadAhead(source)
         self._layout = ImageLayout(self._heap)

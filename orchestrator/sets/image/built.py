@@ -97,7 +97,7 @@ class ModuleCode:
     """
 
     source: PipelineSet
-    limit: int
+    limit: int = DEFAULT_MODULE_BYTES
     places: dict[int, Place] = field(factory=dict, repr=False)
     _kept: OrderedDict[int, bytes] = field(factory=OrderedDict)
     _size: int = 0

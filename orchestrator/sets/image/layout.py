@@ -33,7 +33,6 @@ from orchestrator.registry import registry
 from orchestrator.sets.answers import Decision
 from orchestrator.sets.image.built import (
     CREATE_INFOS,
-    DEFAULT_MODULE_BYTES,
     FEEDBACK,
     BuiltImage,
     ModuleCode,
@@ -459,7 +458,7 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
         jobs: Which pipelines, each once.
         parts: The parts, which have them in this order.
     """
-    code = ModuleCode(source, DEFAULT_MODULE_BYTES)
+    code = ModuleCode(source)
     layout = ImageLayout(Heap())
     dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in parts))
     repeated = np.array([each.key for each in dependencies], np.uint64)

@@ -25,6 +25,7 @@ from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
+from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
@@ -399,7 +400,7 @@ def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: py
     records.compute(2, module=0x77)
     records.compute(3, entry="other")
     source = PipelineSet.from_records(records)
-    building = builder._ImageBuilder(source, AnyDevice(), 1 << 20)
+    building = builder._ImageBuilder(ModuleCode(source), AnyDevice())
     gc.disable()
     try:
         building.add_all(list(source.pipelines))
@@ -633,7 +634,7 @@ def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
         records.put(RecordTag.PIPELINE_LAYOUT, key, {"setLayouts": [hexed(each) for each in sets]})
         records.compute(key, module=module, layout=key)
     source = PipelineSet.from_records(records)
-    building = builder._ImageBuilder(source, AnyDevice(), 1 << 20)
+    building = builder._ImageBuilder(ModuleCode(source), AnyDevice())
     building.add_all(list(source.pipelines))
     assert sum(map(len, building._bindings.values())) == len(bindings)
     assert {id(each) for sets in building._sets.values() for each in sets} == {
