@@ -79,6 +79,11 @@ def feature(answers: DeviceAnswers, struct: str, member: str) -> str | None:
     return None if answers.feature(struct, member) else f"feature {struct}::{member}"
 
 
+def boolean_property(answers: DeviceAnswers, struct: str, member: str) -> str | None:
+    """The text for a property if it is false, or None."""
+    return None if answers.property(struct, member) else f"property {struct}::{member}"
+
+
 def limit(
     answers: DeviceAnswers, struct: str, member: str, value: float, *, below: bool = False
 ) -> str | None:
@@ -147,16 +152,12 @@ def _lines(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | 
         return None
     # VUID-VkGraphicsPipelineCreateInfo-conservativePointAndLineRasterization-08892, and
     # primitiveUnderestimation.
-    struct = "VkPhysicalDeviceConservativeRasterizationPropertiesEXT"
-    if topology in _POINTS_AND_LINES and not answers.property(
-        struct, "conservativePointAndLineRasterization"
-    ):
-        return f"property {struct}::conservativePointAndLineRasterization"
-    if conservative.conservativeRasterizationMode == 2 and not answers.property(
-        struct, "primitiveUnderestimation"
-    ):
-        return f"property {struct}::primitiveUnderestimation"
-    return None
+    struct, missing = "VkPhysicalDeviceConservativeRasterizationPropertiesEXT", None
+    if topology in _POINTS_AND_LINES:
+        missing = boolean_property(answers, struct, "conservativePointAndLineRasterization")
+    if missing is None and conservative.conservativeRasterizationMode == 2:
+        missing = boolean_property(answers, struct, "primitiveUnderestimation")
+    return missing
 
 
 def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
@@ -181,21 +182,16 @@ def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> str | No
     stages = 0
     for each in pipeline.pStages or ():
         stages |= each.stage
-    struct = "VkPhysicalDeviceMultiviewFeatures"
-    if stages & _TESSELLATION and not answers.feature(struct, "multiviewTessellationShader"):
-        return f"feature {struct}::multiviewTessellationShader"
-    if stages & _GEOMETRY and not answers.feature(struct, "multiviewGeometryShader"):
-        return f"feature {struct}::multiviewGeometryShader"
-    if stages & _MESH and answers.extension("VK_EXT_mesh_shader"):
+    struct, missing = "VkPhysicalDeviceMultiviewFeatures", None
+    if stages & _TESSELLATION:
+        missing = feature(answers, struct, "multiviewTessellationShader")
+    if missing is None and stages & _GEOMETRY:
+        missing = feature(answers, struct, "multiviewGeometryShader")
+    if missing is None and stages & _MESH and answers.extension("VK_EXT_mesh_shader"):
         missing = feature(answers, "VkPhysicalDeviceMeshShaderFeaturesEXT", "multiviewMeshShader")
-        if missing is not None:
-            return missing
-    return _view_count(answers, view_mask)
-
-
-def _view_count(answers: DeviceAnswers, view_mask: int) -> str | None:
-    struct = "VkPhysicalDeviceMultiviewProperties"
-    return limit(answers, struct, "maxMultiviewViewCount", view_mask.bit_length())
+    return missing or limit(
+        answers, "VkPhysicalDeviceMultiviewProperties", "maxMultiviewViewCount", view_mask.bit_length()
+    )
 
 
 def input_assembly(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
@@ -269,20 +265,17 @@ def line_stipple(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> 
     if not 0 <= mode < len(members):
         return None
     missing = feature(answers, LINES, members[mode])
-    if missing is None and mode == 0 and not answers.property(LIMITS, "strictLines"):
-        return f"property {LIMITS}::strictLines"
+    if missing is None and mode == 0:
+        return boolean_property(answers, LIMITS, "strictLines")
     return missing
 
 
 def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """VUID-VkPipelineRasterizationStateStreamCreateInfoEXT-rasterizationStream-02326."""
-    struct, member = (
-        "VkPhysicalDeviceTransformFeedbackPropertiesEXT",
-        "transformFeedbackRasterizationStreamSelect",
-    )
-    if not value.rasterizationStream or answers.property(struct, member):
+    if not value.rasterizationStream:
         return None
-    return f"property {struct}::{member}"
+    struct = "VkPhysicalDeviceTransformFeedbackPropertiesEXT"
+    return boolean_property(answers, struct, "transformFeedbackRasterizationStreamSelect")
 
 
 def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
@@ -327,13 +320,10 @@ def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicSt
         return missing
     if operators[1] and (missing := feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")):
         return missing
-    struct, member = (
-        "VkPhysicalDeviceFragmentShadingRatePropertiesKHR",
-        "fragmentShadingRateNonTrivialCombinerOps",
-    )
-    if max(operators) > 1 and not answers.property(struct, member):
-        return f"property {struct}::{member}"
-    return None
+    if max(operators) <= 1:
+        return None
+    struct = "VkPhysicalDeviceFragmentShadingRatePropertiesKHR"
+    return boolean_property(answers, struct, "fragmentShadingRateNonTrivialCombinerOps")
 
 
 def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
