@@ -75,10 +75,9 @@ def list_verb(
 
 
 def _archives(source: RecordSource) -> list[Archive]:
-    from orchestrator.sets.archive.reader import Archive, CombinedRecords
+    from orchestrator.sets.archive.reader import Archive, parts_of
 
-    sources = source.sources if isinstance(source, CombinedRecords) else (source,)
-    return [each for each in sources if isinstance(each, Archive)]
+    return [each for each in parts_of(source) if isinstance(each, Archive)]
 
 
 def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:

@@ -33,7 +33,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import numpy as np
@@ -44,12 +44,12 @@ from orchestrator.sets.records import Closing, Damage, DamageLog, RecordSource, 
 
 FLAG_RAW, FLAG_DEFLATE = 1, 2
 _INFLATED_AT_ONCE = 4096  # stored bytes
-DEFLATE_RATIO, DEFLATE_SLACK = 1032, 64  # deflate cannot exceed this ratio: 258 bytes in two bits
+_Bytes = TypeVar("_Bytes", int, npt.NDArray[np.int64])
 
 
-def deflate_bound(stored: int) -> int:
-    """Most bytes that `stored` deflated bytes can hold."""
-    return stored * DEFLATE_RATIO + DEFLATE_SLACK
+def deflate_bound(stored: _Bytes) -> _Bytes:
+    """Most bytes that `stored` deflated bytes can hold: deflate writes at most 258 bytes in two bits."""
+    return stored * 1032 + 64
 
 
 def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
@@ -377,7 +377,7 @@ def _refusals(
         ),
         (raw & (stored != size), "raw, but stored size {stored} is not the declared size {size}"),
         (
-            deflate & (size > stored * DEFLATE_RATIO + DEFLATE_SLACK),
+            deflate & (size > deflate_bound(stored)),
             "declared size {size} cannot come out of {stored} deflated bytes",
         ),
     )
@@ -813,6 +813,11 @@ def open_archives(
     return opened[0] if len(opened) == 1 else CombinedRecords(opened)
 
 
+def parts_of(source: RecordSource) -> tuple[RecordSource, ...]:
+    """The sources that a source combines; itself where it combines none."""
+    return source.sources if isinstance(source, CombinedRecords) else (source,)
+
+
 def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
     """Offset of a record in its file, None for one that is in no file."""
     if isinstance(source, Archive):
@@ -829,9 +834,9 @@ Place = tuple[int, int]
 
 def archives_of(source: RecordSource) -> tuple[Archive, ...]:
     """The archives of a source; empty where it has another source too."""
-    several = source.sources if isinstance(source, CombinedRecords) else (source,)
-    found = tuple(each for each in several if isinstance(each, Archive))
-    return found if len(found) == len(several) else ()
+    parts = parts_of(source)
+    found = tuple(each for each in parts if isinstance(each, Archive))
+    return found if len(found) == len(parts) else ()
 
 
 def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None:

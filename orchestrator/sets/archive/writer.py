@@ -22,9 +22,9 @@ from orchestrator.sets.archive.reader import (
     FLAG_RAW,
     MAGIC,
     Archive,
-    CombinedRecords,
     StoredPayload,
     check_key,
+    parts_of,
 )
 from orchestrator.sets.records import RecordSource, RecordTag
 
@@ -203,7 +203,7 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
     Raises:
         ArchiveError: The writer's file cannot be written.
     """
-    for each in source.sources if isinstance(source, CombinedRecords) else (source,):
+    for each in parts_of(source):
         if isinstance(each, Archive):
             for record in each.records():
                 with contextlib.suppress(RecordError):  # it is listed in `damage`
