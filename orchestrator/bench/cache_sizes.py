@@ -90,10 +90,9 @@ class SizeWatch:
             split=split,
         )
         if isinstance(source, PipelineCache) and self._is_due(source.name, len(indices)):
-            with suppress(DriverError):  # the pipelines exist; the plot merely lacks a point
-                size = source.size()
-                with self._lock:
-                    self._asked.append(_Asked(time.perf_counter_ns(), source.name, size))
+            # Sizes and times in one order; after an error the plot merely lacks a point.
+            with suppress(DriverError), self._lock:
+                self._asked.append(_Asked(time.perf_counter_ns(), source.name, source.size()))
         return batch
 
     def _is_due(self, cache: str, pipelines: int) -> bool:
