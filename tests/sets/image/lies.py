@@ -31,7 +31,7 @@ from orchestrator.sets.image.documents import (
     json_name,
 )
 from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
-from tests.sets.spirv.spirv_words import assemble, instruction, text
+from tests.sets.spirv.shader_words import assemble, words_of
 
 Change = Callable[[dict[str, Any]], object]
 """Makes an honest structure lie."""
@@ -48,17 +48,17 @@ def hexed(key: int) -> str:
 def shader(model: int, *modes: tuple[int, ...], capability: int = 1, extension: str = "") -> bytes:
     """A shader of an execution model that does nothing."""
     return assemble(
-        instruction(17, capability),
-        *([instruction(10, *text(extension))] if extension else []),
-        instruction(14, 0, 1),
-        instruction(15, model, 3, *text("main")),
-        *(instruction(16, 3, *mode) for mode in modes),
-        instruction(19, 1),
-        instruction(33, 2, 1),
-        instruction(54, 1, 3, 0, 2),
-        instruction(248, 4),
-        instruction(253),
-        instruction(56),
+        (17, capability),
+        *([(10, *words_of(extension))] if extension else []),
+        (14, 0, 1),
+        (15, model, 3, *words_of("main")),
+        *((16, 3, *mode) for mode in modes),
+        (19, 1),
+        (33, 2, 1),
+        (54, 1, 3, 0, 2),
+        (248, 4),
+        (253,),
+        (56,),
     )
 
 

@@ -29,7 +29,7 @@ from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
-from tests.sets.spirv.spirv_words import assemble, compute_module, instruction, text
+from tests.sets.spirv.shader_words import assemble, compute_module, words_of
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
 TABLE = {
@@ -320,7 +320,7 @@ def test_a_pipeline_that_lists_an_unknown_structure_is_skipped_and_names_it() ->
 
 def test_a_damaged_module_fails_only_its_own_pipelines() -> None:
     records = Records()
-    other = compute_module(local_size=4)
+    other = compute_module(local_size=(4, 1, 1))
     key = module_hash(other, 0)
     records.add(RecordTag.SHADER_MODULE, key, encode_module(other, 0)[:-4])
     records.compute(1, module=key)
@@ -371,7 +371,7 @@ def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: py
 
     monkeypatch.setattr(builder, "_UnusableError", Kept)
     records = Records()
-    other = compute_module(local_size=4)
+    other = compute_module(local_size=(4, 1, 1))
     damaged = module_hash(other, 0)
     records.add(RecordTag.SHADER_MODULE, damaged, encode_module(other, 0)[:-4])
     for key in range(1, 41):
@@ -415,7 +415,7 @@ def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: py
 @pytest.mark.parametrize("limit", [1, 1 << 30])
 def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> None:
     records = Records()
-    other = compute_module(local_size=8)
+    other = compute_module(local_size=(8, 1, 1))
     records.add(RecordTag.SHADER_MODULE, module_hash(other, 0), encode_module(other, 0))
     records.compute(1)
     records.compute(2, module=module_hash(other, 0))
@@ -440,7 +440,7 @@ class CountedModules(Records):
 
 def test_the_last_modules_within_the_bound_are_kept() -> None:
     records = CountedModules()
-    codes = [compute_module(local_size=size) for size in (8, 16, 32)]
+    codes = [compute_module(local_size=(size, 1, 1)) for size in (8, 16, 32)]
     keys = [module_hash(code, 0) for code in codes]
     for number, (key, code) in enumerate(zip(keys, codes, strict=True), 1):
         records.add(RecordTag.SHADER_MODULE, key, encode_module(code, 0))
@@ -479,15 +479,15 @@ def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_th
 def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
     records = Records()
     vertex = assemble(
-        instruction(17, 1),
-        instruction(14, 0, 1),
-        instruction(15, 0, 3, *text("main")),
-        instruction(19, 1),
-        instruction(33, 2, 1),
-        instruction(54, 1, 3, 0, 2),
-        instruction(248, 4),
-        instruction(253),
-        instruction(56),
+        (17, 1),
+        (14, 0, 1),
+        (15, 0, 3, *words_of("main")),
+        (19, 1),
+        (33, 2, 1),
+        (54, 1, 3, 0, 2),
+        (248, 4),
+        (253,),
+        (56,),
     )
     key = module_hash(vertex, 0)
     records.add(RecordTag.SHADER_MODULE, key, encode_module(vertex, 0))
@@ -575,30 +575,30 @@ def test_a_library_must_be_one_and_what_links_must_be_whole() -> None:
 def reading_module(number: int, binding: int, *, used: bool) -> bytes:
     """A compute shader that declares a uniform block, and reads it or does not."""
     return assemble(
-        instruction(17, 1),
-        instruction(14, 0, 1),
-        instruction(15, 5, 3, *text("main")),
-        instruction(16, 3, 17, 1, 1, 1),
-        instruction(71, 7, 34, number),
-        instruction(71, 7, 33, binding),
-        instruction(71, 8, 2),
-        instruction(72, 8, 0, 35, 0),
-        instruction(19, 1),
-        instruction(33, 2, 1),
-        instruction(22, 5, 32),
-        instruction(30, 8, 5),
-        instruction(32, 9, 2, 8),
-        instruction(59, 9, 7, 2),
-        instruction(54, 1, 10, 0, 2),  # a function that main calls
-        instruction(248, 11),
-        *([instruction(61, 8, 12, 7)] if used else []),
-        instruction(253),
-        instruction(56),
-        instruction(54, 1, 3, 0, 2),
-        instruction(248, 4),
-        instruction(57, 1, 13, 10),
-        instruction(253),
-        instruction(56),
+        (17, 1),
+        (14, 0, 1),
+        (15, 5, 3, *words_of("main")),
+        (16, 3, 17, 1, 1, 1),
+        (71, 7, 34, number),
+        (71, 7, 33, binding),
+        (71, 8, 2),
+        (72, 8, 0, 35, 0),
+        (19, 1),
+        (33, 2, 1),
+        (22, 5, 32),
+        (30, 8, 5),
+        (32, 9, 2, 8),
+        (59, 9, 7, 2),
+        (54, 1, 10, 0, 2),  # a function that main calls
+        (248, 11),
+        *([(61, 8, 12, 7)] if used else []),
+        (253,),
+        (56,),
+        (54, 1, 3, 0, 2),
+        (248, 4),
+        (57, 1, 13, 10),
+        (253,),
+        (56,),
     )
 
 
@@ -646,7 +646,7 @@ def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
 
 
 def test_a_workgroup_of_nothing_fails() -> None:
-    code = compute_module(local_size=0)
+    code = compute_module(local_size=(0, 1, 1))
     records, module = Records(), module_hash(code, 0)
     records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
     records.compute(1, module=module)
@@ -656,27 +656,27 @@ def test_a_workgroup_of_nothing_fails() -> None:
 def sharing_module(*, used: bool = True) -> bytes:
     """A compute shader with an array of floats in shared memory, as long as constant 0 says: 64."""
     return assemble(
-        *(instruction(17, each) for each in (1, 11)),  # Int64, of which constants have 8 bytes
-        instruction(14, 0, 1),
-        instruction(15, 5, 3, *text("main")),
-        instruction(16, 3, 17, 1, 1, 1),
-        *(instruction(71, constant, 1, number) for number, constant in ((0, 7), (1, 8), (2, 9))),
-        instruction(19, 1),
-        instruction(33, 2, 1),
-        instruction(21, 5, 32, 0),
-        instruction(21, 6, 64, 0),
-        instruction(20, 10),
-        instruction(50, 5, 7, 64),
-        instruction(50, 6, 8, 1, 0),
-        instruction(48, 10, 9),
-        instruction(28, 11, 5, 7),
-        instruction(32, 12, 4, 11),
-        instruction(59, 12, 13, 4),
-        instruction(54, 1, 3, 0, 2),
-        instruction(248, 4),
-        *([instruction(61, 11, 14, 13)] if used else []),
-        instruction(253),
-        instruction(56),
+        *((17, each) for each in (1, 11)),  # Int64, of which constants have 8 bytes
+        (14, 0, 1),
+        (15, 5, 3, *words_of("main")),
+        (16, 3, 17, 1, 1, 1),
+        *((71, constant, 1, number) for number, constant in ((0, 7), (1, 8), (2, 9))),
+        (19, 1),
+        (33, 2, 1),
+        (21, 5, 32, 0),
+        (21, 6, 64, 0),
+        (20, 10),
+        (50, 5, 7, 64),
+        (50, 6, 8, 1, 0),
+        (48, 10, 9),
+        (28, 11, 5, 7),
+        (32, 12, 4, 11),
+        (59, 12, 13, 4),
+        (54, 1, 3, 0, 2),
+        (248, 4),
+        *([(61, 11, 14, 13)] if used else []),
+        (253,),
+        (56,),
     )
 
 
@@ -737,9 +737,9 @@ def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
         records.put(RecordTag.RAY_TRACING_PIPELINE, key, value | members)
 
     code = assemble(
-        instruction(17, 4479), instruction(14, 0, 1), instruction(15, 5313, 3, *text("main")),
-        instruction(19, 1), instruction(33, 2, 1), instruction(54, 1, 3, 0, 2), instruction(248, 4),
-        instruction(253), instruction(56),
+        (17, 4479), (14, 0, 1), (15, 5313, 3, *words_of("main")),
+        (19, 1), (33, 2, 1), (54, 1, 3, 0, 2), (248, 4),
+        (253,), (56,),
     )  # fmt: skip
     module = module_hash(code, 0)
     records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
@@ -761,7 +761,7 @@ def put_objects(records: Records, key: int) -> None:
     binding["immutableSamplers"] = [hexed(key + 1)]
     records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, key + 2, {"bindings": [binding]})
     records.put(RecordTag.PIPELINE_LAYOUT, key + 3, {"setLayouts": [hexed(key + 2)]})
-    code = compute_module(f"entry{key}")
+    code = compute_module(entry=f"entry{key}")
     records.add(RecordTag.SHADER_MODULE, module_hash(code, 0), encode_module(code, 0))
     records.compute(key, layout=key + 3, module=module_hash(code, 0), entry=f"entry{key}")
     for number, table in ((4, "renderPasses"), (5, "renderPasses2")):
@@ -834,7 +834,7 @@ def test_a_module_of_a_pipeline_that_is_left_out_is_not_in_the_image() -> None:
         put_objects(records, key)
     source = PipelineSet.from_records(records).leaving_out({BAD: "it ended the driver"})
     image = build_image(source, source.pipelines, AnyDevice()).image
-    assert [each.key for each in image.modules] == [module_hash(compute_module(f"entry{GOOD}"), 0)]
+    assert [each.key for each in image.modules] == [module_hash(compute_module(entry=f"entry{GOOD}"), 0)]
 
 
 def test_what_links_a_library_that_is_left_out_fails_with_it() -> None:

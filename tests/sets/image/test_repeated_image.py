@@ -25,7 +25,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver
-from tests.sets.spirv.spirv_words import compute_module
+from tests.sets.spirv.shader_words import compute_module
 
 FEEDBACK_SIZE = 16
 

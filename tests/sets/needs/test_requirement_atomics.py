@@ -39,7 +39,7 @@ from tests.sets.needs.atomic_shaders import (
     atomic_shader,
 )
 from tests.sets.needs.fake_capabilities import Everything
-from tests.sets.spirv.spirv_words import assemble, instruction
+from tests.sets.spirv.shader_words import assemble
 
 FLOAT = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
 FLOAT_32, INT_64 = Number(True, 32), Number(False, 64)
@@ -142,45 +142,47 @@ def test_operations_that_need_no_feature_are_left_out() -> None:
     assert list(atomic_features(Atomic(EXCHANGE, 7, True, 32))) == []
 
 
-def function(*body: list[int], before: tuple[list[int], ...] = (), capability: int = ADD_32) -> bytes:
+def function(
+    *body: tuple[int, ...], before: tuple[tuple[int, ...], ...] = (), capability: int = ADD_32
+) -> bytes:
     """A module that declares a capability, with a function of that body; %5 is a 32-bit float."""
     return assemble(
-        instruction(17, 1),
-        instruction(17, capability),
-        instruction(22, 5, 32),
+        (17, 1),
+        (17, capability),
+        (22, 5, 32),
         *before,
-        instruction(54, 1, 2, 0, 3),
-        instruction(248, 4),
+        (54, 1, 2, 0, 3),
+        (248, 4),
         *body,
-        instruction(253),
-        instruction(56),
+        (253,),
+        (56,),
         bound=64,
     )
 
 
 def test_pointers_by_whatever_makes_them() -> None:
-    pointer = instruction(32, 6, STORAGE_BUFFER, 5)
-    add = instruction(FLOAT_ADD, 5, 30, 20, 9, 9, 9)
+    pointer = (32, 6, STORAGE_BUFFER, 5)
+    add = (FLOAT_ADD, 5, 30, 20, 9, 9, 9)
     expected = (Atomic(FLOAT_ADD, STORAGE_BUFFER, True, 32),)
     for made in (
-        instruction(55, 6, 20),  # OpFunctionParameter
-        instruction(57, 6, 20, 40),  # OpFunctionCall
-        instruction(61, 6, 20, 40),  # OpLoad of a physical pointer
-        instruction(67, 6, 20, 40, 41),  # OpPtrAccessChain
-        instruction(120, 6, 20, 40),  # OpConvertUToPtr
-        instruction(169, 6, 20, 40, 41, 42),  # OpSelect
-        instruction(245, 6, 20, 40, 41, 42, 43),  # OpPhi
+        (55, 6, 20),  # OpFunctionParameter
+        (57, 6, 20, 40),  # OpFunctionCall
+        (61, 6, 20, 40),  # OpLoad of a physical pointer
+        (67, 6, 20, 40, 41),  # OpPtrAccessChain
+        (120, 6, 20, 40),  # OpConvertUToPtr
+        (169, 6, 20, 40, 41, 42),  # OpSelect
+        (245, 6, 20, 40, 41, 42, 43),  # OpPhi
     ):
         assert atomics_of(function(made, add, before=(pointer,))) == expected
     assert atomics_of(function(add, before=(pointer,))) == ()  # nothing makes it: its memory cannot be told
 
 
 def test_untyped_pointers_take_the_type_of_the_value() -> None:
-    before = (instruction(4417, 6, STORAGE_BUFFER), instruction(4418, 6, 20, STORAGE_BUFFER))
-    add = instruction(FLOAT_ADD, 5, 30, 20, 9, 9, 9)
+    before = ((4417, 6, STORAGE_BUFFER), (4418, 6, 20, STORAGE_BUFFER))
+    add = (FLOAT_ADD, 5, 30, 20, 9, 9, 9)
     assert atomics_of(function(add, before=before)) == (Atomic(FLOAT_ADD, STORAGE_BUFFER, True, 32),)
-    one = instruction(43, 5, 21, 0)
-    store = instruction(STORE, 20, 9, 9, 21)
+    one = (43, 5, 21, 0)
+    store = (STORE, 20, 9, 9, 21)
     expected = (Atomic(STORE, STORAGE_BUFFER, True, 32),)
     assert atomics_of(function(store, before=(*before, one))) == expected
     # No typed pointer tells of memory here, so that the capability alone has to lead into the functions.
@@ -188,39 +190,39 @@ def test_untyped_pointers_take_the_type_of_the_value() -> None:
 
 
 def test_other_encodings_of_floating_point_are_not_taken_for_it() -> None:
-    before = (instruction(22, 7, 16, 0), instruction(32, 6, STORAGE_BUFFER, 7))  # BFloat16KHR
-    body = (instruction(55, 6, 20), instruction(EXCHANGE, 7, 30, 20, 9, 9, 9))
+    before = ((22, 7, 16, 0), (32, 6, STORAGE_BUFFER, 7))  # BFloat16KHR
+    body = ((55, 6, 20), (EXCHANGE, 7, 30, 20, 9, 9, 9))
     assert atomics_of(function(*body, before=before)) == ()
 
 
 def test_each_kind_is_said_once() -> None:
-    pointer = instruction(32, 6, STORAGE_BUFFER, 5)
-    add = instruction(FLOAT_ADD, 5, 30, 20, 9, 9, 9)
-    swap = instruction(EXCHANGE, 5, 30, 20, 9, 9, 9)
-    found = atomics_of(function(instruction(55, 6, 20), *[add, swap] * 1000, before=(pointer,)))
+    pointer = (32, 6, STORAGE_BUFFER, 5)
+    add = (FLOAT_ADD, 5, 30, 20, 9, 9, 9)
+    swap = (EXCHANGE, 5, 30, 20, 9, 9, 9)
+    found = atomics_of(function((55, 6, 20), *[add, swap] * 1000, before=(pointer,)))
     assert [each.opcode for each in found] == [FLOAT_ADD, EXCHANGE]
 
 
 def test_words_that_only_look_like_an_operation_do_no_harm() -> None:
     plain = assemble(
-        instruction(17, 1),
-        instruction(22, 5, 32),
-        instruction(32, 7, STORAGE_BUFFER, 5),
-        instruction(43, 5, 6, 7 << 16 | EXCHANGE),
-        instruction(54, 1, 2, 0, 3),
-        instruction(56),
+        (17, 1),
+        (22, 5, 32),
+        (32, 7, STORAGE_BUFFER, 5),
+        (43, 5, 6, 7 << 16 | EXCHANGE),
+        (54, 1, 2, 0, 3),
+        (56,),
     )
     assert walk_spirv(plain).atomics == ()
 
 
 def test_framing_of_functions_is_proven_where_they_are_walked() -> None:
-    cut = function(instruction(55, 6, 20))[:-4] + (9 << 16 | 56).to_bytes(4, "little")
+    cut = function((55, 6, 20))[:-4] + (9 << 16 | 56).to_bytes(4, "little")
     with pytest.raises(SpirvError, match="instruction 56 of 9 words runs past"):
         walk_spirv(cut)
     with pytest.raises(SpirvError, match="instruction 21 of 2 words is too short"):
-        walk_spirv(function(before=(instruction(21, 7),)))
+        walk_spirv(function(before=((21, 7),)))
     with pytest.raises(SpirvError, match="id 64 is not in 1 to 63"):
-        walk_spirv(function(instruction(55, 6, 64), before=(instruction(32, 6, STORAGE_BUFFER, 5),)))
+        walk_spirv(function((55, 6, 64), before=((32, 6, STORAGE_BUFFER, 5),)))
 
 
 @pytest.mark.parametrize("storage", [STORAGE_BUFFER, WORKGROUP, IMAGE])

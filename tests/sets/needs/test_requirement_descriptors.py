@@ -25,7 +25,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver
 from tests.sets.needs.fake_capabilities import Bare, Everything, make
-from tests.sets.spirv.spirv_words import compute_module
+from tests.sets.spirv.shader_words import compute_module
 
 LIMITS = "VkPhysicalDeviceLimits"
 VERTEX, FRAGMENT, COMPUTE, ALL = 0x1, 0x10, 0x20, 0x7FFF_FFFF
@@ -257,7 +257,7 @@ class Layouts:
             )
             for bindings in sets
         ]
-        module = self.builder.shader_module(compute_module(entry))
+        module = self.builder.shader_module(compute_module(entry=entry))
         return self.builder.compute_pipeline(self.builder.pipeline_layout([None, *keys]), module, entry)
 
     def built(self, capabilities: Any) -> BuiltImage:

@@ -1,7 +1,4 @@
-"""Small SPIR-V modules, written as instructions.
-
-Small SPIR-V modules for tests, written as instructions.
-"""
+"""Small SPIR-V modules for tests, written as instructions, so that no compiler is needed."""
 
 from __future__ import annotations
 
@@ -32,18 +29,19 @@ def assemble(*instructions: tuple[int, ...], version: int = 0x10000, bound: int 
 
 def compute_module(
     *extra: tuple[int, ...],
+    entry: str = "main",
     capabilities: tuple[int, ...] = (1,),
     extensions: tuple[str, ...] = (),
     local_size: tuple[int, int, int] | None = (8, 4, 1),
     version: int = 0x10000,
 ) -> bytes:
-    """A module with a compute entry point "main"; `extra` goes before its function."""
+    """A module with a compute entry point; `extra` goes before its function."""
     modes = [(16, 2, 17, *local_size)] if local_size is not None else []
     return assemble(
         *((17, each) for each in capabilities),
         *((10, *words_of(each)) for each in extensions),
         (14, 0, 1),
-        (15, 5, 2, *words_of("main")),
+        (15, 5, 2, *words_of(entry)),
         *modes,
         *extra,
         *VOID_FUNCTION,
