@@ -6,6 +6,7 @@ own.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -44,6 +45,15 @@ class Done:
 
 Call = Callable[..., Done]
 
+DISPLAY_VARIABLES = "NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
 
 def inspected(done: Done) -> dict[str, Any]:
     """What `inspect --json` said of the only file."""
@@ -62,7 +72,7 @@ def usual_display() -> Iterator[None]:
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Call:
     """Call the program in this process."""
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in DISPLAY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     capsys.readouterr()
 

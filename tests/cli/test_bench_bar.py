@@ -6,8 +6,6 @@ time to go says what is not known.
 
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from orchestrator.bench.calibration import CalibrationProgress
@@ -17,13 +15,7 @@ from orchestrator.cli import bench, calibrate
 from orchestrator.cli.bench import eta_text
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress_bar import MeasurementBar
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.cli.conftest import Terminal
 
 
 def progress(eta: Eta, *, left_s: float | None = None, number: int = 0) -> BenchProgress:

@@ -8,18 +8,12 @@ import pytest
 
 from orchestrator.cli.console import PIPE_WIDTH
 from orchestrator.cli.output import Output, console_on, styled, table, write_json
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.cli.conftest import DISPLAY_VARIABLES, Terminal
 
 
 @pytest.fixture(autouse=True)
 def _plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR", "COLUMNS", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    for name in DISPLAY_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import io
-
 import pytest
 
 from orchestrator.cli.control import ProgressLines
@@ -13,14 +11,8 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from orchestrator.run.targets import TargetResult
+from tests.cli.conftest import Terminal
 from tests.drivers import run_on_device
-
-
-class Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        return True
 
 
 def progress(**changes: object) -> Progress:
