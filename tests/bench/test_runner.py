@@ -427,10 +427,16 @@ def test_a_warm_run_lasts_long_enough_and_is_not_too_large() -> None:
 
 def test_samples_of_the_simulated_device_in_processes_of_their_own(small_set: Path, tmp_path: Path) -> None:
     plan = evolve(
-        PLAN, set_paths=(str(small_set),), devices=("simulated",), workers=(2,), samples=1, duplicates=(0.5,)
+        PLAN,
+        set_paths=(str(small_set),),
+        devices=("simulated",),
+        modes=(CacheMode.PER_WORKER,),
+        workers=(2,),
+        samples=1,
+        duplicates=(0.5,),
     )
     outcome = run_bench(plan, tmp_path / "out", warm_passes=2)
-    assert (outcome.done, outcome.failed) == (12, ())
+    assert (outcome.done, outcome.failed) == (8, ())
     rows = [row for row in outcome.rows if isinstance(row, Sample)]
     assert len({row.environment.orchestrator for row in rows}) == 1
     for row in rows:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from orchestrator.bench.statistics import (
@@ -142,6 +142,7 @@ def test_an_unpaired_ratio_is_that_of_the_medians() -> None:
     assert found.count == 3
 
 
+@settings(max_examples=20)
 @given(times, times)
 def test_an_unpaired_ratio_and_its_inverse_agree(above: list[float], below: list[float]) -> None:
     there, back = unpaired_ratio(above, below), unpaired_ratio(below, above)
