@@ -25,14 +25,13 @@ from orchestrator.key_dependence.messages import (
     SurveyJob,
 )
 from orchestrator.registry import registry
-from orchestrator.registry.tables import FEATURES_ROOT, is_collection, same_members
+from orchestrator.registry.tables import FEATURES_ROOT, NEWEST_VERSION, is_collection, same_members
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 
 _PATCH: Final = 0xFFF
-_NEWEST: Final = 1 << 22 | 4 << 12
 _LIBRARY: Final = "VK_KHR_pipeline_library"
 _EACH: Final = 2
 _EACH_COMPUTE: Final = 4
@@ -84,7 +83,9 @@ def survey(job: SurveyJob, source: PipelineSet) -> Surveyed:
         active = device.features.layer_names
         return Surveyed(
             identity=device.identity,
-            application=ApplicationInfo(api_version=min(device.capabilities.api_version & ~_PATCH, _NEWEST)),
+            application=ApplicationInfo(
+                api_version=min(device.capabilities.api_version & ~_PATCH, NEWEST_VERSION)
+            ),
             groups=groups,
             features=tuple(each for each in all_features() if supported.has_feature(*each)),
             extensions=tuple(name for name in names if name in alone),
