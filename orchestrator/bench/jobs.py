@@ -190,7 +190,7 @@ def run_in_process(job: Job) -> Answer:
         except TimeoutError:
             return Refused(kind="timeout", reason=f"the sample did not end within {_JOB_TIMEOUT_S:.0f} s")
         if isinstance(answer, Ended):
-            last = answer.fault or answer.words[-_REASON_LENGTH:]
+            last = answer.fault or answer.output[-_REASON_LENGTH:]
             return Refused(kind="crash", reason=f"the process of the sample ended with {answer.how}: {last}")
         child.end(_ENDING_S)
     if isinstance(answer, Sample):  # the process itself does not know how long its start took

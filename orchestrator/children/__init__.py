@@ -2,7 +2,7 @@
 
     parent.Child ── requests ──> pipe ──> protocol.Channel ──> a service, by its name in `SERVICES`
                  <── answers ─── pipe <──                  <──
-                 <── last words ─ stderr, and whatever the service prints
+                 <── output ──── stderr, and whatever the service prints
 
 Guarantees: messages are typed, bounded in size and never pickled. The parent learns how a child ended,
 whatever happened, and no process stays behind. A child whose parent is gone ends by itself, with everything

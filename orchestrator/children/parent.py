@@ -49,9 +49,9 @@ from orchestrator.process import flush_c_streams, has_exited, kill_group
 ENTRY: Final = "orchestrator.children"
 
 _READ_SIZE = 1 << 16
-_WORDS_KEPT = 4096
+_OUTPUT_KEPT = 4096
 _GRACE_S = 5.0
-_HEARING_S = 30.0
+_DRAIN_S = 30.0
 _A = TypeVar("_A", bound=msgspec.Struct)
 
 
@@ -61,13 +61,13 @@ class Ended:
 
     Attributes:
         status: Its exit code; if negative, the signal that ended it.
-        words: The last text that it printed.
+        output: The last text that it printed.
         fault: What was wrong with an invalid answer, or "".
         killed: Whether it was killed, because it did not end by itself or sent an invalid answer.
     """
 
     status: int
-    words: str = ""
+    output: str = ""
     fault: str = ""
     killed: bool = False
 
@@ -77,9 +77,9 @@ class Ended:
         return f"signal {-self.status}" if self.status < 0 else f"exit code {self.status}"
 
     @property
-    def said(self) -> str:
+    def how_with_output(self) -> str:
         """How it ended, with what it printed last: "signal 6: Unknown family"."""
-        return f"{self.how}: {self.words}" if self.words else self.how
+        return f"{self.how}: {self.output}" if self.output else self.how
 
     @property
     def signal(self) -> str:
@@ -103,11 +103,11 @@ class Child(Generic[_A]):
         program: The Python interpreter; None to fork this process, which must then have only one thread, no
             running event loop, and no driver.
         descriptors: Further open files that it inherits, under the same numbers.
-        listens: Whether to read what it prints at once, which takes a thread; else call `listen` later.
+        reads_output: Whether to read what it prints at once, which takes a thread; else call `read_output`.
 
     Attributes:
         process_id: Its process id, which is also the id of its process group.
-        on_words: Called with each piece of what it prints from now on, in a thread of its own.
+        on_output: Called with each piece of what it prints from now on, in a thread of its own.
 
     Raises:
         OSError: It cannot be started.
@@ -122,7 +122,7 @@ class Child(Generic[_A]):
         environment: Mapping[str, str] | None = None,
         program: str | None = sys.executable,
         descriptors: Sequence[int] = (),
-        listens: bool = True,
+        reads_output: bool = True,
     ) -> None:
         if service not in SERVICES:
             raise ValueError(f"{service!r} is no service; the services are {', '.join(SERVICES)}")
@@ -132,8 +132,8 @@ class Child(Generic[_A]):
         self._fault = ""
         self._ended: Ended | None = None
         self._reaping = threading.Lock()
-        self._words = b""
-        self.on_words: Callable[[bytes], None] | None = None
+        self._output = b""
+        self.on_output: Callable[[bytes], None] | None = None
         pipes = [os.pipe() for _ in range(3)]
         theirs = Ends(pipes[0][0], pipes[1][1], pipes[2][1])
         ours = pipes[0][1], pipes[1][0], pipes[2][0]
@@ -153,9 +153,9 @@ class Child(Generic[_A]):
         )
         for each in ours[:2]:
             os.set_blocking(each, False)
-        self._listener: threading.Thread | None = None
-        if listens:
-            self.listen()
+        self._output_thread: threading.Thread | None = None
+        if reads_output:
+            self.read_output()
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +165,12 @@ class Child(Generic[_A]):
     ) -> None:
         self.end(0.0)
 
-    def listen(self) -> threading.Thread:
+    def read_output(self) -> threading.Thread:
         """Read what it prints, in a thread that is returned. Idempotent."""
-        if self._listener is None:
-            self._listener = threading.Thread(target=self._listen, daemon=True)
-            self._listener.start()
-        return self._listener
+        if self._output_thread is None:
+            self._output_thread = threading.Thread(target=self._keep_output, daemon=True)
+            self._output_thread.start()
+        return self._output_thread
 
     # --- blocking
 
@@ -219,9 +219,9 @@ class Child(Generic[_A]):
             status = self._reap()
             for pipe in (self._requests, self._answers):
                 pipe.close()
-            self._hear_out()
-            words = self._words.decode("utf-8", "replace").strip()
-            self._ended = Ended(status, words, self._fault, not exited)
+            self._drain_output()
+            output = self._output.decode("utf-8", "replace").strip()
+            self._ended = Ended(status, output, self._fault, not exited)
         return self._ended
 
     def leave(self, grace_s: float = _GRACE_S) -> None:
@@ -293,29 +293,29 @@ class Child(Generic[_A]):
             return None
         return answer
 
-    def _listen(self) -> None:
+    def _keep_output(self) -> None:
         """Read what it prints, because a full pipe would stop it; keep the last part."""
         with self._printed as pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
-                self._words = (self._words + data)[-_WORDS_KEPT:]
-                if (hear := self.on_words) is not None:
-                    hear(data)
+                self._output = (self._output + data)[-_OUTPUT_KEPT:]
+                if (on_output := self.on_output) is not None:
+                    on_output(data)
 
-    def _hear_out(self) -> None:
-        """Hear all that it printed. All that could write to its stderr are dead, or have left its group."""
-        listener, deadline = self.listen(), time.monotonic() + _HEARING_S
-        listener.join(1.0)
-        while listener.is_alive() and self._is_unheard() and time.monotonic() < deadline:
-            listener.join(0.1)  # it had no processor yet
-        while not (listener.is_alive() or has_exited(listener)) and time.monotonic() < deadline:
+    def _drain_output(self) -> None:
+        """Read all that it printed. All that could write to its stderr are dead, or have left its group."""
+        thread, deadline = self.read_output(), time.monotonic() + _DRAIN_S
+        thread.join(1.0)
+        while thread.is_alive() and self._has_unread_output() and time.monotonic() < deadline:
+            thread.join(0.1)  # it had no processor yet
+        while not (thread.is_alive() or has_exited(thread)) and time.monotonic() < deadline:
             time.sleep(0.001)  # or this process could not fork the next child
 
-    def _is_unheard(self) -> bool:
+    def _has_unread_output(self) -> bool:
         """Whether there is something to read of what it printed, or the end of that."""
         poll = select.poll()
         try:
             poll.register(self._printed, select.POLLIN)
-        except ValueError:  # the listener has closed it
+        except ValueError:  # the thread has closed it
             return False
         return bool(poll.poll(0))
 
@@ -381,7 +381,7 @@ def _spawned(
         [program, "-P", "-m", ENTRY, service, msgspec.json.encode(limits).decode()],
         stdin=ends.requests,
         stdout=ends.answers,
-        stderr=ends.words,
+        stderr=ends.output,
         env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
         start_new_session=True,
         pass_fds=descriptors,

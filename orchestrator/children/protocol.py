@@ -285,7 +285,7 @@ class Ends(NamedTuple):
 
     requests: int
     answers: int
-    words: int
+    output: int
 
 
 def main() -> int:
@@ -361,10 +361,10 @@ def _regular_file(descriptor: int) -> tuple[int, int] | None:
 
 def _take_streams(ends: Ends) -> None:
     """Make stdin empty, and send what is printed to the parent."""
-    os.dup2(ends.words, 1)
-    if ends.words != 2:
-        os.dup2(ends.words, 2)
-        os.close(ends.words)  # the next one may need its descriptor: a fork has all those of its parent yet
+    os.dup2(ends.output, 1)
+    if ends.output != 2:
+        os.dup2(ends.output, 2)
+        os.close(ends.output)  # the next one may need its descriptor: a fork has all those of its parent yet
     with Path(os.devnull).open("rb") as nothing:
         os.dup2(nothing.fileno(), 0)
 

@@ -250,4 +250,4 @@ def _asked(request: Request, environment: tuple[tuple[str, str], ...]) -> tuple[
         case SentError():
             raise NoDeviceError(answer.message)
         case Ended():
-            raise NoDeviceError(f"RADV did not say which families it has: {answer.said}")
+            raise NoDeviceError(f"RADV did not say which families it has: {answer.how_with_output}")

@@ -205,11 +205,13 @@ def _asked(
 ) -> Answer | str:
     """What a child answers; a text says what a driver did to it instead."""
     program = None if may_fork() else sys.executable
-    with Child[Answer]("devices", Answer, environment=environment, program=program, listens=False) as child:
-        child.on_words = on_output
-        child.listen()
+    with Child[Answer](
+        "devices", Answer, environment=environment, program=program, reads_output=False
+    ) as child:
+        child.on_output = on_output
+        child.read_output()
         try:
             answer = child.ask(request, _ANSWER_S)
         except TimeoutError:
             return f"did not come back within {_ANSWER_S:.0f} s"
-    return f"ended its process with {answer.said}" if isinstance(answer, Ended) else answer
+    return f"ended its process with {answer.how_with_output}" if isinstance(answer, Ended) else answer

@@ -30,7 +30,7 @@ from orchestrator.temporary import temporary_folder
 SILENCE_S: Final = 120.0
 """A process that sends nothing for this time counts as hanging, s."""
 
-_WORDS: Final = 300
+_OUTPUT_SHOWN: Final = 300
 _LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
@@ -122,7 +122,7 @@ class JobRunner:
         if answer.fault:
             return at, f"the process sent an invalid answer: {answer.fault}"
         if answer.status:
-            return at, f"the process ended with {answer.how}: {answer.words[-_WORDS:]}"
+            return at, f"the process ended with {answer.how}: {answer.output[-_OUTPUT_SHOWN:]}"
         return None, None
 
 

@@ -440,7 +440,7 @@ class CompileServer:
                 environment=None if program is None else compiling_environment(os.environ),
                 program=program,
                 descriptors=(table, papers, *kept),
-                listens=False,
+                reads_output=False,
             )
         except BaseException:
             os.close(table)

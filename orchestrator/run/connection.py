@@ -67,7 +67,7 @@ class Connection:
     async def listen(self) -> None:
         """Sort answers, and hear what is printed, until the server ends."""
         child = self.server.child
-        child.listen()
+        child.read_output()
         while True:
             while (answer := child.take()) is not None:
                 # Without a number it is about the set, which all forks need. A process with a driver may

@@ -849,7 +849,7 @@ def _answered(child: Child[Answer], request: Request, doing: str) -> Answer:
         raise DeviceError(f"{doing}: the driver did not come back within {_ANSWER_S:.0f} s") from None
     match answer:
         case Ended():
-            raise DeviceError(f"{doing}: the process of the driver ended with {answer.said}")
+            raise DeviceError(f"{doing}: the process of the driver ended with {answer.how_with_output}")
         case SentError():
             raise answer.error()
     return answer

@@ -314,7 +314,7 @@ class _Supervisor:
     async def _run(self, server: CompileServer) -> CompileReport | None:
         while True:
             connection = Connection.to(server)
-            server.child.on_words = self.words.take
+            server.child.on_output = self.words.take
             try:
                 with first_error():
                     async with trio.open_nursery() as nursery:

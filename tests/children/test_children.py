@@ -99,12 +99,12 @@ def test_answers_of_several_threads_do_not_mix() -> None:
     assert sorted(each.number for each in answers) == sorted([*range(4)] * 20)
 
 
-def test_what_a_driver_prints_is_heard_and_does_not_mix_with_answers() -> None:
+def test_what_a_driver_prints_is_read_and_does_not_mix_with_answers() -> None:
     with started() as child:
         assert said(child.ask(Do("prints"), PATIENCE_S)).text == "still here"
-        words = ended(child.ask(Do("exits", 3), PATIENCE_S)).words
+        output = ended(child.ask(Do("exits", 3), PATIENCE_S)).output
     for whose in ("Python", "a driver", "C"):
-        assert f"a greeting of {whose}\n" in words
+        assert f"a greeting of {whose}\n" in output
 
 
 def test_stdin_is_empty() -> None:
@@ -113,21 +113,21 @@ def test_stdin_is_empty() -> None:
         assert said(child.ask(Do("echo", 1), PATIENCE_S)).number == 1
 
 
-def test_only_the_last_words_are_kept_however_many_there_are() -> None:
+def test_only_the_last_output_is_kept_however_many_there_are() -> None:
     with started() as child:
         assert said(child.ask(Do("floods", 2000), PATIENCE_S)).text == "flooded"
-        words = ended(child.ask(Do("exits", 1), PATIENCE_S)).words
-    assert len(words) <= 4096
-    assert words.endswith("the last words\nwhy it ended")
+        output = ended(child.ask(Do("exits", 1), PATIENCE_S)).output
+    assert len(output) <= 4096
+    assert output.endswith("the last words\nwhy it ended")
 
 
-def test_what_is_heard_late_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the thread that listens may have no processor for a second."""
-    listen, join, joined = Child._listen, threading.Thread.join, threading.Event()
+def test_output_that_is_read_late_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine the thread that reads may have no processor for a second."""
+    keep, join, joined = Child._keep_output, threading.Thread.join, threading.Event()
 
     def late(child: Child[Said]) -> None:
         assert joined.wait(PATIENCE_S)
-        listen(child)
+        keep(child)
 
     def in_vain(thread: threading.Thread, timeout: float | None = None) -> None:
         if timeout == 1.0:
@@ -135,17 +135,22 @@ def test_what_is_heard_late_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None
         else:
             join(thread, timeout)
 
-    monkeypatch.setattr(Child, "_listen", late)
+    monkeypatch.setattr(Child, "_keep_output", late)
     monkeypatch.setattr(threading.Thread, "join", in_vain)
     with started() as child:
-        assert ended(child.ask(Do("exits", 1), PATIENCE_S)).words == "why it ended"
+        assert ended(child.ask(Do("exits", 1), PATIENCE_S)).output == "why it ended"
 
 
 @pytest.mark.parametrize("code", [0, 7])
 def test_an_exit_is_a_value(code: int) -> None:
     with started() as child:
         end = ended(child.ask(Do("exits", code), PATIENCE_S))
-        assert (end.status, end.words, end.how, end.signal) == (code, "why it ended", f"exit code {code}", "")
+        assert (end.status, end.output, end.how, end.signal) == (
+            code,
+            "why it ended",
+            f"exit code {code}",
+            "",
+        )
         assert not end.fault
         assert not end.killed
         assert child.receive() is child.ask(Do("echo")) is end
@@ -161,15 +166,15 @@ def test_an_exception_is_its_last_words() -> None:
     with started() as child:
         end = ended(child.ask(Do("no such deed"), PATIENCE_S))
     assert end.status == 1
-    assert "KeyError: 'no such deed'" in end.words
+    assert "KeyError: 'no such deed'" in end.output
 
 
 def test_a_request_that_is_none_is_told() -> None:
     with started() as child:
         end = ended(child.ask(Said("what a child says"), PATIENCE_S))
     assert end.how == "exit code 1"
-    assert "a request: frame: a body of" in end.words
-    assert "'said'" in end.words
+    assert "a request: frame: a body of" in end.output
+    assert "'said'" in end.output
 
 
 @pytest.mark.parametrize("number", [0, signal.SIGKILL])
@@ -198,7 +203,7 @@ def test_a_child_does_not_say_more_than_the_bound() -> None:
         with pytest.raises(FrameError, match="over the bound of 1000"):
             child.send(Do("echo", data=bytes(1001)))
         end = ended(child.ask(Do("too_much", 1001), PATIENCE_S))
-    assert "FrameError: frame: a Said of" in end.words
+    assert "FrameError: frame: a Said of" in end.output
 
 
 def test_a_child_that_hangs_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +240,7 @@ def test_memory_is_limited() -> None:
     with started(ChildLimits(memory_bytes=1 << 30)) as child:
         assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
         end = ended(child.ask(Do("swells", 1 << 31), PATIENCE_S))
-    assert "MemoryError" in end.words
+    assert "MemoryError" in end.output
 
 
 def test_memory_of_the_parent_counts_for_no_child() -> None:
@@ -273,7 +278,7 @@ def test_a_child_imports_what_its_parent_does_and_nothing_beside(
         )
         assert (
             "No module named 'planted_here'"
-            in ended(child.ask(Do("imports", data=b"planted_here"), PATIENCE_S)).words
+            in ended(child.ask(Do("imports", data=b"planted_here"), PATIENCE_S)).output
         )
 
 

@@ -31,7 +31,7 @@ with parent.Child(SERVICE, Said, program=None) as child:
     state = child.ask(Do("state")).text
     child.send(Do("returns"))
     end = child.receive()
-    os.write(1, f"{state}; {end.how}, {end.words}\\n".encode())
+    os.write(1, f"{state}; {end.how}, {end.output}\\n".encode())
 assert signal.getsignal(signal.SIGTERM) is print
 assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 """
@@ -87,12 +87,12 @@ from tests.children.misbehaving import SERVICE, Do, Said
 SERVICES[SERVICE] = "tests.children.misbehaving"
 held = int(sys.argv[1])
 forks = [
-    parent.Child(SERVICE, Said, program=None, descriptors=(held,), listens=False) for _ in range(3)
+    parent.Child(SERVICE, Said, program=None, descriptors=(held,), reads_output=False) for _ in range(3)
 ]
 assert len(os.listdir("/proc/self/task")) == 1
 pipes = []
 for child in forks:
-    child.listen()
+    child.read_output()
     assert child.ask(Do("echo", 7)).number == 7
     links = [f"/proc/{child.process_id}/fd/{each}" for each in child.ask(Do("descriptors")).text.split(",")]
     pipes.append([os.readlink(each) for each in links if os.path.lexists(each)])
@@ -174,7 +174,7 @@ def hold_back(_):
 for _ in range(2):
     assert may_fork()
     with parent.Child(SERVICE, Said, program=None) as child:
-        child.on_words = hold_back
+        child.on_output = hold_back
         child.ask(Do("prints"))
 print("forked twice")
 """

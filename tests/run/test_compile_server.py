@@ -36,7 +36,7 @@ class Stuck:
         except BlockingIOError:
             return 0
 
-    def listen(self) -> None:
+    def read_output(self) -> None:
         pass
 
     def take(self) -> None:

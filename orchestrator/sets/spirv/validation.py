@@ -171,7 +171,7 @@ def _judge(
 
 def _judgement(answer: Judged | Ended) -> Judgement:
     if isinstance(answer, Ended):
-        why = answer.fault or answer.words[-_TEXT_SHOWN:]
+        why = answer.fault or answer.output[-_TEXT_SHOWN:]
         return Judgement(
             Verdict.UNKNOWN, f"the process that asks spirv-val ended with {answer.how}: {why}".rstrip(": ")
         )
