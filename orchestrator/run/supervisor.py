@@ -1122,16 +1122,17 @@ class DriverWords:
         """All messages so far, with the pipelines that caused them as far as known; the most lines first."""
         with self._lock:
             cases = dict(self._cases)
+        lines: Counter[int] = Counter()  # of the remaining cases
+        for keys, case in cases.items():
+            lines.update(dict.fromkeys(keys, case.lines))
         found: list[DriverMessages] = []
         while cases:
-            lines: Counter[int] = Counter()
-            for keys, case in cases.items():
-                for key in keys:
-                    lines[key] += case.lines
             # The pipeline that was there for most remaining lines, and others that were there as often.
             most = max(lines.values(), default=0)
             likely = sorted(key for key, count in lines.items() if count == most and most)
             mine = [keys for keys in cases if not likely or likely[0] in keys]
+            for keys in mine:
+                lines.subtract(dict.fromkeys(keys, cases[keys].lines))
             taken = [cases.pop(keys) for keys in mine]
             found.append(
                 DriverMessages(
