@@ -141,10 +141,11 @@ def test_an_interrupt_outside_of_a_compile(
 
 # As Python imports this at its start, a signal comes when the program loads a module, and only then.
 _SIGNAL_AT_IMPORT = """
-import signal, sys
+import os, signal, sys
+process = os.getpid()  # its fork that parses dies of a signal
 class Finder:
     def find_spec(self, name, path=None, target=None):
-        if name in modules:
+        if name in modules and os.getpid() == process:
             modules.remove(name)
             signal.raise_signal(signal.SIGTERM)
 modules = {modules}
