@@ -313,11 +313,10 @@ class SpirvSupply:
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
         """Code as bytes, or why it cannot be used. Any thread, also after the time limit."""
         identified = module.identified
-        refusal = None
         if not identified.provider.trusted:
             refusal = self._judge(identified).refusal(module.number, code)
-        if refusal is not None:
-            return refusal
+            if refusal is not None:
+                return refusal
         assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
         return bytes(code)
 
