@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import struct
 
-VOID_FUNCTION = ((54, 2, 1, 0, 3), (248, 4), (253,), (56,))
+VOID_FUNCTION = ((19, 60), (33, 61, 60), (54, 60, 2, 0, 61), (248, 62), (253,), (56,))
+"""Function 2, which does nothing, with its types."""
 
 
 def words_of(text: str) -> tuple[int, ...]:
