@@ -60,9 +60,10 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError
 if TYPE_CHECKING:
     from orchestrator.devices.vulkan.binaries import Binaries
 
-#: VkDriverId of drivers that do not cache a stage which the new pipeline shares with a living one: NVIDIA's
-#: own (580.159), for ray tracing. Of the 84 pipelines of sascha_rt, 28 were missing in every cache, and none
-#: if each was destroyed before the next was created. Pipelines with `keep` are not destroyed.
+#: VkDriverId of drivers that neither cache nor capture a stage which the new pipeline shares with a living
+#: one: NVIDIA's own (580.159), for ray tracing. Of the 84 pipelines of sascha_rt, 28 were missing in every
+#: cache, and 79 of 88 were refused from their binaries; none is, if each is destroyed before the next is
+#: created. Pipelines with `keep` are not destroyed, nor are those of other workers.
 SHARES_LIVING_STAGES: Final = frozenset({4})
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
@@ -342,13 +343,7 @@ class VulkanDevice:
         identified: bool = False,
     ) -> CreationBatch:
         """Create pipelines all with code, or all without; one by one for `SHARES_LIVING_STAGES`."""
-        alone = (
-            not keep
-            and self.identity.driver_id in SHARES_LIVING_STAGES
-            and bound.image.counts[PipelineKind.RAY_TRACING] > 0
-            and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
-        )
-        if not alone:
+        if keep or not self._shares_living_stages(bound, indices):
             return self._create(
                 bound, indices, source, fail_on_compile_required, split, keep=keep, identified=identified
             )
@@ -361,6 +356,13 @@ class VulkanDevice:
             batch.put(here, part)
             bound.destroy_discarded()
         return batch
+
+    def _shares_living_stages(self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> bool:
+        return (
+            self.identity.driver_id in SHARES_LIVING_STAGES
+            and bound.image.counts[PipelineKind.RAY_TRACING] > 0
+            and bool((bound.image.kinds[indices] == _RAY_TRACING).any())
+        )
 
     def _create(
         self,
@@ -536,17 +538,31 @@ class VulkanDevice:
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
-        binaries = self._binaries()
         with self._bound(prepared, creating=indices) as bound:
             self._remake_libraries(bound, indices, NO_SOURCE)
-            with bound.modules(indices):
-                batch, captured = binaries.create_captured(bound, indices)
-                if self.features.shader_module_identifiers:
-                    captured = [
-                        msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
-                        for each in captured
-                    ]
-            return self._settled(bound, indices, batch, keep=keep), captured
+            if keep or not self._shares_living_stages(bound, indices):
+                return self._capture(bound, indices, keep=keep)
+            batch = CreationBatch.of_zeros(len(indices))
+            captured: list[CapturedPipeline] = []
+            for place in range(len(indices)):
+                here = slice(place, place + 1)
+                part, own = self._capture(bound, indices[here], keep=False)
+                batch.put(here, part)
+                captured += own
+                bound.destroy_discarded()
+            return batch, captured
+
+    def _capture(
+        self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        with bound.modules(indices):
+            batch, captured = self._binaries().create_captured(bound, indices)
+            if self.features.shader_module_identifiers:
+                captured = [
+                    msgspec.structs.replace(each, identifiers=bound.stage_identifiers(each.index))
+                    for each in captured
+                ]
+        return self._settled(bound, indices, batch, keep=keep), captured
 
     def probe_internal_cache(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]

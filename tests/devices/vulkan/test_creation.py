@@ -535,6 +535,11 @@ def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
     again = device.create_pipelines(prepared, plain, cache)
     assert (again.feedback_flags & HIT).tolist() == [HIT] * 4
     order.clear()
+    _, captured = device.create_captured(prepared, plain)
+    assert [each for each in order if each > 0] == [1] * 4
+    assert order[-2:] == [1, -1]
+    assert [each.index for each in captured] == plain.tolist()
+    order.clear()
     kept = device.create_pipelines(prepared, plain, cache, keep=True)
     assert order == [4]
     device.destroy_pipelines(kept.handles)
