@@ -63,8 +63,9 @@ if TYPE_CHECKING:
 #: VkDriverId of drivers that neither cache nor capture a stage which the new pipeline shares with a living
 #: one: NVIDIA's own (580.159), for ray tracing. Of the 84 pipelines of sascha_rt, 28 were missing in every
 #: cache, and 79 of 88 were refused from their binaries; none is, if each is destroyed before the next is
-#: created. Pipelines with `keep` are not destroyed, nor are those of other workers.
+#: created. Pipelines with `keep` are not destroyed. Other workers wait where pipelines are captured.
 SHARES_LIVING_STAGES: Final = frozenset({4})
+_ALONE_S: Final = 5.0
 _EXTERNALLY_SYNCHRONIZED: Final = 0x1
 _INTERNALLY_SYNCHRONIZED_MERGE: Final = 0x8
 # A cache that other workers fill grows between the size query and the read; each round queries again.
@@ -108,6 +109,7 @@ class VulkanDevice:
         # Under this: what there is, and the calls in flight.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
+        self._capturing = threading.Lock()
         self._prepared: set[VulkanPreparedPipelines] = set()
         self._calls = 0
 
@@ -546,11 +548,25 @@ class VulkanDevice:
             captured: list[CapturedPipeline] = []
             for place in range(len(indices)):
                 here = slice(place, place + 1)
-                part, own = self._capture(bound, indices[here], keep=False)
+                with self._without_others():
+                    part, own = self._capture(bound, indices[here], keep=False)
+                    bound.destroy_discarded()
                 batch.put(here, part)
                 captured += own
-                bound.destroy_discarded()
             return batch, captured
+
+    @contextmanager
+    def _without_others(self) -> Iterator[None]:
+        """Have no pipeline of another worker live that is captured so, unless it takes too long.
+
+        Compiles take longer than that only where few are at a time, and a call has a time limit.
+        """
+        is_alone = self._capturing.acquire(timeout=_ALONE_S)
+        try:
+            yield
+        finally:
+            if is_alone:
+                self._capturing.release()
 
     def _capture(
         self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool

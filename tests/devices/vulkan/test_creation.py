@@ -535,7 +535,15 @@ def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
     again = device.create_pipelines(prepared, plain, cache)
     assert (again.feedback_flags & HIT).tolist() == [HIT] * 4
     order.clear()
+    capture, held = device._capture, []
+
+    def watched(*given: Any, **options: Any) -> Any:
+        held.append(device._capturing.locked())
+        return capture(*given, **options)
+
+    monkeypatch.setattr(device, "_capture", watched)
     _, captured = device.create_captured(prepared, plain)
+    assert held == [True] * 4  # no other worker has one at this time
     assert [each for each in order if each > 0] == [1] * 4
     assert order[-2:] == [1, -1]
     assert [each.index for each in captured] == plain.tolist()
