@@ -85,7 +85,7 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
     """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
-    from orchestrator.stores.kinds import BINARY_PACK_MAGIC
+    from orchestrator.stores.kinds import BINARY_PACK_MAGIC, STORE_NAME
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     head = _head(file)
@@ -95,8 +95,11 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
         return _inspect_plan(output, file)
     if head.startswith(BINARY_PACK_MAGIC):
         return _inspect_binaries(output, file, identity)
-    if file.is_file() and (beside := inspect_beside(file.resolve())) is not None:
-        return _inspect_beside(output, file, beside)
+    if file.is_file():
+        # Other files lie beside the file that a link names; a store that is a link is refused.
+        named = file if file.name == STORE_NAME else file.resolve()
+        if (beside := inspect_beside(named)) is not None:
+            return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
     if found.kind in (CacheFileKind.NOT_A_CACHE_FILE, CacheFileKind.UNREADABLE):
         return _inspect_stranger(output, found, head)

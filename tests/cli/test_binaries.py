@@ -12,7 +12,7 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.devices import listing
 from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.binary_store import LEAST_BOUND, STORE_NAME, BinaryStore, Generation
+from orchestrator.stores.binary_store import LEAST_BOUND, STORE_NAME, BinaryStore, Generation, StoreError
 from tests.cli.conftest import Call
 from tests.stores.test_binary_store import pipeline
 
@@ -101,6 +101,21 @@ def test_its_files_are_inspected(call: Call, folder: Path) -> None:
     path.unlink()
     path.symlink_to(folder / "nowhere")
     assert call("inspect", path).code == ExitCode.BAD_INPUT
+
+
+def test_a_store_that_is_a_link_is_inspected_as_it_is_opened(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    linked = tmp_path / "linked"
+    linked.mkdir(mode=0o700)
+    (linked / STORE_NAME).symlink_to(folder / STORE_NAME)
+    monkeypatch.chdir(linked)
+    for path in (linked / STORE_NAME, Path(STORE_NAME)):
+        done = call("inspect", path, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        assert "symbolic link" in done.document["files"][0]["reason"]
+    with pytest.raises(StoreError, match="symbolic link"):
+        BinaryStore.open(linked, create=False)
 
 
 def test_generations_that_cannot_be_read_are_not_called_nothing(call: Call, folder: Path) -> None:
