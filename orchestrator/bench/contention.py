@@ -456,7 +456,7 @@ def _warnings(cells: Sequence[CellReport], comparisons: Sequence[Comparison]) ->
         found.append(
             f"in {len(missing)} of {len(warm)} warm cells the driver did not find all pipelines in a cache "
             f"(missing up to {least_warm.created - least_warm.hits:,} of {least_warm.created:,}): their "
-            "figures are not those of a warm cache, unless this driver does not report hits"
+            "figures include compiles, unless this driver does not report hits"
         )
     found += [words for each in cells if (words := _sleep_words(each))]
     notes = sorted({note for each in cells for sample in each.samples for note in sample.notes})
