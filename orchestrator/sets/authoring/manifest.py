@@ -45,6 +45,7 @@ from orchestrator.sets.authoring.builder import (
 )
 from orchestrator.sets.authoring.names import enum_number, unknown
 from orchestrator.sets.authoring.structures import in_snake_case
+from orchestrator.sets.image.built import LIBRARY_DEPTH
 from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
@@ -324,9 +325,8 @@ def _readable(value: object) -> str:
     return str(value)
 
 
-#: Most libraries that link each other in a row, and most characters of the names of what an entry links: a
-#: name has those of all libraries below it, which can double at each one.
-MAX_LINKED = 64
+#: Most characters of the names of what an entry links: a name has those of all libraries below it, which can
+#: double at each one.
 MAX_LINKED_NAMES = 1 << 16
 
 MAX_SHADER_BYTES = 64 << 20
@@ -459,6 +459,7 @@ class _Packer:
     render_passes: dict[str, int] = Factory(dict)
     packed: dict[str, list[tuple[str, int]]] = Factory(dict)
     pending: list[str] = Factory(list)
+    links_deep: dict[str, int] = Factory(dict)
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Self:
@@ -615,21 +616,23 @@ class _Packer:
 
     def _entry(self, entry: str) -> list[tuple[str, int]]:
         """Pack an entry after the libraries that it links; returns label and key of each permutation."""
-        if entry in self.packed:
-            return self.packed[entry]
         if entry in self.pending:
             cycle = " -> ".join([*self.pending[self.pending.index(entry) :], entry])
             raise ManifestError(f"{self.path}: {entry}: libraries link each other: {cycle}")
-        if len(self.pending) == MAX_LINKED:
+        if len(self.pending) + self.links_deep.get(entry, 0) > LIBRARY_DEPTH:
             raise ManifestError(
-                f"{self.path}: {entry}: is linked through more than {MAX_LINKED} libraries; link it directly"
+                f"{self.path}: {self.pending[0]}: links libraries more than {LIBRARY_DEPTH} deep, through "
+                f"{entry}; link some of them directly"
             )
+        if entry in self.packed:
+            return self.packed[entry]
         self.pending.append(entry)
         kind, _, name = entry.partition(".")
         table = getattr(self.manifest, kind)[name]
+        linked = getattr(table, "link", [])
         keys: list[tuple[str, int]] = []
         for permutation in permutations_of(table.permutations, f"{self.path}: {entry}", kind=kind):
-            for label, libraries in self._links(kind, getattr(table, "link", []), entry):
+            for label, libraries in self._links(kind, linked, entry):
                 full = f"{entry}{permutation.label}{label}"
                 where = self._at(full)
                 match table:
@@ -646,6 +649,7 @@ class _Packer:
                         f"{self.path}: {entry}: more than {MAX_PIPELINES} pipelines in one manifest"
                     )
         self.pending.pop()
+        self.links_deep[entry] = max((1 + self.links_deep[f"{kind}.{each}"] for each in linked), default=0)
         self.packed[entry] = keys
         return keys
 

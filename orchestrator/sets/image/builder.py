@@ -32,6 +32,7 @@ from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.modules import ShaderModule
 from orchestrator.sets.image.built import (
     DEFAULT_MODULE_BYTES,
+    LIBRARY_DEPTH,
     OBJECT_KINDS,
     YCBCR_CREATE_INFO,
     ModuleCode,
@@ -81,9 +82,6 @@ _MODULES_AHEAD: Final = 4 << 20  # bytes of modules' payloads that are decoded a
 # Flags that say how a capture or a run wanted the pipeline created, not what it is: statistics, internal
 # representations, fail on compile required, early return, derivatives, capture of binaries.
 _CREATION_ONLY_FLAGS: Final = 0x40 | 0x80 | 0x100 | 0x200 | 0x02 | 0x04 | 0x80000000
-
-# How deep libraries may link libraries; captures stay below four. The builder follows so many by recursion.
-_LIBRARY_DEPTH: Final = 32
 
 OBJECT_TAGS: Final = {
     "VkSampler": RecordTag.SAMPLER,
@@ -421,8 +419,8 @@ class _ImageBuilder:
             jobs = [PipelineJob(key, job.kind) for key in libraries]
             linked = [self._linkable[each] for each in jobs]
             self._links_deep[job] = 1 + max(self._links_deep.get(each, 0) for each in jobs)
-            if self._links_deep[job] > _LIBRARY_DEPTH:
-                raise _UnusableError(f"links libraries more than {_LIBRARY_DEPTH} deep")
+            if self._links_deep[job] > LIBRARY_DEPTH:
+                raise _UnusableError(f"links libraries more than {LIBRARY_DEPTH} deep")
         if itself or libraries:
             self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
@@ -491,7 +489,7 @@ class _ImageBuilder:
         if not key:
             raise _UnusableError(f"{_LIBRARY_INFO}::pLibraries holds a null handle")
         if job not in self._pipelines:
-            if self._depth == _LIBRARY_DEPTH:
+            if self._depth == LIBRARY_DEPTH:
                 raise _DeeperError(linking)
             self._depth += 1
             try:

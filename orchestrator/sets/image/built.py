@@ -29,6 +29,8 @@ CREATE_INFOS = {
 }
 FEEDBACK = "VkPipelineCreationFeedback"
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
+LIBRARY_DEPTH: Final = 32
+"""How deep libraries may link libraries; captures stay below four. Recursion follows so many."""
 YCBCR_CREATE_INFO: Final = "VkSamplerYcbcrConversionCreateInfo"
 OBJECT_KINDS: Final = {
     "VkSamplerCreateInfo": ObjectKind.SAMPLER,

@@ -15,9 +15,12 @@ from hypothesis import strategies as st
 
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import ManifestError
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.authoring.manifest import PackedSet, decode_manifest, load_manifest, pack_manifest
+from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.documents import TABLES, decode_document
+from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from tests.drivers import REPOSITORY
@@ -183,7 +186,7 @@ permutations.state = { cull_mode = ["none", "back"] }
 @pytest.mark.parametrize(
     ("depth", "links", "message"),
     [
-        (1000, 1, r"graphics\.l64: is linked through more than 64 libraries"),
+        (1000, 1, r"graphics\.l0: links libraries more than 32 deep, through graphics\.l33;"),
         (16, 2, r"graphics\.l\d\.link: the names of what is linked have \d+ characters; the limit is 65536"),
     ],
 )
@@ -193,6 +196,20 @@ def test_chains_of_libraries_end(write: Any, depth: int, links: int, message: st
     last = f"[graphics.l{depth}]\n{kind}permutations.state = {{ topology = ['point_list'] }}\n"
     with pytest.raises(ManifestError, match=message):
         load_manifest(write("\n".join(["manifest = 1", *chain, last])))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_chain_of_libraries_is_as_deep_as_a_set_may_be(write: Any, order: int) -> None:
+    for depth in (32, 33):
+        kind = 'library = "vertex_input_interface"\nvertex_input = {}\n'
+        chain = [f"[graphics.l{at}]\n{kind}link = ['l{at + 1}']\n" for at in range(depth)]
+        manifest = write("\n".join(["manifest = 1", *[*chain, f"[graphics.l{depth}]\n{kind}"][::order]]))
+        if depth > 32:
+            with pytest.raises(ManifestError, match=r"graphics\.l0: links libraries more than 32 deep"):
+                load_manifest(manifest)
+        else:
+            source = PipelineSet.from_records(load_manifest(manifest).records)
+            assert not build_image(source, source.pipelines, AnyDevice()).problems
 
 
 def test_names_for_constants_without_names(write: Any) -> None:
