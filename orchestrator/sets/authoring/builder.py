@@ -376,7 +376,7 @@ def encode_graphics_state(
         )
     defaults = _defaults(stages, attachments)
     defaults["colorBlendState"] |= {"attachments": _blend_attachments(state, attachments.colors, where)}
-    defaults["viewportState"] = _viewport_counts(state, dynamic)
+    defaults["viewportState"] = _viewport_counts(state, dynamic, where)
     defaults["dynamicState"] = {"dynamic_state": given}
     # Where it is dynamic, the value here is not the one that counts.
     discard = bool(state.get("rasterizer_discard_enable")) and _DYNAMIC_DISCARD not in dynamic
@@ -453,10 +453,12 @@ def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, obje
     }
 
 
-def _viewport_counts(state: Members, dynamic: Collection[int]) -> dict[str, object]:
-    """Counts of what is not listed; 0 where the count is dynamic, too."""
+def _viewport_counts(state: Members, dynamic: Collection[int], where: str) -> dict[str, object]:
+    """Counts of what is not listed: of the other list (rule 04134); 0 where the count is dynamic."""
+    names = [f"{name}s" for name, *_ in _VIEWPORTS if f"{name}s" in state]
+    listed = max((len(sequence(state[each], f"{where}.{each}")) for each in names), default=1)
     return {
-        f"{name}_count": int(with_count not in dynamic)
+        f"{name}_count": 0 if with_count in dynamic else listed
         for name, _, with_count, _ in _VIEWPORTS
         if f"{name}s" not in state
     }

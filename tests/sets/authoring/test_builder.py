@@ -266,7 +266,8 @@ def test_state_counts_where_discard_is_dynamic(builder: PipelineSetBuilder) -> N
 def test_viewports_are_counted(builder: PipelineSetBuilder) -> None:
     listed = {"dynamic_state": [], "viewports": [{"width": 1.0}] * 2, "scissors": [{"width": 1}] * 2}
     counted = {"dynamic_state": ["viewport_with_count", "scissor_with_count"]}
-    for state, count in (({}, 1), (listed, 2), (counted, 0)):
+    one = {"dynamic_state": ["scissor"], "viewports": listed["viewports"]}
+    for state, count in (({}, 1), (listed, 2), (counted, 0), (one, 2)):
         key = builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state=state)
         viewport_state = graphics(builder, key).pViewportState
         assert (viewport_state.viewportCount, viewport_state.scissorCount) == (count, count)
