@@ -111,7 +111,8 @@ def _restricts_to(environment: Mapping[str, str], driver: str) -> bool:
 def driver_manifests(environment: Mapping[str, str]) -> list[str]:
     """Manifests of the drivers that a loader asks in an environment; not those in folders of the user's."""
     named = _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
-    places = (named or [*map(Path, _MANIFEST_FOLDERS)]) + _paths(environment.get("VK_ADD_DRIVER_FILES"))
+    # Where drivers are named, the loader ignores those that are added.
+    places = named or [*map(Path, _MANIFEST_FOLDERS), *_paths(environment.get("VK_ADD_DRIVER_FILES"))]
     found = (sorted(each.glob("*.json")) if each.is_dir() else [each] for each in places)
     return [str(each) for some in found for each in some if each.is_file()]
 

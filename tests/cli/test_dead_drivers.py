@@ -84,3 +84,13 @@ def test_all_drivers_may_end_their_process(driver: Driver) -> None:
     doctor = run_program("doctor", "--json", environment={"VK_DRIVER_FILES": str(dead)}, unset=UNSET)
     assert doctor.code == ExitCode.NO_DEVICE
     assert any(each["subject"] == f"driver {dead}" for each in doctor.document["findings"])
+
+
+def test_drivers_that_the_loader_ignores_are_not_tried_alone(driver: Driver) -> None:
+    """Where VK_DRIVER_FILES names drivers, the loader ignores VK_ADD_DRIVER_FILES."""
+    environment = {
+        "VK_DRIVER_FILES": str(driver("abort()")),
+        "VK_ADD_DRIVER_FILES": str(driver_manifest("lavapipe")),
+    }
+    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    assert (done.document["devices"], done.document["driver_files"]) == ([], "")
