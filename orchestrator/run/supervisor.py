@@ -105,7 +105,7 @@ _STREAK: Final = 3
 _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
-_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped", "rate")
+_COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
 _NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
 """Steps that no compile can do without."""
 _AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
@@ -521,7 +521,9 @@ class _Supervisor:
         if progress.done < shown.done:
             kept = {name: getattr(shown, name) for name in _COUNTED}
             in_flight = min(progress.in_flight, shown.total - shown.done)
-            progress = msgspec.structs.replace(progress, eta_s=None, in_flight=in_flight, **kept)
+            elapsed_s = progress.elapsed_s
+            rate = (shown.compiled + shown.hits) / elapsed_s if elapsed_s > 0 else 0.0
+            progress = msgspec.structs.replace(progress, eta_s=None, in_flight=in_flight, rate=rate, **kept)
         if progress.eta_s is None and progress.done < progress.total:
             progress = msgspec.structs.replace(progress, eta_s=self._eta_s(progress.total - progress.done))
         self._shown = progress

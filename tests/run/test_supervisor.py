@@ -728,6 +728,16 @@ async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     assert all(each.done + each.in_flight <= each.total for each in started)
 
 
+def test_the_rate_falls_while_a_new_process_finds_the_work_of_another_again() -> None:
+    supervisor = idle_supervisor()
+    supervisor._tell(
+        Progress(total=200, done=100, compiled=92, failed=8, started_ns=1, elapsed_s=2.0, rate=46.0)
+    )
+    supervisor._tell(Progress(total=200, done=8, failed=8, started_ns=1, elapsed_s=4.0))
+    assert supervisor._shown.done == 100
+    assert supervisor._shown.rate == 23.0
+
+
 def test_the_pace_until_a_death_says_how_long_the_rest_takes() -> None:
     costs_ns = {1: 100, 2: 300, 3: 200, 4: 200}
     pace = _Pace.of(costs_ns, {1, 2, 9})
