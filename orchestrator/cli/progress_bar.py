@@ -145,7 +145,7 @@ class LiveView(_View):
             self.say(name)
             return
         self._bar.start()
-        self._bar.draw(description=name)
+        self._bar.draw(description=printable(name))
 
     def progress(self, progress: records.Progress) -> None:
         """Move the bar."""

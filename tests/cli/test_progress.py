@@ -172,10 +172,11 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
         assert isinstance(view, LiveView)
         view.stage("opening the device")
         assert stream.getvalue().endswith("opening the device\n")
-        view.stage("compiling")
+        view.stage("compiling, but \x1b[31m \udcff")  # a path may be named
         view.progress(progress())
         shown = stream.getvalue()
         view.say("stopping")
+    assert r"compiling, but \x1b[31m \udcff" in shown
     assert "500/2,000" in shown
     assert "400 compiled · 90 cache hits" in shown
     assert "250/s, 6.00 s to go" in shown
