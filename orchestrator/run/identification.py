@@ -106,4 +106,5 @@ def _with_records(provider: SpirvProvider | None, image: CreateInfoImage) -> Spi
     return evolve(
         provider,
         translate=lambda key: records.translate(key) if key in there else provider.translate(key),
+        stands_for=provider,
     )

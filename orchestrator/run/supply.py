@@ -55,7 +55,7 @@ def _name(identified: IdentifiedModules, key: int) -> _Name:
 
 def _asked(identified: IdentifiedModules) -> int:
     """Whose calls count together: an `Identification` wraps its provider for each image with some code."""
-    return id(identified.code)
+    return id(identified.provider.stands_for or identified.provider)
 
 
 @frozen(eq=False)

@@ -479,11 +479,13 @@ async def test_images_with_supplied_code_of_their_own_are_supplied_each(settled:
     device.close()
 
 
-async def test_a_providers_calls_count_together_for_all_images() -> None:
+@pytest.mark.parametrize("several", [False, True])
+async def test_a_providers_calls_count_together_for_all_images(several: bool) -> None:
     """Each image has some code in its records, other code than the other one has."""
     device, another = SimulatedDevice(), threading.Event()
     translator = Translator(lambda _: (another.wait(0.05), SPIRV)[-1])  # time for another call to come
-    identification = Identification(SpirvProvider(translator, concurrency=1), None)
+    provider = SpirvProvider(translator, concurrency=1)
+    shared = Identification(provider, None)
 
     def begun(pipelines: range) -> PreparedPipelines:
         bare = image(pipelines)
@@ -491,6 +493,7 @@ async def test_a_providers_calls_count_together_for_all_images() -> None:
             replace(each, load=lambda: SPIRV, code_size=len(SPIRV) * (each.key == 1000 + pipelines[0] // 2))
             for each in bare.modules
         )
+        identification = Identification(provider, None) if several else shared
         identified = identification.begin(device, evolve(bare, modules=tuple(modules)))
         assert identified is not None
         return device.prepare(identified)
@@ -499,7 +502,7 @@ async def test_a_providers_calls_count_together_for_all_images() -> None:
         tickets = [await session.submit(range(8)), await session.submit(session.add(begun(range(20, 28))))]
         for ticket in tickets:
             assert all(each.created for each in await ticket.wait())
-    assert sorted(translator.calls) == [1001, 1002, 1003, 1011, 1012, 1013, 2000]
+    assert sorted(translator.calls) == [1001, 1002, 1003, 1011, 1012, 1013, 2000] + [2000] * several
     assert translator.most == 1
     device.close()
 
@@ -584,7 +587,7 @@ async def test_a_stuck_thread_keeps_its_place() -> None:
     provider = SpirvProvider(translate, concurrency=2, timeout_s=0.05)
     first = prepared(device, provider)
     assert first.identified is not None
-    of = id(first.identified.code)
+    of = id(first.identified.provider)
     async with open_session(device, first, RunOptions(workers=1)) as session:
         ticket = await session.submit(range(8))
         supply = session._run.supply
