@@ -62,7 +62,8 @@ class Stage(Event, frozen=True, kw_only=True, tag="stage"):
 
     Attributes:
         target: Its selector.
-        name: The stage, such as "compiling".
+        name: The stage. While pipelines are compiled it begins with "compiling"; a reason that nothing can be
+            saved may follow.
     """
 
     target: str
