@@ -1194,15 +1194,7 @@ async def compile_set(
     profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
     clock = clock or StageClock("read")
     job = CompileJob(
-        quarantined.source,
-        options,
-        cache,
-        profiled,
-        on_stage,
-        on_progress,
-        clock,
-        steering,
-        identification,
+        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, steering, identification
     )
     try:
         await job.run()

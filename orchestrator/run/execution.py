@@ -510,10 +510,10 @@ class Run:
         if self.parts.identified or self.later:
             from orchestrator.run.supply import SpirvSupply
 
-            # Not the method of the table of now: another image brings another table.
-            self.supply = SpirvSupply(
-                self.device, self.parts, exchange, lambda *outcome: self.table.settle(*outcome)
-            )
+            def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
+                self.table.settle(status, reasons)  # another image replaces the table
+
+            self.supply = SpirvSupply(self.device, self.parts, exchange, settle)
             exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
 
     def take_unassignable(self, reasons: Mapping[int, str]) -> None:

@@ -557,9 +557,10 @@ class VulkanDevice:
 
     @contextmanager
     def _without_others(self) -> Iterator[None]:
-        """Have no pipeline of another worker live that is captured so, unless it takes too long.
+        """Let one worker at a time have such a pipeline alive.
 
-        Compiles take longer than that only where few are at a time, and a call has a time limit.
+        It waits for `_ALONE_S` at most, because the wait counts towards the time limit of its call. After
+        that the captured binaries may lack stages; then the next run compiles the pipeline again.
         """
         is_alone = self._capturing.acquire(timeout=_ALONE_S)
         try:
