@@ -15,20 +15,23 @@ from typing import Any
 import numpy as np
 import pytest
 import trio
+from attrs import evolve
 
 from orchestrator.devices import open_device
 from orchestrator.devices.binaries import HeldBinaries
 from orchestrator.devices.device import NO_SOURCE, CacheMode, Device
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.identifiers import ModuleIdentification
+from orchestrator.devices.image import KINDS
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
-from orchestrator.run.binaries import binary_device
+from orchestrator.run.binaries import HeldPipelines, binary_device
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import opened_groups
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.drivers import Corpus, each_good_corpus, run_on_device
@@ -225,6 +228,47 @@ def test_radvs_own_cache_is_asked_by_identifiers_alone(corpora: Path, tmp_path: 
     assert filled == again
     assert again["asked"] == again["found"] == again["created"] == 28
     assert again["prefers"] == 0
+
+
+def found_by_identifiers(folder: str) -> dict[str, int]:
+    """For a process of its own: of each kind, how many stored pipelines are found under another state."""
+
+    def opener(request: DeviceRequest) -> Device:
+        return open_device(NAVI21, request=request)
+
+    with (
+        PipelineSet.open(sample_path()) as sample,
+        closing(opened_groups(sample, opener)) as groups,
+        BinaryStore.open(Path(folder)) as store,
+    ):
+        group = next(each for each in groups if len(each.built.image))
+        image, device = group.built.image, binary_device(group.device)
+        indices = np.arange(len(image), dtype=np.int32)
+        unknown = evolve(image, keys=image.keys + np.uint64(1))
+        known = IdentifiedModules(unknown, of_image(unknown), SuppliedCode())
+        assert isinstance(device, ModuleIdentification)
+        with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
+            filling = HeldPipelines.of(device, store)
+            filling.take(prepared, device.create_captured(prepared, indices)[1])
+            filling.destroy()
+            modules = range(len(image.modules))
+            for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
+                known.learn(module, each)
+            source = HeldPipelines.of(device, store)
+            source.pull_in(bare)
+            pulled = source._pulled(bare)
+            assert pulled is not None
+            counts = {kind: int((pulled.counts[image.kinds == n] > 0).sum()) for n, kind in enumerate(KINDS)}
+            source.destroy()
+    return {kind.value: count for kind, count in counts.items()}
+
+
+@pytest.mark.driver(NAVI21)
+def test_radvs_pipelines_are_found_by_identifiers_unless_they_trace_rays(tmp_path: Path) -> None:
+    found = run_on_device(NAVI21, f"{__name__}:found_by_identifiers", str(tmp_path))
+    assert found["ray_tracing"] == 0
+    assert found["compute"] == 71
+    assert found["graphics"] > 0
 
 
 @pytest.mark.driver("lavapipe")
