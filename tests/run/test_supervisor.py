@@ -1229,19 +1229,14 @@ async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
 async def test_what_is_compiled_is_saved_while_the_next_takes_long(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, cache = tmp_path / "marker", tmp_path / "cache"
-    monkeypatch.setenv(MARKER, str(marker))
-
-    report = await saved_amid(archive, cache, marker, "open_waiting")
+    report = await saved_amid(archive, tmp_path, monkeypatch, "open_waiting")
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
 
 
 async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    marker, cache = tmp_path / "marker", tmp_path / "cache"
-    monkeypatch.setenv(MARKER, str(marker))
-    report = await saved_amid(archive, cache, marker, "open_killed_when_saved")
+    report = await saved_amid(archive, tmp_path, monkeypatch, "open_killed_when_saved")
     assert report.supervision is not None
     assert report.supervision.processes == 2
     assert report.cache_file.load_status is LoadStatus.LOADED
@@ -1249,8 +1244,12 @@ async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     assert not any("although the cache was loaded" in each for each in report.notes)
 
 
-async def saved_amid(archive: Path, cache: Path, marker: Path, opener: str) -> CompileReport:
+async def saved_amid(
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, opener: str
+) -> CompileReport:
     """Compile while something touches the marker once a cache file is there."""
+    marker, cache = folder / "marker", folder / "cache"
+    monkeypatch.setenv(MARKER, str(marker))
 
     async def look() -> None:
         path = cache_path(cache, simulated_identity())

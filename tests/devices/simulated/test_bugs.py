@@ -9,9 +9,9 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 
 import numpy as np
 import pytest
@@ -33,6 +33,7 @@ from orchestrator.devices.simulated import (
     simulated_identity,
     simulated_image,
 )
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError
 
 KEYS = [11, 12, 13]
@@ -194,12 +195,23 @@ def test_a_crash_ends_the_process() -> None:
     assert done.returncode == -signal.SIGABRT
 
 
-def test_a_hang_lasts_until_it_is_released() -> None:
+def prepared_to_hang() -> tuple[SimulatedDevice, SimulatedPipelines]:
     device = device_with(DriverBugs(hang=frozenset({12})))
-    prepared = device.prepare(simulated_image(KEYS))
+    return device, device.prepare(simulated_image(KEYS))
+
+
+@contextmanager
+def hung(device: SimulatedDevice, prepared: SimulatedPipelines) -> Iterator[Future[CreationBatch]]:
+    """A call that hangs in the driver, in another thread; the block must end that."""
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
         assert device.wait_until_hung()
+        yield call
+
+
+def test_a_hang_lasts_until_it_is_released() -> None:
+    device, prepared = prepared_to_hang()
+    with hung(device, prepared) as call:
         assert not call.done()
         assert device.compile_counts == {11: 1}
         device.release_hangs()
@@ -207,22 +219,16 @@ def test_a_hang_lasts_until_it_is_released() -> None:
 
 
 def test_closing_ends_a_hang() -> None:
-    device = device_with(DriverBugs(hang=frozenset({12})))
-    prepared = device.prepare(simulated_image(KEYS))
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
-        assert device.wait_until_hung()
+    device, prepared = prepared_to_hang()
+    with hung(device, prepared) as call:
         device.close()
         batch: CreationBatch = call.result(30.0)
     assert batch.results.tolist() == [0, ERROR_DEVICE_LOST, 0]
 
 
 def test_closing_in_a_fork_does_not_wait_for_a_call_of_the_parent() -> None:
-    device = device_with(DriverBugs(hang=frozenset({12})))
-    prepared = device.prepare(simulated_image(KEYS))
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
-        assert device.wait_until_hung()
+    device, prepared = prepared_to_hang()
+    with hung(device, prepared) as call:
         child = os.fork()
         if child == 0:
             signal.alarm(60)

@@ -29,6 +29,7 @@ from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
+from tests.sets.image.lies import shader
 from tests.sets.spirv.shader_words import assemble, compute_module, words_of
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
@@ -478,17 +479,7 @@ def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_th
 
 def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
     records = Records()
-    vertex = assemble(
-        (17, 1),
-        (14, 0, 1),
-        (15, 0, 3, *words_of("main")),
-        (19, 1),
-        (33, 2, 1),
-        (54, 1, 3, 0, 2),
-        (248, 4),
-        (253,),
-        (56,),
-    )
+    vertex = shader(0)
     key = module_hash(vertex, 0)
     records.add(RecordTag.SHADER_MODULE, key, encode_module(vertex, 0))
     stages = [{"stage": 1, "module": hexed(key), "name": "main"}]
@@ -736,11 +727,7 @@ def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
         value = {"layout": hexed(LAYOUT), "flags": flags, "stages": stages, "groups": [group]}
         records.put(RecordTag.RAY_TRACING_PIPELINE, key, value | members)
 
-    code = assemble(
-        (17, 4479), (14, 0, 1), (15, 5313, 3, *words_of("main")),
-        (19, 1), (33, 2, 1), (54, 1, 3, 0, 2), (248, 4),
-        (253,), (56,),
-    )  # fmt: skip
+    code = shader(5313, capability=4479)
     module = module_hash(code, 0)
     records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
     rays(1, 0, 0x800)
