@@ -31,6 +31,7 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
+    is_quarantined,
     loaded_by,
     previous_path,
 )
@@ -157,7 +158,9 @@ def plan_prune(
     from orchestrator.stores.inspection import inspect_cache_file  # here, because `compile` does not need it
 
     items = [
-        _item(each, PruneReason.QUARANTINE) for each in _files(directory / QUARANTINE_DIRECTORY, operations)
+        _item(each, PruneReason.QUARANTINE)
+        for each in _files(directory / QUARANTINE_DIRECTORY, operations)
+        if is_quarantined(each.path.name)
     ]
     is_packed = is_pack(directory, operations)
     packed = Pack.open(directory, operations=operations).manifest.names if is_packed else ()

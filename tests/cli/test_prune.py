@@ -77,6 +77,16 @@ def test_everything_that_nobody_needs(call: Call, folder: Path) -> None:
     }
 
 
+def test_what_others_put_into_the_quarantine_stays(call: Call, folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "letter.txt").write_bytes(b"x")
+    (elsewhere / "000001-x.pipeline-cache").write_bytes(b"x")
+    (folder / "quarantine").symlink_to(elsewhere)
+    assert removed(call, folder) == {"000001-x.pipeline-cache": "quarantine"}
+    assert (elsewhere / "letter.txt").exists()
+
+
 def names(folder: Path) -> set[str]:
     return {each.name for each in folder.iterdir()}
 

@@ -393,6 +393,11 @@ class QuarantineError(OrchestratorError):
         self.moved_to = moved_to
 
 
+def is_quarantined(name: str) -> bool:
+    """Whether a name in the quarantine is one that `quarantine_file` gave."""
+    return _NUMBERED.fullmatch(name) is not None
+
+
 def quarantine_file(
     path: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, keep: int = KEPT_FILES
 ) -> Path:
