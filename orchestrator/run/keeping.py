@@ -836,6 +836,11 @@ class CompileCache:
                 return GroupCache(HeldPipelines.of(device, captures=False), CacheMode.BINARIES)
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
+            if self.options.binary_store_bytes not in (None, self._store.bound_bytes):
+                self._notes.append(
+                    f"the store of binaries keeps its bound of {self._store.bound_bytes} bytes, because it "
+                    "was open already; a run that has it alone changes it"
+                )
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         captures = False if self._store.read_only else None

@@ -46,7 +46,7 @@ from typing import Any, Final, Self, TypeVar
 
 import lmdb
 import msgspec
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.binaries import MOST_KEY_BYTES, PipelineBinary
 from orchestrator.devices.device import DeviceIdentity
@@ -406,8 +406,8 @@ class BinaryStore:
         Args:
             directory: The directory of cache files; created where it is missing.
             bound_bytes: The new bound, at least 4 MiB; None for the remembered one, or else `DEFAULT_BOUND`.
-                A larger store loses its least valuable pipelines as soon as no other process has it open.
-                Processes that have it open keep their bound.
+                A larger store loses its least valuable pipelines. While another process has it open, its
+                bound stays.
             create: Make a store where there is none, or in place of one that must not be opened.
             operations: The calls to use.
 
@@ -1337,6 +1337,7 @@ class _Opening:
             if not held:
                 raise StoreError(self.path, "another process did not finish opening it in time")
             users = self._open_users()
+            opening = self
             try:
                 set_aside = ""
                 # The first process checks the whole file; from then on LMDB keeps it whole for the others.
@@ -1347,9 +1348,11 @@ class _Opening:
                     self.operations.unlock(users)
                 else:
                     self._require_same(users)
+                    # What one with a larger bound writes, the maps of the others would not hold.
+                    opening = evolve(self, bound_bytes=None)
                 # It succeeds: only a process with the writer lock takes the other, exclusive lock.
                 self.operations.try_lock(users, shared=True)
-                return self._opened(set_aside=set_aside, users=users)
+                return opening._opened(set_aside=set_aside, users=users)
             except BaseException:
                 close_quietly(users, self.operations)
                 raise

@@ -1406,6 +1406,19 @@ async def test_binaries_survive_the_death_of_a_worker_process(archive: Path, tmp
     assert again.binaries.stored == 4
 
 
+async def test_a_store_that_is_open_elsewhere_keeps_its_bound(archive: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "cache"
+    with BinaryStore.open(folder, bound_bytes=8 << 20):
+        report = await supervised(
+            archive, "open_good", folder, mode=CacheMode.BINARIES, binary_store_bytes=64 << 20
+        )
+    assert report.binaries is not None
+    assert report.binaries.stored == len(KEYS)
+    assert any(
+        each.startswith(f"the store of binaries keeps its bound of {8 << 20} bytes") for each in report.notes
+    )
+
+
 class Poisoned(SimulatedDevice):
     """Some binaries end the process that creates a pipeline from them, or keep it for ever."""
 

@@ -323,6 +323,25 @@ def test_a_lower_bound_shrinks_the_file(tmp_path: Path) -> None:
         assert store.verify().problems == ()
 
 
+def test_a_bound_stays_while_another_process_has_the_store_open(tmp_path: Path) -> None:
+    noise = random.Random(9)
+    with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
+        store.put(GENERATION, [pipeline(0, b"first")])
+
+        def write() -> str:
+            with BinaryStore.open(tmp_path, bound_bytes=64 << 20) as other:
+                other.put(GENERATION, [pipeline(each, noise.randbytes(15_000)) for each in range(1, 900)])
+                return str(other.bound_bytes)
+
+        assert in_a_child(write) == (0, str(LEAST_BOUND))
+        # Its map holds what the other process wrote.
+        assert found(store, 899)[0] == FOUND
+        assert store.put(GENERATION, [pipeline(1000, b"last")]).pipelines == 1
+        assert store.verify().problems == ()
+    with BinaryStore.open(tmp_path, bound_bytes=64 << 20) as store:
+        assert store.bound_bytes == 64 << 20
+
+
 def test_compacting_loses_nothing_and_gives_the_disk_back(tmp_path: Path) -> None:
     noise = random.Random(6)
     contents = [noise.randbytes(20_000) for _ in range(60)]
