@@ -6,6 +6,7 @@ step.
 
 from __future__ import annotations
 
+import os
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -131,6 +132,15 @@ def _document(checked: list[_Checked], bad: int) -> VerifyDocument:
 
 
 def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
+    try:
+        yield from _results(path, key, output)
+    except OSError as error:
+        yield _Checked(
+            path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
+        )
+
+
+def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
     from orchestrator.stores.inspection import inspect_beside
@@ -146,28 +156,22 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
     from orchestrator.stores.pack import is_pack
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
-    try:
-        if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
-            reason = "a directory has the name of a cache file, so no cache can be loaded or saved there"
-            yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
-            return
-        if is_pack(path) or (key is not None and path.is_dir()):
-            yield from _check_pack(path, key)
-            return
-        if path.is_dir():
-            yield from _check_directory(path, output)
-            return
-        if path.stat() and not is_regular(path):  # opening a pipe would block
-            reason = "it is not a regular file but a pipe, a socket or a device"
-            yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
-            return
-        with path.open("rb") as stream:
-            head = stream.read(len(MAGIC))
-    except OSError as error:
-        yield _Checked(
-            path, "unreadable", problems=(error.strerror or str(error),), next_step="check the path"
-        )
+    if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
+        reason = "a directory has the name of a cache file, so no cache can be loaded or saved there"
+        yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
         return
+    if is_pack(path) or (key is not None and path.is_dir()):
+        yield from _check_pack(path, key)
+        return
+    if path.is_dir():
+        yield from _check_directory(path, output)
+        return
+    if path.stat() and not is_regular(path):  # opening a pipe would block
+        reason = "it is not a regular file but a pipe, a socket or a device"
+        yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
+        return
+    with path.open("rb") as stream:
+        head = stream.read(len(MAGIC))
     if path.name == STORE_NAME:
         yield _check_store(path)
     elif head.startswith(PLAN_MAGIC):
@@ -293,7 +297,9 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         next_step="until then nothing in it is loaded or saved",
     )
     for name in checked:
-        yield from _check(path / name, None, output)
+        for each in _check(path / name, None, output):
+            if not each.problems or os.path.lexists(each.path):  # else another process removed it meanwhile
+                yield each
 
 
 def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from orchestrator.cli import verify
 from orchestrator.cli.errors import ExitCode
 from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call
@@ -35,6 +37,26 @@ def test_directories_in_a_directory_are_said_not_to_be_checked(call: Call, tmp_p
         (folder / each).mkdir(parents=True)
     assert "2 directories in it not checked" in call("verify", folder).out
     assert "not checked" not in call("verify", folder / "one").out
+
+
+@pytest.mark.parametrize("removed", [".durations", ".plan"])
+def test_what_is_removed_meanwhile_is_not_checked(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    folder = tmp_path / "cache"
+    cache_of(call, small_set, folder)
+    (gone,) = folder.glob(f"*{removed}")
+    inspect = verify._one_file
+
+    def one_file(path: Path, *rest: Any) -> verify._Checked:
+        if path == gone:
+            path.unlink()
+        return inspect(path, *rest)
+
+    monkeypatch.setattr(verify, "_one_file", one_file)
+    done = call("verify", folder)
+    assert done.code == ExitCode.OK
+    assert "5 checks: 5 good, 0 bad" in done.out
 
 
 def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
