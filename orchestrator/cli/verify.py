@@ -157,8 +157,7 @@ def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checke
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
-        reason = "a directory has the name of a cache file, so no cache can be loaded or saved there"
-        yield _Checked(path, "directory", problems=(reason,), next_step="move it away")
+        yield _misplaced(path)
         return
     if is_pack(path) or (key is not None and path.is_dir()):
         yield from _check_pack(path, key)
@@ -192,6 +191,11 @@ def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checke
         yield _one_file(path, beside.name, beside.name, beside.problem or None, step)
     else:
         yield _check_cache_file(path)
+
+
+def _misplaced(path: Path) -> _Checked:
+    reason = "a directory has the name of a file that is kept here, so that can be neither loaded nor saved"
+    return _Checked(path, "directory", problems=(reason,), next_step="move it away")
 
 
 def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
@@ -297,7 +301,8 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         next_step="until then nothing in it is loaded or saved",
     )
     for name in checked:
-        for each in _check(path / name, None, output):
+        is_misplaced = name not in archives and (path / name).is_dir()
+        for each in [_misplaced(path / name)] if is_misplaced else _check(path / name, None, output):
             if not each.problems or os.path.lexists(each.path):  # else another process removed it meanwhile
                 yield each
 
@@ -376,10 +381,11 @@ def _check_cache_file(path: Path) -> _Checked:
             reasons = (error.strerror or str(error), None)
         problems += [each for each in reasons if each is not None]
         older = inspect_cache_file(previous_path(real))
-        if older.kind is not CacheFileKind.UNREADABLE:
+        if older.status is not LoadStatus.MISSING:
             previous = older.status
             if older.status is not LoadStatus.LOADED:
                 problems.append(f"its previous generation is {older.status.value}: {older.reason}")
+                step = step or f"move {path_text(older.path)} away"
             elif found.status is not LoadStatus.LOADED:
                 step = "nothing: its previous generation is whole and loads in its place"
     return _Checked(

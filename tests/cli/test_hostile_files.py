@@ -151,4 +151,4 @@ def test_verify_finds_what_compile_refuses(call: Call, tmp_path: Path, small_set
     for named in (path, folder):
         done = call("verify", named)
         assert done.code == ExitCode.BAD_INPUT
-        assert "directory has the name of a cache file" in done.out
+        assert "directory has the name of a file" in done.out

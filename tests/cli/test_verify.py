@@ -39,6 +39,29 @@ def test_directories_in_a_directory_are_said_not_to_be_checked(call: Call, tmp_p
     assert "not checked" not in call("verify", folder / "one").out
 
 
+@pytest.mark.parametrize("name", ["x.pipeline-cache.previous", "x.durations", "pipeline-binaries.lmdb"])
+def test_a_directory_in_the_place_of_a_file(call: Call, tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "cache"
+    (folder / name).mkdir(parents=True, mode=0o700)
+    folder.chmod(0o700)
+    done = call("verify", folder)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "1 good, 1 bad" in done.out
+    assert "a directory has the name of a file" in done.out
+    assert "next: move it away" in done.out
+
+
+def test_a_directory_in_the_place_of_a_previous_generation(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    older = previous_path(cache_of(call, small_set, tmp_path / "cache"))
+    older.mkdir()
+    done = call("verify", tmp_path / "cache")
+    assert done.code == ExitCode.BAD_INPUT
+    assert "its previous generation is UNREADABLE: it is not a regular file" in done.out
+    assert f"next: move {older} away" in done.out
+
+
 @pytest.mark.parametrize("removed", [".durations", ".plan"])
 def test_what_is_removed_meanwhile_is_not_checked(
     call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
