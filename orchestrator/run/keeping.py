@@ -602,7 +602,7 @@ def decide(
 
 
 def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool, binaries: bool) -> Choice | None:
-    """The profile's choice; one that names a topology which this version lacks is none."""
+    """The profile's choice; a topology that no calibration of this version chooses is none."""
     if loaded is None or loaded.profile is None:
         return None
     profile = loaded.profile
@@ -610,7 +610,7 @@ def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool, binar
     choice = (profile.warm or profile.cold) if warm else profile.cold
     if binaries and profile.binaries is not None:
         choice = profile.binaries
-    if choice is None or choice.mode not in tuple(CacheMode) or choice.workers < 1:
+    if choice is None or choice.mode not in {*CacheMode} - {CacheMode.NONE} or choice.workers < 1:
         return None
     return choice
 

@@ -297,7 +297,7 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     findings: tuple[Finding, ...]
     cold: Choice | None
     warm: Choice | None
-    batch: int | None
+    batch: Annotated[int, msgspec.Meta(ge=1)] | None
     merge_works: bool | None
     cache_keeps: bool | None
     read_back_grows: bool | None

@@ -152,6 +152,8 @@ def decode_durations(data: bytes) -> Durations:
     """
     body, count = _proven(data, _DURATIONS_MAGIC, "compile times", 16)
     keys, times = np.frombuffer(body, "<u8", count), np.frombuffer(body, "<i8", count, 8 * count)
+    if (times < 0).any():
+        raise ValueError(f"at byte {_HEADER.size + 8 * count}: a compile time is below 0 ns")
     return Durations(keys.astype(np.uint64), times.astype(np.int64))
 
 

@@ -211,7 +211,9 @@ def test_a_cache_that_keeps_nothing_is_never_warm() -> None:
     assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 3)
 
 
-@pytest.mark.parametrize("choice", [None, Choice(mode="of the future", workers=1, words="")])
+@pytest.mark.parametrize(
+    "choice", [None, *(Choice(mode=each, workers=1, words="") for each in ("of the future", "none"))]
+)
 def test_a_choice_that_is_missing_or_unknown_is_none(choice: Choice | None) -> None:
     profile = msgspec.structs.replace(PROFILE, cold=choice, warm=None)
     found = decide(ProfileLoad(Path(), profile), mode=None, workers=None, warm=False, available=4)

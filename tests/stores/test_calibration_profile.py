@@ -82,6 +82,14 @@ def test_damage_is_named_and_never_raised(tmp_path: Path, content: bytes) -> Non
     assert "damaged" in loaded.problem
 
 
+@pytest.mark.parametrize("batch", [0, -5])
+def test_a_batch_of_no_pipelines_is_damage(tmp_path: Path, batch: int) -> None:
+    save_profile(tmp_path, IDENTITY, profile(batch=batch))
+    loaded = load_profile(tmp_path, IDENTITY)
+    assert loaded.profile is None
+    assert "damaged" in loaded.problem
+
+
 def test_another_format_is_named(tmp_path: Path) -> None:
     save_profile(tmp_path, IDENTITY, profile(format=99))
     assert "format 99" in load_profile(tmp_path, IDENTITY).problem

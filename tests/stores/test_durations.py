@@ -5,6 +5,7 @@ Compile times kept from run to run: what is saved is read, newer times win, dama
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from attrs import evolve
 
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import DURATIONS
 from orchestrator.stores.run_notes import (
@@ -81,6 +82,15 @@ def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
     path.unlink()
     path.mkdir()
     assert read_durations(path).problem
+
+
+def test_a_time_below_0_is_damage(tmp_path: Path) -> None:
+    path = durations_path(tmp_path, simulated_identity())
+    body = np.array([3], "<u8").tobytes() + np.array([-1], "<i8").tobytes()
+    path.write_bytes(struct.pack("<7sBQ16s", b"ORCHDUR", 1, 1, content_hash128(body)) + body)
+    path.chmod(0o600)
+    tmp_path.chmod(0o700)
+    assert "at byte 40: a compile time is below 0 ns" in read_durations(path).problem
 
 
 def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
