@@ -1098,7 +1098,11 @@ def sweep_directory(
         return SweepReport()
     except OSError as error:
         raise SaveError(directory, "listing the directory", likely_cause(error)) from error
-    for name in sorted({of for name in names if (of := leftover_of(name)) is not None}):
+    leftovers: dict[str, list[str]] = {}
+    for each in names:
+        if (of := leftover_of(each)) is not None:
+            leftovers.setdefault(of, []).append(each)
+    for name, own in sorted(leftovers.items()):
         path = directory / name
         if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
             continue
@@ -1106,7 +1110,14 @@ def sweep_directory(
         lock = lock_that_is_there(guard, operations) if dry_run else writer_lock(guard, operations, wait_s=0)
         with lock as held:
             swept += (
-                sweep_file(path, operations, now_ns=now_ns, content_hash=stored_data_hash, dry_run=dry_run)
+                sweep_file(
+                    path,
+                    operations,
+                    now_ns=now_ns,
+                    content_hash=stored_data_hash,
+                    names=own,
+                    dry_run=dry_run,
+                )
                 if held
                 else SweepReport(busy=(path,))
             )

@@ -458,6 +458,7 @@ def sweep_file(
     *,
     now_ns: int | None = None,
     content_hash: Callable[[Path, FileOperations], bytes | None] = lambda _path, _operations: None,
+    names: list[str] | None = None,
     dry_run: bool = False,
 ) -> SweepReport:
     """Remove what killed processes left of one file. Never raises an OSError.
@@ -470,10 +471,11 @@ def sweep_file(
         now_ns: The time, ns since the epoch; by default the clock's.
         content_hash: The hash by which sentinels name a generation's content, or None; may raise ReadError.
             A kind of file that has no sentinels needs none.
+        names: Names in its directory, where the caller has listed it already.
         dry_run: Only find out what would be removed.
     """
     try:
-        names = operations.list_directory(path.parent)
+        names = operations.list_directory(path.parent) if names is None else names
         dead = dead_sentinels(path, operations, names)
     except OSError:
         return SweepReport(failed=(path.parent,))
