@@ -695,7 +695,8 @@ class BinaryStore:
                 found = transaction.get(owner.prefix + state, db=self._tables["use"])
                 if found is not None:
                     _, used_s = _use_in(found)
-                    if now - used_s >= (grain_s if used_s <= aged_s else grain_s and _LONG_S):
+                    grain = grain_s if used_s <= aged_s else grain_s and _LONG_S
+                    if not 0 <= now - used_s < grain:  # a time to come is of a clock that went wrong
                         stale.append(owner.prefix + state)
         if not stale:
             return 0
@@ -944,7 +945,7 @@ class BinaryStore:
         digest = generation.digest
         known = self._known(transaction, digest)
         now = int(time.time())
-        if known is None or now - known.used_s >= _GRAIN_S:
+        if known is None or not 0 <= now - known.used_s < _GRAIN_S:  # as in `touch`
             number = known.number if known is not None else self._new_number(transaction)
             known = _KnownGeneration(number, generation, now)
             sealed = _sealed(msgspec.msgpack.encode(known), digest)

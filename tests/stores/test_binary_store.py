@@ -227,6 +227,18 @@ def test_access_times_are_written_where_they_change_who_goes_first(
     assert store.touch(GENERATION, states) == 50 - gone  # for `prune --older-than`
 
 
+def test_times_of_a_clock_that_was_ahead_are_written_again(
+    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [2_000_000.0]
+    monkeypatch.setattr("orchestrator.stores.binary_store.time.time", lambda: now[0])
+    store.put(GENERATION, [pipeline(1, b"one")])
+    now[0] = 1_000_000.0
+    assert store.touch(GENERATION, [b"state 1"]) == 1
+    assert [each.used_s for each in store.statistics().generations] == [1_000_000]
+    assert store.touch(GENERATION, [b"state 1"]) == 0
+
+
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
