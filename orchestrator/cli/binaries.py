@@ -216,7 +216,7 @@ def _prune(
         stat = store.statistics()
         going = [each for each in stat.generations if unwanted(each.about, each.used_s)]
         removed: Sequence[Generation] = [each.about for each in going]
-        evicted, over = 0, stat.used_bytes - sum(each.bytes for each in going) - (bound or 0)
+        evicted, over = 0, stat.used_bytes - sum(store.freed_bytes(removed)) - (bound or 0)
     else:
         removed, over = store.prune(unwanted), 0
         evicted = 0 if bound is None else store.shrink(bound)

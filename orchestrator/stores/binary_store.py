@@ -1031,6 +1031,13 @@ class BinaryStore:
             if known is not None:
                 yield key, known
 
+    def _entries(self, transaction: Any, owner: _Owner) -> Iterator[_Entry]:
+        """Those of a generation that are whole."""
+        for key, value in _from(transaction, self._tables["pipelines"], owner.prefix):
+            entry = owner.read(bytes(key), value)
+            if entry is not None:
+                yield entry
+
     def statistics(self) -> StoreStat:
         """What it holds.
 
@@ -1044,12 +1051,10 @@ class BinaryStore:
             for _, known in self._generations(transaction):
                 owner = known.owner
                 pipelines = binaries = size = 0
-                for key, value in _from(transaction, self._tables["pipelines"], owner.prefix):
-                    entry = owner.read(bytes(key), value)
-                    if entry is not None:
-                        pipelines += 1
-                        binaries += len(entry.binaries)
-                        size += sum(each for _, _, each in entry.binaries)
+                for entry in self._entries(transaction, owner):
+                    pipelines += 1
+                    binaries += len(entry.binaries)
+                    size += sum(each for _, _, each in entry.binaries)
                 shared: dict[bytes, int] = {}
                 for key, _ in _from(transaction, self._tables["keys"], owner.prefix):
                     length = int.from_bytes(key[4:5], "big")  # a damaged key may end before it
@@ -1070,6 +1075,25 @@ class BinaryStore:
             told = (_reference_in(value) for _, value in transaction.cursor(db=self._tables["references"]))
             sizes = [each[1] for each in told if each is not None]
             return self._stat(tuple(generations), len(sizes), sum(sizes), self._used_bytes(transaction))
+
+    def freed_bytes(self, generations: Sequence[Generation]) -> list[int]:
+        """Bytes of binaries that go with each generation, removed in this order; what others use stays.
+
+        Raises:
+            StoreError: It cannot be read.
+        """
+        uses: dict[bytes, int] = {}
+        freed = []
+        with self._reading() as transaction:
+            for each in generations:
+                freed.append(0)
+                known = self._known(transaction, each.digest)
+                for entry in () if known is None else self._entries(transaction, known.owner):
+                    for _, digest, size in entry.binaries:
+                        uses[digest] = uses.get(digest, 0) + 1
+                        told = _reference_in(self._get(transaction, "references", digest) or b"")
+                        freed[-1] += size if told is not None and uses[digest] == told[0] else 0
+        return freed
 
     def _stat(
         self, generations: tuple[GenerationStat, ...], payloads: int, payload_bytes: int, used: int

@@ -6,6 +6,7 @@ removes each planned file under the writer lock of its cache file, and only if i
 Files with other names than ours stay, and so do those of a pack, which are for other machines; files in the
 quarantine go, because they are kept only to be examined.
 In a store of binaries, generations are removed as files are, and to make room, the least valuable binaries.
+What generations that stay use too is not counted as removed.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from attrs import frozen
@@ -40,6 +42,8 @@ from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache
 from orchestrator.stores.pack import Pack, is_pack
 from orchestrator.stores.profile_file import ProfileIdentity
 
+_LEAST_UNUSED: Final = 1 << 20  # pages that the next run will fill are not worth a copy
+
 
 class _About(msgspec.Struct):
     identity: ProfileIdentity
@@ -57,6 +61,7 @@ class PruneReason(enum.StrEnum):
     OTHER_DRIVER: made by another version or build of a driver that is here.
     OLD: not saved for longer than the given age.
     SIZE: the oldest of those that exceed the given size.
+    UNUSED: pages of the store of binaries that hold nothing.
     """
 
     QUARANTINE = "quarantine"
@@ -65,13 +70,15 @@ class PruneReason(enum.StrEnum):
     OTHER_DRIVER = "other driver"
     OLD = "old"
     SIZE = "over the size"
+    UNUSED = "unused pages"
 
 
 @frozen
 class PruneItem:
     """A file that is not wanted; `modified_ns`, since the epoch, tells whether it was replaced since.
 
-    For a part of a store of binaries, `generation` is its digest, or empty for the least valuable binaries.
+    For a part of a store of binaries, `generation` is its digest, or empty for unused pages and for the least
+    valuable binaries; then `left` bytes of it may stay.
     """
 
     path: Path
@@ -80,6 +87,7 @@ class PruneItem:
     detail: str = ""
     modified_ns: int = 0
     generation: bytes | None = None
+    left: int = 0
 
 
 @frozen
@@ -215,12 +223,18 @@ def plan_prune(
                 items.append(_item(oldest, PruneReason.SIZE))
                 continue
             size = oldest.status.size
+            left = max(0, size - over)
             items.append(
                 PruneItem(
-                    oldest.path, min(size, over), PruneReason.SIZE, "what is worth least", generation=b""
+                    oldest.path,
+                    size - left,
+                    PruneReason.SIZE,
+                    "what is worth least",
+                    generation=b"",
+                    left=left,
                 )
             )
-            rest = msgspec.structs.replace(oldest.status, size=max(0, size - over))
+            rest = msgspec.structs.replace(oldest.status, size=left)
             shrunk.append(_File(oldest.path, rest))
     return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in (*kept, *shrunk)), note)
 
@@ -235,18 +249,24 @@ def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneIt
     try:
         with BinaryStore.open(file.path.parent, create=False) as store:
             stat = store.statistics()
+            unwanted = []
+            for each in stat.generations:
+                used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
+                reason, why = rules.unwanted(_File(file.path, used), each.about.identity)
+                if reason is not None:
+                    unwanted.append((each.about, reason, why))
+            freed = store.freed_bytes([about for about, _, _ in unwanted])
     except StoreError as error:
         return [], [], str(error)
     parts = []
-    for each in stat.generations:
-        used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
-        about = each.about
-        reason, why = rules.unwanted(_File(file.path, used), about.identity)
-        if reason is not None:
-            name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
-            detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
-            parts.append(PruneItem(file.path, each.bytes, reason, detail, generation=about.digest))
-    left = max(0, stat.used_bytes - sum(each.size for each in parts))
+    for (about, reason, why), size in zip(unwanted, freed, strict=True):
+        name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
+        detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
+        parts.append(PruneItem(file.path, size, reason, detail, generation=about.digest))
+    unused = stat.file_bytes - stat.used_bytes
+    if unused > max(_LEAST_UNUSED, stat.file_bytes // 10):
+        parts.append(PruneItem(file.path, unused, PruneReason.UNUSED, generation=b"", left=stat.used_bytes))
+    left = max(0, stat.used_bytes - sum(freed))
     newest = max((each.used_s for each in stat.generations), default=0) * 1_000_000_000
     return parts, [_File(file.path, msgspec.structs.replace(file.status, size=left, modified_ns=newest))], ""
 
@@ -262,7 +282,8 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
             removed.append(item)
         else:
             failed.append((item, problem))
-    for path in {each.path for each in removed if each.generation is not None}:
+    parts = (each for each in removed if each.generation is not None)
+    for path in {each.path for each in parts if each.reason is not PruneReason.UNUSED}:
         _compact(path)
     return PruneReport(tuple(removed), tuple(failed))
 
@@ -272,11 +293,13 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     try:
+        if item.reason is PruneReason.UNUSED:
+            return None if BinaryStore.compact(path.parent) else "a process has it open"
         with BinaryStore.open(path.parent, create=False) as store:
             if item.generation:
                 store.prune(lambda about, _: about.digest == item.generation)
             else:
-                store.shrink(max(0, store.statistics().used_bytes - item.size))
+                store.shrink(item.left)
     except StoreError as error:
         return error.reason
     return None

@@ -243,6 +243,40 @@ def test_the_verb_prune_knows_the_store(call: Call, folder: Path) -> None:
     assert call("prune", "--cache-dir", folder, "--max-size", "200K", "--json").document["removed"] == []
 
 
+@pytest.mark.parametrize("verb", [("prune",), ("binaries", "prune")])
+def test_binaries_that_another_generation_uses_too_are_not_counted_as_removed(
+    call: Call, folder: Path, verb: tuple[str, ...]
+) -> None:
+    same = [pipeline(state, os.urandom(12_000)) for state in range(10, 60)]
+    with BinaryStore.open(folder) as store:
+        store.put(HERE, same)
+        store.put(OLD, same)
+    options = ("--cache-dir", folder, "--max-size", "200K")
+    said = call(*verb, *options, "--dry-run").out
+    assert "KiB  over the size" in said or " KiB of the least valuable pipelines would" in said
+    call(*verb, *options)
+    with BinaryStore.open(folder) as store:
+        assert store.statistics().used_bytes <= 200 * 1024
+        assert len(store.statistics().generations) == 2
+
+
+def test_the_verb_prune_gives_unused_pages_back(call: Call, folder: Path) -> None:
+    with BinaryStore.open(folder) as store:
+        store.put(HERE, [pipeline(state, os.urandom(90_000)) for state in range(10, 60)])
+        store.shrink(500 << 10)
+        before = store.path.stat().st_size
+    dry = call("prune", "--cache-dir", folder, "--dry-run", "--json").document
+    unused = [each["bytes"] for each in dry["removed"] if each["reason"] == "unused pages"]
+    assert unused > [before // 2]
+    with BinaryStore.open(folder):
+        done = call("prune", "--cache-dir", folder, "--json")
+        assert done.code == ExitCode.BAD_INPUT
+        assert [each["cause"] for each in done.document["failed"]] == ["a process has it open"]
+    call("prune", "--cache-dir", folder, "--max-size", "1M")
+    assert (folder / STORE_NAME).stat().st_size <= 1 << 20
+    assert call("prune", "--cache-dir", folder, "--json").document["removed"] == []
+
+
 def test_the_verb_prune_leaves_a_store_that_it_cannot_read(call: Call, folder: Path) -> None:
     os.truncate(folder / STORE_NAME, 5000)
     done = call("prune", "--cache-dir", folder, "--json")
