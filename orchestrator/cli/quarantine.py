@@ -107,6 +107,6 @@ def _show(output: Output, path: Path, held: Quarantine | None, problem: str) -> 
     made = table("key", "kind", "since", "why")
     for each in held.culprits:
         since = time.strftime("%Y-%m-%d %H:%M", time.localtime(each.seen_at))
-        made.add_row(each.key, each.kind.replace("_", " "), since, each.reason)
+        made.add_row(each.key, styled(each.kind.replace("_", " ")), since, styled(each.reason))
     output.show(made)
     output.line("")

@@ -44,6 +44,14 @@ def test_compile_leaves_out_what_it_shows(call: Call, small_set: Path, folder: P
     assert call(*arguments, "--json", "--retry-quarantined").code == ExitCode.OK
 
 
+def test_no_text_of_a_file_reaches_the_terminal_as_a_command(call: Call, folder: Path) -> None:
+    culprit = Culprit(key=KEYS[0], kind="\x1b[2J", cause=Cause.EXIT, reason="\x1b]0;title\x07", seen_at=1.0)
+    add_culprits(folder, simulated_identity(), [culprit])
+    said = call("quarantine", "list", "--cache-dir", folder).out
+    assert "\x1b" not in said
+    assert r"\x1b]0;title\x07" in said
+
+
 def test_what_is_cleared_is_tried_again(call: Call, small_set: Path, folder: Path) -> None:
     assert "1 pipeline will be tried again" in call("quarantine", "clear", KEYS[1], "--cache-dir", folder).out
     unknown = call("quarantine", "clear", KEYS[1], "--cache-dir", folder, "--json")
