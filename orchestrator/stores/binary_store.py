@@ -1594,6 +1594,10 @@ class _Opening:
                         break
             else:
                 environment.reader_check()
+                if self.bound_bytes is None:
+                    # A process that is waited for may write beyond our map: take the largest that there was.
+                    with self._told_of_size(bound):
+                        environment.set_mapsize(0)
                 with environment.begin(write=True) as transaction:
                     for name in _TABLES:
                         tables[name] = environment.open_db(name.encode(), txn=transaction)
@@ -1603,9 +1607,8 @@ class _Opening:
             if self.bound_bytes is None:
                 with environment.begin() as transaction:
                     bound = _bound_of(transaction, tables) or bound
-                if bound != DEFAULT_BOUND:
-                    with self._told_of_size(bound) as size:
-                        environment.set_mapsize(size)
+                with self._told_of_size(bound) as size:
+                    environment.set_mapsize(size)
         except BaseException:
             environment.close()
             raise

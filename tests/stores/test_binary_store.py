@@ -16,7 +16,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+import lmdb
 import msgspec
 import pytest
 from attrs import evolve
@@ -352,6 +354,53 @@ def test_a_bound_stays_while_another_process_has_the_store_open(tmp_path: Path) 
         assert store.verify().problems == ()
     with BinaryStore.open(tmp_path, bound_bytes=64 << 20) as store:
         assert store.bound_bytes == 64 << 20
+
+
+_GROWING = """
+import sys
+from pathlib import Path
+from orchestrator.stores.binary_store import BinaryStore
+from tests.stores.test_binary_store import GENERATION, pipeline
+with BinaryStore.open(Path(sys.argv[1]), bound_bytes=64 << 20) as store:
+    print("open", flush=True)
+    input()
+    store.put(GENERATION, [pipeline(each, each.to_bytes(8, "big") * 2000) for each in range(600)])
+    print("written", flush=True)
+    input()
+"""
+
+
+def test_a_store_may_grow_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer = subprocess.Popen(
+        [sys.executable, "-c", _GROWING, str(tmp_path)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert writer.stdin is not None
+    assert writer.stdout is not None
+    tell, answer, open_it = writer.stdin.write, writer.stdout.readline, lmdb.open
+
+    def open_and_let_it_grow(*arguments: Any, **options: Any) -> Any:
+        environment = open_it(*arguments, **options)
+        tell("\n")
+        assert answer() == "written\n"
+        return environment
+
+    try:
+        assert answer() == "open\n"
+        # As where the store is larger than the bound by default.
+        monkeypatch.setattr("orchestrator.stores.binary_store.DEFAULT_BOUND", LEAST_BOUND)
+        monkeypatch.setattr("orchestrator.stores.binary_store.lmdb.open", open_and_let_it_grow)
+        with BinaryStore.open(tmp_path) as store:
+            assert store.bound_bytes == 64 << 20
+            assert store.path.stat().st_size > 1.1 * LEAST_BOUND
+            assert store.statistics().generations[0].pipelines == 600
+    finally:
+        writer.kill()
+        writer.communicate()
 
 
 def test_compacting_loses_nothing_and_gives_the_disk_back(tmp_path: Path) -> None:
