@@ -815,7 +815,7 @@ class PruneDocument(Document, frozen=True, kw_only=True):
         kept: Files that stay.
         kept_bytes: Their size.
         drivers_asked: Number of devices whose driver build is known.
-        note: Why it is unknown, or null.
+        note: Why it is unknown, or what else a reader must know of the result; or null.
     """
 
     directory: Path

@@ -431,8 +431,8 @@ class BinaryStore:
             return made
 
     @classmethod
-    def compact(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> int:
-        """Return unused pages to the disk; returns the bytes, 0 while a process has the store open.
+    def compact(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> int | None:
+        """Return unused pages to the disk; returns the bytes, None while a process has the store open.
 
         Raises:
             StoreError: As `open`.
@@ -1382,7 +1382,7 @@ class _Opening:
                 close_quietly(users, self.operations)
                 raise
 
-    def compact(self) -> int:
+    def compact(self) -> int | None:
         """See `BinaryStore.compact`."""
         if not self.path.exists():
             raise StoreError(self.path, "there is no store of binaries")
@@ -1390,7 +1390,7 @@ class _Opening:
             users = self._open_users()
             try:
                 if not (held and self.operations.try_lock(users)):
-                    return 0
+                    return None
                 self._make_good()
                 return self._compact()
             finally:
@@ -1443,6 +1443,8 @@ class _Opening:
             environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
             try:
                 environment.copy(os.fsencode(made), compact=True)
+            except lmdb.Error as error:
+                raise StoreError(self.path, f"a copy of what is used cannot be written: {error}") from error
             finally:
                 environment.close()
             made.chmod(0o600)

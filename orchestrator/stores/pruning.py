@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -109,10 +108,14 @@ class PrunePlan:
 
 @frozen
 class PruneReport:
-    """What a prune removed, and what it could not remove, with the cause."""
+    """What a prune removed, and what it could not remove, with the cause.
+
+    `note` says why a store of which something was removed has as many bytes on the disk as before, or "".
+    """
 
     removed: tuple[PruneItem, ...]
     failed: tuple[tuple[PruneItem, str], ...]
+    note: str = ""
 
 
 @frozen
@@ -283,9 +286,12 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
         else:
             failed.append((item, problem))
     parts = (each for each in removed if each.generation is not None)
-    for path in {each.path for each in parts if each.reason is not PruneReason.UNUSED}:
-        _compact(path)
-    return PruneReport(tuple(removed), tuple(failed))
+    kept = [
+        f"{path} has as many bytes on the disk as before, some of them unused: {problem}"
+        for path in {each.path for each in parts if each.reason is not PruneReason.UNUSED}
+        if (problem := _compact(path)) is not None
+    ]
+    return PruneReport(tuple(removed), tuple(failed), "; ".join(kept))
 
 
 def _remove_part(path: Path, item: PruneItem) -> str | None:
@@ -294,7 +300,7 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
 
     try:
         if item.reason is PruneReason.UNUSED:
-            return None if BinaryStore.compact(path.parent) else "a process has it open"
+            return _compact(path)
         with BinaryStore.open(path.parent, create=False) as store:
             if item.generation:
                 store.prune(lambda about, _: about.digest == item.generation)
@@ -305,12 +311,14 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
     return None
 
 
-def _compact(path: Path) -> None:
-    """Return unused pages of a store to the disk, if possible."""
+def _compact(path: Path) -> str | None:
+    """Return unused pages of a store to the disk; why they stay, or None."""
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
-    with suppress(StoreError):
-        BinaryStore.compact(path.parent)
+    try:
+        return "a process has it open" if BinaryStore.compact(path.parent) is None else None
+    except StoreError as error:
+        return error.reason
 
 
 def _remove(item: PruneItem, operations: FileOperations) -> str | None:

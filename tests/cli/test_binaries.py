@@ -277,6 +277,23 @@ def test_the_verb_prune_gives_unused_pages_back(call: Call, folder: Path) -> Non
     assert call("prune", "--cache-dir", folder, "--json").document["removed"] == []
 
 
+def test_the_verb_prune_tells_that_a_store_stays_as_large(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(directory: Path) -> None:
+        raise StoreError(directory / STORE_NAME, "no room for a copy")
+
+    with BinaryStore.open(folder) as store:
+        store.put(HERE, [pipeline(state, os.urandom(9000)) for state in range(10, 60)])
+        before = store.path.stat().st_size
+        notes = [call("prune", "--cache-dir", folder, "--max-size", "400K", "--json").document["note"]]
+        assert store.path.stat().st_size == before
+    monkeypatch.setattr(BinaryStore, "compact", no_room)
+    notes.append(call("prune", "--cache-dir", folder, "--max-size", "200K", "--json").document["note"])
+    said = f"{folder / STORE_NAME} has as many bytes on the disk as before, some of them unused: "
+    assert notes == [said + "a process has it open", said + "no room for a copy"]
+
+
 def test_the_verb_prune_leaves_a_store_that_it_cannot_read(call: Call, folder: Path) -> None:
     os.truncate(folder / STORE_NAME, 5000)
     done = call("prune", "--cache-dir", folder, "--json")
