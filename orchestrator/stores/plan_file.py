@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import re
 import struct
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ _HEADER: Final = struct.Struct("<7sB16s16s16sQ")
 PLAN_MAGIC: Final = b"ORCHPLN"
 """First bytes of every plan."""
 _VERSION: Final = 1
+_DAY_NS: Final = 86_400 * 10**9
 _HALF: Final = 4
 """Bytes of each of the two hashes in a label."""
 
@@ -196,13 +198,17 @@ def _named(directory: Path, label: str, operations: FileOperations) -> tuple[Pat
 def _plans(directory: Path, ending: str, operations: FileOperations) -> list[tuple[Path, int, int]]:
     """Files whose names end with a regular expression: path, time of change, size; the newest first."""
     ends = re.compile(rf"{ending}\Z")
+    tomorrow_ns = time.time_ns() + _DAY_NS  # a file server's clock may be ahead by less
     found = []
     with suppress(OSError):  # a directory that cannot be listed has no usable plans
         for name in operations.list_directory(directory):
             if ends.search(name) and not name.startswith("."):
                 with suppress(OSError):  # gone since
                     status = operations.stat(directory / name)
-                    found.append((directory / name, status.modified_ns, status.size))
+                    changed_ns = status.modified_ns
+                    if changed_ns > tomorrow_ns:  # of a clock that went wrong: it would stay the newest
+                        changed_ns = 0
+                    found.append((directory / name, changed_ns, status.size))
     return sorted(found, key=lambda each: (-each[1], each[0]))
 
 

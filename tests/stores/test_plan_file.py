@@ -99,6 +99,15 @@ def test_the_oldest_go(cache_file: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert kept == [0, 5, 6]
 
 
+def test_plans_of_a_clock_that_was_ahead_go_first(cache_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_file, "MOST_PLANS", 2)
+    for number in range(2):
+        dated(save_plan(cache_file, identity(number), [b"some"]), 1 << 33)  # the year 2242
+    saved = save_plan(cache_file, identity(2), [b"some"])
+    assert saved.exists()
+    assert len(list(cache_file.parent.glob("*.plan"))) == 2
+
+
 def test_a_plan_beyond_the_cap_is_not_written(cache_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan_file, "PLAN", Kind(PLAN.suffix, cap=100, labelled=True))
     with pytest.raises(SaveError, match="it has 101 bytes, more than the 100 that are allowed"):
