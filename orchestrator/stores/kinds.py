@@ -127,8 +127,8 @@ class Kind:
 
         Raises:
             SaveError: It could not be written, others may write its directory, another process did not finish
-                writing beside the same cache file in time, or it `gathers` and cannot be read. The old file
-                is unchanged, unless `SaveError.replaced`.
+                writing beside the same cache file in time, it `gathers` and cannot be read, or it would be
+                larger than the cap. The old file is unchanged, unless `SaveError.replaced`.
         """
         path = self.path(cache_file, label)
         if (reason := check_directory(path, operations)) is not None:
@@ -139,7 +139,11 @@ class Kind:
             sweep_file(path, operations)
             if self.gathers:
                 self._check_readable(path, operations)
-            write_atomically(path, make(), operations)
+            chunks = tuple(make())
+            if (size := sum(map(len, chunks))) > self.cap:  # nobody would read it again
+                reason = f"it has {size} bytes, more than the {self.cap} that are allowed"
+                raise SaveError(path, "checking the size", reason)
+            write_atomically(path, chunks, operations)
         return path
 
     def _check_readable(self, path: Path, operations: FileOperations) -> None:

@@ -32,7 +32,6 @@ from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
     ReadError,
-    SaveError,
     content_hash128,
     content_hash128_of,
     read_head,
@@ -162,12 +161,9 @@ def save_plan(
     """Save a plan beside a cache file, in place of one with the same label; returns the file. Thread-safe.
 
     Raises:
-        SaveError: As `Kind.write`; or it is larger than a plan may be.
+        SaveError: As `Kind.write`.
     """
     size = sum(map(len, parts))
-    if (total := _HEADER.size + size) > PLAN.cap:
-        reason = f"it has {total} bytes, more than the {PLAN.cap} that are allowed"
-        raise SaveError(PLAN.path(cache_file, identity.label), "checking the size", reason)
     head = _HEADER.pack(
         PLAN_MAGIC, _VERSION, identity.content, identity.rules, content_hash128_of(parts), size
     )

@@ -298,6 +298,14 @@ def test_more_than_the_cap_is_not_read(kind: Kind, cache_file: Path) -> None:
     assert "read" not in [each.name for each in operations.calls]
 
 
+def test_more_than_the_cap_is_not_written(kind: Kind, cache_file: Path) -> None:
+    small = evolve(kind, cap=4)
+    path = small.write(cache_file, lambda: (b"four",))
+    with pytest.raises(SaveError, match="it has 5 bytes, more than the 4 that are allowed"):
+        small.write(cache_file, lambda: (b"four", b"1"))
+    assert path.read_bytes() == b"four"
+
+
 @pytest.mark.parametrize("what", ["the file", "the directory"])
 def test_what_others_may_write_is_not_read(kind: Kind, what: str, cache_file: Path) -> None:
     write(kind, cache_file, 1)
