@@ -117,7 +117,7 @@ def inspect_cache_file(
         if error.status is LoadStatus.EMPTY:
             kind = CacheFileKind.NOT_A_CACHE_FILE
         elif error.status is LoadStatus.BAD_MAGIC:
-            inner = _vulkan_header(head + data)
+            inner = _vulkan_header(head)
             if inner is None:
                 kind = CacheFileKind.NOT_A_CACHE_FILE
                 reason = f"{reason}, nor with VkPipelineCacheHeaderVersionOne"

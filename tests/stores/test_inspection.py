@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,17 @@ def test_a_good_file_says_what_it_is_for(tmp_path: Path) -> None:
     assert found.vulkan_header is not None
     assert found.vulkan_header.pipeline_cache_uuid == NAVI21.pipeline_cache_uuid
     assert found.data_hash_matches is True
+
+
+def test_what_is_no_cache_file_is_held_once(tmp_path: Path) -> None:
+    size = 16 << 20
+    (tmp_path / "file").write_bytes(bytes(size))
+    tracemalloc.start()
+    try:
+        assert inspect_cache_file(tmp_path / "file").size == size
+        assert tracemalloc.get_traced_memory()[1] < 1.5 * size
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_damaged_payload_keeps_its_identity(tmp_path: Path) -> None:
