@@ -183,6 +183,7 @@ def plan_prune(
     }
     rules = _Rules(here, older_than_ns, now_ns)
     kept: list[_File] = []
+    damaged: dict[Path, int] = {}  # when the previous generation of each was changed
     shrunk: list[_File] = []
     for each in current:
         inspection = inspect_cache_file(each.path, operations=operations)
@@ -195,6 +196,8 @@ def plan_prune(
                 items.append(_item(older, PruneReason.PREVIOUS))
             elif older is not None:
                 kept.append(older)
+                if inspection.status is not LoadStatus.LOADED:
+                    damaged[each.path] = older.status.modified_ns
             continue
         items.append(_item(each, reason, detail))
         if older is not None:
@@ -212,7 +215,8 @@ def plan_prune(
     parts, store, note = _parts_of_store(found, rules)
     items += parts
     kept += store
-    kept.sort(key=lambda each: each.status.modified_ns, reverse=True)
+    # What is damaged goes before its previous generation, which is the only good one.
+    kept.sort(key=lambda each: damaged.get(each.path, each.status.modified_ns + 1), reverse=True)
     if max_bytes is not None:
         # Plans go first, because they can be made again without a driver.
         unwanted = {each.path for each in items}

@@ -143,6 +143,16 @@ def test_a_previous_generation_stays_where_the_current_one_is_damaged(call: Call
     assert removed(call, folder) == {previous_path(path).name: "damaged previous generation"}
 
 
+def test_what_is_damaged_goes_before_its_previous_generation_for_room(call: Call, folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    shutil.copy(path, previous_path(path))
+    os.utime(previous_path(path), ns=(DAY_NS, DAY_NS))
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    size = str(path.stat().st_size)
+    assert removed(call, folder, "--max-size", size) == {path.name: "over the size"}
+    assert previous_path(path).exists()
+
+
 def test_a_previous_generation_stays_beside_what_may_crash_the_driver(call: Call, folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     shutil.copy(path, previous_path(path))
