@@ -268,6 +268,7 @@ _CAUSES = {
     errno.EACCES: "its mode, that of a directory above it, or an access list forbids it",
     errno.EPERM: "it belongs to another user, is immutable, or a security policy forbids it",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
+    errno.EISDIR: "a directory has the name of a file that is kept here; move it away",
     errno.ELOOP: "it is a symbolic link; links are not followed for files of the store",
     errno.EFBIG: "the file is larger than the file system or the process may write",
     errno.EMFILE: "the process has too many files open",

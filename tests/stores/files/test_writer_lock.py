@@ -133,6 +133,15 @@ def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, num
     assert readable(path) == [OLD]
 
 
+def test_a_directory_in_the_place_of_the_lock_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file.lock").mkdir()
+    with (
+        pytest.raises(SaveError, match=r"locking file\.lock failed: .*a directory has the name of a file"),
+        writer_lock(tmp_path / "file"),
+    ):
+        pytest.fail("the block is not entered")
+
+
 def test_a_lock_that_fails_is_a_save_error(tmp_path: Path) -> None:
     with (
         pytest.raises(SaveError, match=r"locking file\.lock failed: No such file or directory"),
