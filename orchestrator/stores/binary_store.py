@@ -1098,13 +1098,15 @@ class BinaryStore:
     def _stat(
         self, generations: tuple[GenerationStat, ...], payloads: int, payload_bytes: int, used: int
     ) -> StoreStat:
+        with _told(self.path):
+            file_bytes = self._operations.stat(self.path).size
         return StoreStat(
             path=os.fsencode(self.path).decode("utf-8", "backslashreplace"),
             generations=generations,
             payloads=payloads,
             payload_bytes=payload_bytes,
             used_bytes=used,
-            file_bytes=self.path.stat().st_size,
+            file_bytes=file_bytes,
             bound_bytes=self.bound_bytes,
         )
 

@@ -1213,6 +1213,13 @@ def test_a_store_that_could_not_be_made_is_made_the_next_time(
         assert store.set_aside == ""
 
 
+def test_the_figures_of_a_store_that_was_removed_are_an_error_of_the_store(store: BinaryStore) -> None:
+    store.put(GENERATION, [pipeline(1, b"one")])
+    store.path.unlink()
+    with pytest.raises(StoreError, match="No such file"):
+        store.statistics()
+
+
 def test_what_is_wrong_beside_a_store_is_named(tmp_path: Path) -> None:
     for name in (f"{STORE_NAME}-lock", f"{STORE_NAME}.users"):
         directory = tmp_path / name
