@@ -261,6 +261,11 @@ class Experience:
         return self._hits / (self._hits + self._misses)
 
     @property
+    def remembered_hits(self) -> float:
+        """Number of hits that are remembered, with those that the estimate at the start is worth."""
+        return self._hits
+
+    @property
     def scale(self) -> float:
         """Measured over estimated cost of compiles; 1 before any was measured."""
         return self._measured / self._estimated if self._estimated else 1.0

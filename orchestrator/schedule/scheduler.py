@@ -184,6 +184,11 @@ most once more."""
 _UNENDED: Final = 0.3
 """Part of the jobs in flight that counts as left. Half of them are, if all estimates hold."""
 
+_MISS_NS: Final = 10_000_000
+_LEAST_HITS: Final = 8
+"""Under a deadline a batch of which nearly all should hit ends in time even if all are compiled and take
+`_MISS_NS` each, or holds `_LEAST_HITS`: a cache may hold only what comes first."""
+
 _LONG_NS: Final = 750_000
 _LONG_WORKERS: Final = 16
 _FIRST_COMPILES: Final = 8
@@ -1654,8 +1659,6 @@ class Scheduler:
             if not experience.tried and experience.hit_share < MOST_HIT:
                 # The error of the estimates is not known yet, so the first batch is one job.
                 size = 1
-            if left_ns < math.inf and not (adjacent or experience.told):
-                size = 1  # a batch whose estimate is far off overruns a time limit by all its jobs
             # Where nearly everything hits, affinity gains nothing.
             if not adjacent and self._affinity.active and experience.hit_share < MOST_HIT:
                 cautious = True
@@ -1665,6 +1668,9 @@ class Scheduler:
                 picky = longest_ns * SHORT * workers <= open_ns
         else:  # followers: one worker creates them while others may be idle
             size = min(size, share if experience.proven else 1)
+        if left_ns < math.inf and queue in (self._life.queue, self._life.hits) and not experience.told:
+            # A batch whose estimate is far off overruns a time limit by all its jobs.
+            size = min(size, self._most_untold(experience, left_ns))
         limits = Limits(base, slope, min(time_ns, left_ns), left_ns, size, picky, adjacent, cautious)
         jobs = self._selector.take(queue, line, worker, limits)
         if not len(jobs) and picky:
@@ -1672,6 +1678,13 @@ class Scheduler:
         if not len(jobs) and self._fresh_deadline and not self.in_flight:
             jobs = self._selector.shortest(queue, line, worker)
         return jobs
+
+    def _most_untold(self, experience: Experience, left_ns: float) -> int:
+        """Most jobs of a batch under a deadline, where it is not known how far off estimates are."""
+        if not experience.proven:
+            return 1
+        compiles = left_ns * self._table.queued / max(self._table.open_cost, 1)
+        return max(1, int(min(experience.remembered_hits, max(_LEAST_HITS, left_ns / _MISS_NS), compiles)))
 
     def _assign(self, worker: int, jobs: Int32s, experience: Experience, cost: int) -> Assignment:
         table = self._table

@@ -548,6 +548,33 @@ def test_a_deadline_goes_by_the_clock_and_not_by_what_was_estimated() -> None:
     assert begun == 10
 
 
+def sizes_of_hits(scheduler: Scheduler, limit_ns: int) -> list[int]:
+    """Sizes of the batches of one worker that all hit, with so much time from the start of each."""
+    sizes = []
+    while scheduler.queued:
+        scheduler.set_deadline(limit_ns)
+        batch = requested(scheduler, 0)
+        sizes.append(len(batch.indices))
+        scheduler.finished(0, batch, hits=sizes[-1], elapsed_ns=5_000 * sizes[-1])
+    return sizes
+
+
+@pytest.mark.parametrize("hits", [None, [True] * 600], ids=["any", "expected"])
+@pytest.mark.parametrize(("limit_ns", "most"), [(4 * MS, 8), (200 * MS, 20)])
+def test_under_a_deadline_hits_come_in_batches_that_may_turn_out_to_be_compiles(
+    hits: list[bool] | None, limit_ns: int, most: int
+) -> None:
+    sizes = sizes_of_hits(Scheduler(job_graph(600, costs=[MS // 5] * 600, hits=hits), 1), limit_ns)
+    assert sizes[0] == 1
+    assert max(sizes) == most
+    assert sizes.count(most) > len(sizes) // 2
+
+
+def test_under_a_deadline_what_takes_longer_is_created_alone_though_all_hit() -> None:
+    graph = job_graph(50, costs=[5000 * MS] * 50)
+    assert sizes_of_hits(Scheduler(graph, 1), 4000 * MS) == [1] * 50
+
+
 def test_what_is_exempt_begins_after_the_deadline() -> None:
     graph = job_graph(3, priorities=[1, 0, 2], costs=[MS] * 3)
     scheduler = Scheduler(graph, 1, ScheduleOptions(expect_hits=0.0))
