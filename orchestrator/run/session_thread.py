@@ -240,10 +240,11 @@ class SessionThread:
         """Take kept pipelines, as `PipelineSession.take`; none of a ticket that is not queued yet.
 
         Raises:
-            ValueError: The session keeps no pipelines, or there is no such pipeline.
+            ValueError: The session keeps no pipelines, there is no such pipeline, or the ticket is that of
+                another session.
         """
         session = self._session
-        wanted = pipelines.indices if isinstance(pipelines, Ticket) else pipelines
+        wanted = self._indices(pipelines) if isinstance(pipelines, Ticket) else pipelines
         if session is None or wanted is None:
             return np.empty(0, np.uint64)
         return session.take(wanted)
@@ -333,10 +334,14 @@ class SessionThread:
 
     def _queued(self, ticket: Ticket) -> Pipelines:
         """The pipelines of a ticket, asked for in the session's thread."""
+        indices = self._indices(ticket)
+        if indices is None:  # commands take effect in order, so submitting it failed
+            raise ValueError("the ticket's pipelines were not queued; it has the reason")
+        return indices
+
+    def _indices(self, ticket: Ticket) -> npt.NDArray[np.int32] | None:
         if ticket.session is not self:
             raise ValueError("the ticket is that of another session")
-        if ticket.indices is None:  # commands take effect in order, so submitting it failed
-            raise ValueError("the ticket's pipelines were not queued; it has the reason")
         return ticket.indices
 
     def _run(self) -> None:

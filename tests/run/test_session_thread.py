@@ -448,11 +448,14 @@ def test_a_ticket_of_another_thread_is_refused() -> None:
     prepared = prepared_set(device)
     with (
         start_session((device, prepared), RunOptions(workers=1)) as one,
-        start_session((device, prepared), RunOptions(workers=1)) as other,
+        start_session((device, prepared), RunOptions(workers=1, keep=True)) as other,
     ):
         ticket = one.submit([3])
         with pytest.raises(ValueError, match="that of another session"):
             other.submit(ticket).result(LIMIT_S)
+        other.submit([3]).result(LIMIT_S)
+        with pytest.raises(ValueError, match="that of another session"):
+            other.take(ticket)
 
 
 def test_close_ends_what_finish_would_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
