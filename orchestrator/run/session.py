@@ -255,7 +255,7 @@ class PipelineSession:
             pipelines: The pipelines.
             priority: How urgent they are.
             group: A number of the caller's, at least 0, by which they can be cancelled; the last one given
-                for a pipeline counts.
+                for a pipeline counts. None leaves queued pipelines in theirs.
 
         Raises:
             ValueError: There is no such pipeline, group or priority.

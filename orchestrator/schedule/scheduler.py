@@ -1149,7 +1149,8 @@ class Scheduler:
         Args:
             jobs: The jobs, ascending, none twice.
             priority: How urgent they are.
-            group: A number of the caller's, see `members`; a later one replaces it.
+            group: A number of the caller's, see `members`; a later one replaces it. -1 leaves queued jobs in
+                theirs.
 
         Raises:
             ValueError: The stream is not open.
@@ -1168,7 +1169,8 @@ class Scheduler:
             table.group[new] = -1
             table.flags[new] |= UNWANTED
             table.priority[jobs[absent]] = priority
-        table.group[jobs] = group
+        if group >= 0:
+            table.group[jobs] = group
         table.flags[jobs] &= ~UNWANTED & 0xFF
         if len(new):
             self._life.enter(new)

@@ -52,6 +52,19 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
     assert sorted(recorder.order) == [2, 3, 15, 32]
 
 
+async def test_what_is_submitted_again_without_a_group_stays_in_its_own() -> None:
+    _, device = recorded()
+    prepared = device.prepare(simulated_image(range(20)))
+    async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
+        await session.submit(range(10), group=1)
+        await session.submit([3, 15], priority=Priority.NOW)
+        assert await session.cancel(group=1) == 10
+        await session.submit([3])
+        assert await session.cancel(group=1) == 0, "it was cancelled, so it came without a group"
+        assert sorted(session.remaining().tolist()) == [3, 15]
+        await session.close()
+
+
 async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_itself() -> None:
     _, device = recorded()
     prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))

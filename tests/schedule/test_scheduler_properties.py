@@ -134,7 +134,7 @@ class Schedule(RuleBasedStateMachine):
                 assert scheduler.state_of(job) is before[job], "what was settled is left alone"
                 continue
             assert scheduler.state_of(job) not in GONE
-            assert job in scheduler.members(group)
+            assert job in scheduler.members(None if group < 0 else group)
             if scheduler.state_of(job) in QUEUED:
                 assert scheduler._table.priority[job] <= priority
         for job, linked in enumerate(self.libraries):
