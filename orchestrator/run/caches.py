@@ -11,6 +11,7 @@ A `Rotation` merges while workers run:
   under a lock, so two threads never use it, and a merge takes what was rotated out only.
 - A worker waits for nothing here: where no standby is ready it goes on with what it has. It makes no driver
   call to rotate, after which it would have to wait for the GIL.
+- A worker that gets no batch rotates its source out all the same, once it has the age for that.
 - Nothing is lost: what was rotated out and not merged when the run ends is merged then. Nobody but the run
   merges into the primary, and `destroy` leaves nothing but the caller's.
 - Standbys begin with the data that worker sources begin with, not with what the primary has gained: a
@@ -24,6 +25,7 @@ the driver will not tell is a warning.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -216,6 +218,8 @@ _BYTES_A_PIPELINE: Final = 16 << 10
 _MOST_STANDBYS: Final = 4
 _MOST_WARNINGS: Final = 4
 _REMIND_S: Final = 1.0
+_STANDBY_S: Final = 0.1
+"""How long a worker without a batch waits for a standby before it looks again."""
 
 
 class RollingMerge(msgspec.Struct, frozen=True):
@@ -291,7 +295,7 @@ class PrimaryGuard:
 
 
 class Slot(msgspec.Struct, eq=False):
-    """A worker's current source. Used by that worker's thread, and by the run when no worker is left."""
+    """A worker's current source. Used by that worker, and by the run when no worker is left."""
 
     source: PipelineSource
     since_ns: int
@@ -314,8 +318,8 @@ class _Rotated(msgspec.Struct, frozen=True, eq=False):
 class Rotation:
     """The worker sources of a run that merges on the way; see the top of the module.
 
-    `batch_ended` belongs to the worker's thread, `serve` to trio, the rest to the run when no worker is there
-    yet or left.
+    `batch_ended` and `due_in_s` belong to the worker, `serve` to trio, the rest to the run when no worker is
+    there yet or left.
 
     Attributes:
         primary: What worker sources are merged into.
@@ -396,6 +400,13 @@ class Rotation:
         if policy.age_ns is not None and now_ns - slot.since_ns >= policy.age_ns:
             return True
         return policy.gained_bytes is not None and slot.compiled * self._each_bytes >= policy.gained_bytes
+
+    def due_in_s(self, slot: Slot) -> float:
+        """Seconds until a source is due although its worker gets no batch; infinity: never."""
+        age_ns = self.policy.age_ns
+        if not slot.compiled or age_ns is None or self._standbys_refused:
+            return math.inf
+        return max(_STANDBY_S, (slot.since_ns + age_ns - time.perf_counter_ns()) / 1e9)
 
     def _rotate(self, slot: Slot) -> None:
         with self._lock:
@@ -631,7 +642,7 @@ class PreparedParts:
 
 @define(eq=False)
 class Creator:
-    """Creates a worker's batches, all with one source. Belongs to that worker's thread.
+    """Creates a worker's batches, all with one source. Belongs to that worker.
 
     A batch that comes out has one result a pipeline, whatever number of calls it took, and a pipeline is
     compiled at most once for it. Nothing that was kept is lost where a second call fails.
@@ -656,6 +667,10 @@ class Creator:
 
     def between_batches(self) -> None:
         """A batch has ended and the next has not begun: no source of the worker is in use."""
+
+    def due_in_s(self) -> float:
+        """Seconds until `between_batches` is to be called again, if no batch begins; infinity: never."""
+        return math.inf
 
 
 @define(eq=False)
@@ -687,6 +702,10 @@ class RotatingSource(Creator):
         compiled, self._compiled = self._compiled, 0
         self.rotation.batch_ended(self.slot, compiled)
         self.source = self.slot.source
+
+    def due_in_s(self) -> float:
+        """Seconds until the source has the age at which it is rotated."""
+        return self.rotation.due_in_s(self.slot)
 
 
 @define(eq=False)

@@ -274,7 +274,10 @@ class Worker:
                 self.arrived_ns = self.arrived_ns or time.perf_counter_ns()
                 return
             began_ns = time.perf_counter_ns()
-            await self._exchange.wait_changed(seen)
+            with trio.move_on_after(self._creator.due_in_s()) as waited:
+                await self._exchange.wait_changed(seen)
+            if waited.cancelled_caught:
+                self._creator.between_batches()
             self.waiting_ns += time.perf_counter_ns() - began_ns
 
     def _stint(self) -> tuple[Wait | Done, int]:

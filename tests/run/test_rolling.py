@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
+import trio
 from attrs import evolve
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache, PipelineSource
@@ -23,6 +24,7 @@ from orchestrator.run.caches import MergedHook, PrimaryGuard, RollingMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, ROLLING, MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.session import open_session
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import check_sums, hits_of, prepared_set, without
 
@@ -150,6 +152,27 @@ async def test_each_threshold_brings_about_merges(policy: MergePolicy) -> None:
     if policy.gained_bytes is not None:
         # 1,556 bytes a pipeline: batches of four are enough, once that is known from the first merge.
         assert rolling.source_bytes / rolling.caches >= 6000
+
+
+@pytest.mark.parametrize("mode", ROLLING_MODES)
+async def test_what_has_the_age_is_merged_though_no_worker_has_anything_to_do(mode: CacheMode) -> None:
+    device = SimulatedDevice()
+    merged: list[int] = []
+    told = trio.Event()
+    token = trio.lowlevel.current_trio_token()
+
+    def on_merged(_primary: PipelineSource, merge: RollingMerge) -> None:
+        merged.append(merge.pipelines)
+        if sum(merged) == 20:
+            token.run_sync_soon(told.set)
+
+    policy = evolve(EACH_BATCH, batches=None, age_ns=200_000_000)
+    options = RunOptions(workers=2, mode=mode, merge=policy)
+    async with open_session(device, prepared_set(device), options, on_merged=on_merged) as session:
+        await session.submit(range(20))
+        with trio.fail_after(30):
+            await told.wait()
+    assert device.live_caches == 0
 
 
 async def test_thresholds_that_are_not_reached_leave_it_to_the_barrier() -> None:
