@@ -153,6 +153,18 @@ class ReadyQueue:
             self.open &= ~(1 << line)
         del self._buckets[line][number]
 
+    @property
+    def entries(self) -> int:
+        """Number of entries, with stale ones."""
+        return sum(each.tail - each.head for buckets in self._buckets for each in buckets.values())
+
+    def drop_stale(self) -> None:
+        """Drop stale entries, which nobody takes where no worker asks for work."""
+        buckets = [each for buckets in self._buckets for each in buckets.values()]
+        jobs = np.unique(np.concatenate([each.jobs[each.head : each.tail] for each in buckets]))
+        self.masks, self._buckets, self.open = [], [], 0
+        self.push_all(jobs[self._table.state[jobs] == self.state])
+
     def push(self, job: int) -> None:
         """Enter a job of that state."""
         table = self._table

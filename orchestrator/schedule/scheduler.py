@@ -478,6 +478,8 @@ class Lifecycle:
             # The queues may still hold their old entries.
             for queue in self._queues:
                 queue.repeats = True
+                if queue.entries > 2 * table.count:
+                    queue.drop_stale()
         table.move_all(new, ABSENT, WAITING)
         libraries, dependents = self.links.edges_of(jobs)
         np.add.at(table.live_dependents, libraries, 1)

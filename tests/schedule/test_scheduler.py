@@ -575,6 +575,17 @@ def test_under_a_deadline_what_takes_longer_is_created_alone_though_all_hit() ->
     assert sizes_of_hits(Scheduler(graph, 1), 4000 * MS) == [1] * 50
 
 
+def test_what_is_cancelled_and_entered_in_each_frame_takes_no_more_room() -> None:
+    scheduler = Scheduler(job_graph(100), 1, ScheduleOptions(streaming=True))
+    jobs = np.arange(100, dtype=np.int32)
+    for _ in range(50):
+        scheduler.enter(jobs, Priority.BACKGROUND)
+        assert scheduler._life.queue.entries <= 300
+        scheduler.cancel_jobs(jobs)
+    scheduler.enter(jobs, Priority.SOON)
+    assert sorted(drain(scheduler)) == jobs.tolist()
+
+
 def test_what_is_exempt_begins_after_the_deadline() -> None:
     graph = job_graph(3, priorities=[1, 0, 2], costs=[MS] * 3)
     scheduler = Scheduler(graph, 1, ScheduleOptions(expect_hits=0.0))
