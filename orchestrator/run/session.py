@@ -195,6 +195,41 @@ _AT_ONCE = 1024
 """Most pipelines that enter at once, because workers that request a batch wait meanwhile."""
 
 
+_FADE = 0.97
+"""Factor on the weight of earlier frames with each frame, for the share of time that they give."""
+
+
+@frozen
+class Allowance:
+    """The time of late in which a limit lets batches begin.
+
+    Attributes:
+        since_ns: When the last limit was set.
+        limit_ns: That limit.
+        given_ns: Time that earlier limits gave, faded.
+        passed_ns: Time that passed under them, faded alike.
+    """
+
+    since_ns: int
+    limit_ns: int
+    given_ns: float = 0.0
+    passed_ns: float = 0.0
+
+    def then(self, now_ns: int, limit_ns: int) -> Allowance:
+        """It with another limit from now on."""
+        given_ns, passed_ns = self._until(now_ns)
+        return Allowance(now_ns, limit_ns, _FADE * given_ns, _FADE * passed_ns)
+
+    def stretched(self, seconds: float, now_ns: int) -> float | None:
+        """How long work of so many seconds takes if limits go on like this; None if they give no time."""
+        given_ns, passed_ns = self._until(now_ns)
+        return seconds * passed_ns / given_ns if given_ns else None
+
+    def _until(self, now_ns: int) -> tuple[float, float]:
+        passed_ns = now_ns - self.since_ns
+        return self.given_ns + min(passed_ns, self.limit_ns), self.passed_ns + passed_ns
+
+
 @define(eq=False)
 class _Waiter:
     """A task that waits until some pipelines are settled."""
@@ -223,6 +258,7 @@ class PipelineSession:
         self._ended = trio.Event()
         self._report: RunReport | None = None
         self._told_lost = False
+        self._allowance: Allowance | None = None
         self._to_go = TimeToGo(scheduler, run.worker_count, trusted=costs_known)
         # The following are under the lock, because any thread may read them.
         self._news_lock = threading.RLock()
@@ -412,7 +448,7 @@ class PipelineSession:
 
         A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
         begins all the same, so that a pipeline that takes longer than a frame gets its turn. Once the session
-        finishes there is no limit, and none is set.
+        finishes there is no limit, and none is set. `Progress.eta_s` supposes that limits go on as of late.
 
         Args:
             seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
@@ -423,6 +459,13 @@ class PipelineSession:
         limit_ns = time_limit_ns(seconds)
         if not self._closing:
             self._exchange.limit_time(limit_ns)
+            now_ns = time.perf_counter_ns()
+            if limit_ns is None:
+                self._allowance = None
+            elif self._allowance is None:
+                self._allowance = Allowance(now_ns, limit_ns)
+            else:
+                self._allowance = self._allowance.then(now_ns, limit_ns)
 
     async def run_for(self, seconds: float) -> Remainder:
         """Set a time limit, and return when it is over, or earlier if nothing is left to do.
@@ -562,6 +605,8 @@ class PipelineSession:
             counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
             done, done_ns = sum(counts.values()), self._done_ns
             eta = 0.0 if done == total else self._to_go.eta_s(now_ns)
+            if eta is not None and schedule.queued and (allowance := self._allowance) is not None:
+                eta = allowance.stretched(eta, now_ns)
             total_ns, begun_ns = self._total_ns, self._begun_ns
         elapsed = (now_ns - begun_ns) / 1e9 if begun_ns else 0.0
         return Progress(
@@ -648,6 +693,7 @@ class PipelineSession:
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
+        self._allowance = None
         self._exchange.limit_time(None)
         with self._exchange.steering() as schedule:
             schedule.close()

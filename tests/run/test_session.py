@@ -15,7 +15,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress, RunReport
-from orchestrator.run.session import News, PipelineSession, open_session
+from orchestrator.run.session import Allowance, News, PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
@@ -248,6 +248,25 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
         progress = session.progress
         assert (progress.total, progress.done, progress.in_flight) == (21, 21, 0)
     assert len(recorder.order) == 21
+
+
+def test_the_time_to_go_counts_the_rest_of_each_frame() -> None:
+    allowance = Allowance(0, 4_000_000)
+    for frame in range(1, 100):
+        allowance = allowance.then(frame * 16_000_000, 4_000_000)
+    assert allowance.stretched(1.0, 100 * 16_000_000) == pytest.approx(4.0)
+    assert Allowance(0, 0).stretched(1.0, 5) is None
+
+
+async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None:
+    device = SimulatedDevice()
+    costs_ns = np.full(300, 10**9)
+    async with open_session(
+        device, prepared_set(device), RunOptions(workers=1, time_limit_s=0), costs_ns=costs_ns
+    ) as session:
+        await session.submit(range(10))
+        assert session.progress.eta_s is None
+        await session.close()
 
 
 async def test_a_batch_in_flight_does_not_hold_the_frame() -> None:
