@@ -95,8 +95,9 @@ def show_report(output: Output, report: CompileReport) -> None:
     for warning in report.warnings:
         output.line(styled("warning: ", "warn"), warning)
     if report.stopped:
-        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} remain"
-        output.line(styled(f"stopped early: {left}; run it again to continue from what was saved", "warn"))
+        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} were not begun"
+        how = "whether the cache holds them or not; run it again to continue from what was saved"
+        output.line(styled(f"stopped early: {left}, {how}", "warn"))
 
 
 def show_clock(output: Output, clock: StageClock) -> None:

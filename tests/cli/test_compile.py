@@ -238,7 +238,7 @@ def test_a_time_limit_says_what_remains(call: Call, small_set: Path, tmp_path: P
     arguments = ("compile", str(small_set), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"))
     done = call(*arguments, "--time-limit", "0.001ms")
     assert done.code == ExitCode.OUT_OF_TIME
-    assert "remain; run it again" in done.out
+    assert "were not begun, whether the cache holds them or not; run it again" in done.out
     wrong = call(*arguments, "--time-limit", "soon")
     assert wrong.code == ExitCode.BAD_INPUT
     assert "--time-limit 'soon'" in wrong.err
