@@ -158,6 +158,9 @@ def estimated_costs(image: CreateInfoImage, recorded_ns: Nanoseconds | None = No
         ValueError: The number of costs is not that of the pipelines, or one is negative or no whole number.
     """
     if recorded_ns is not None:
+        recorded_ns = np.asarray(recorded_ns)  # a list would do, too
+        if recorded_ns.ndim != 1:
+            raise ValueError(f"costs_ns has {recorded_ns.ndim} dimensions; one number a pipeline is expected")
         if len(recorded_ns) != len(image):
             raise ValueError(f"costs_ns has {len(recorded_ns)} elements for {len(image)} pipelines")
         if recorded_ns.dtype.kind not in "iu" or (len(recorded_ns) and recorded_ns.min() < 0):

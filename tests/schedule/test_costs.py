@@ -120,4 +120,7 @@ def test_recorded_costs_are_those_of_a_clock() -> None:
         with pytest.raises(ValueError, match="costs_ns"):
             estimated_costs(image, np.array(wrong))
     an_hour = 3_600 * 10**9
+    with pytest.raises(ValueError, match="costs_ns has 2 dimensions"):
+        estimated_costs(image, np.ones((2, 2), np.int64))
+    assert estimated_costs(image, [7, 8]).tolist() == [7, 8]  # type: ignore[arg-type]
     assert estimated_costs(image, np.array([7, 2**62])).tolist() == [7, an_hour]  # and a sum has room
