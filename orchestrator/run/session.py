@@ -468,7 +468,7 @@ class PipelineSession:
                 self._allowance = self._allowance.then(now_ns, limit_ns)
 
     async def run_for(self, seconds: float) -> Remainder:
-        """Set a time limit, and return when it is over, or earlier if nothing is left to do.
+        """Set a time limit, and return when it is over, or earlier if nothing is left that fits into it.
 
         Batches in flight are not waited for, because one long pipeline would hold up the frame.
 
