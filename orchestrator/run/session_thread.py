@@ -408,6 +408,7 @@ class SessionThread:
                 self._session = session
                 for each in self._backlog:
                     into.send_nowait(each)
+                self._backlog.clear()
                 self._send = send
             _resolve(self.opened, opened)
             self._is_opened = True

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -206,6 +208,22 @@ def test_commands_before_it_is_open_take_effect_in_their_order() -> None:
         session.limit_time(None)
         assert len(kept.result(LIMIT_S)) == 2
     assert session.ended.result().compiled == 2
+
+
+def test_a_ticket_from_before_it_was_open_is_not_kept() -> None:
+    device = SimulatedDevice()
+    given = threading.Event()
+
+    def opener() -> tuple[Device, PreparedPipelines]:
+        assert given.wait(LIMIT_S)
+        return device, prepared_set(device)
+
+    with start_session(opener, RunOptions(workers=1)) as session:
+        ticket = weakref.ref(session.submit(range(300)))
+        given.set()
+    gc.collect()
+    assert session.ended.result().compiled == 300
+    assert ticket() is None
 
 
 def test_what_cannot_be_opened_is_in_every_future() -> None:
