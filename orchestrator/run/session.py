@@ -346,7 +346,7 @@ class PipelineSession:
 
         They use the same workers and caches, and equal work in two images is compiled once. The call takes
         time for all pipelines (5 ms for 60,000), in which no worker gets a batch. In mode BINARIES the first
-        worker that creates one of them looks all of them up.
+        worker that creates one of them looks all of them up; what is not stored by then is compiled again.
 
         Args:
             prepared: The image, prepared on the session's device; the caller keeps it open until the session
