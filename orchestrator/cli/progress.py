@@ -84,8 +84,8 @@ class PlainView:
             self._load()
 
     def stage(self, name: str) -> None:
-        """Write the stage's name."""
-        self._next = time.monotonic() + _LINE_EVERY_S
+        """Write the stage's name. Stages that change often must not keep the lines of progress away."""
+        self._next = self._next or time.monotonic() + _LINE_EVERY_S
         if not self._quiet:
             self._output.message(name)
 

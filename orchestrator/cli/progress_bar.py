@@ -73,13 +73,16 @@ class _Description(TextColumn):
     def render(self, task: Task) -> Text:
         """The text of a task."""
         text = super().render(task)
-        others = len(task.fields["done"]) + len(task.fields["rest"]) + _SHORT_BAR
+        others = len(task.fields["done"]) + len(task.fields["beside"]) + _SHORT_BAR
         text.truncate(max(_SHORT_BAR, self._output.err.width - others), overflow="ellipsis")
         return text
 
 
 class _Bar(Progress):
-    """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it."""
+    """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it.
+
+    On a terminal too narrow for it, the time to go stands below the bar too.
+    """
 
     counts: Text | None = None
 
@@ -88,7 +91,7 @@ class _Bar(Progress):
             _Description(output),
             BarColumn(bar_width=None),
             TextColumn("{task.fields[done]}", markup=False),
-            TextColumn("{task.fields[rest]}", style="dim", markup=False),
+            TextColumn("{task.fields[beside]}", style="dim", markup=False),
             console=output.err,
             auto_refresh=False,
             transient=True,
@@ -96,16 +99,22 @@ class _Bar(Progress):
             redirect_stderr=False,
             disable=not output.live,
         )
-        self._task = self.add_task("starting", total=None, done="", rest="")
+        self._task = self.add_task("starting", total=None, done="", rest="", beside="")
 
     def draw(self, **changes: Any) -> None:
         """Draw it with these fields of its task changed."""
         self.update(self._task, **changes)
+        shown = self.tasks[0].fields
+        is_wide = len(shown["done"]) + len(shown["rest"]) + 2 * _SHORT_BAR <= self.console.width
+        shown["beside"] = shown["rest"] if is_wide else ""
         self.refresh()
 
     def get_renderables(self) -> Iterable[RenderableType]:
         """The bar's line, then the counts."""
         yield self.make_tasks_table(self.tasks)
+        for task in self.tasks:
+            if task.fields["rest"] != task.fields["beside"]:
+                yield styled(task.fields["rest"], "dim")
         if self.counts is not None:
             yield self.counts
 

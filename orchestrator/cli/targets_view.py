@@ -68,4 +68,4 @@ class TargetsView:
 
     def _show(self) -> None:
         now = f", now {', '.join(self._running)}" if self._running else ""
-        self._view.stage(f"{self._over} of {self._targets} targets done{now}")
+        self._view.stage(f"{self._over} of {self._targets} targets ended{now}")

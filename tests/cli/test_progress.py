@@ -89,6 +89,17 @@ def test_a_pipe_gets_a_line_every_few_seconds(capsys: pytest.CaptureFixture[str]
     ]
 
 
+def test_stages_that_change_often_do_not_keep_the_line_away(
+    capsys: pytest.CaptureFixture[str], clock: list[float]
+) -> None:
+    view = PlainView(Output(json=False))
+    for _ in range(3):
+        view.stage("trying one pipeline alone, after SIGSEGV")
+        clock[0] += 3
+        view.progress(progress())
+    assert capsys.readouterr().err.count("500 of 2,000: ") == 1
+
+
 def test_the_slowest_stands_in_the_line(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     view = PlainView(Output(json=False))
     clock[0] += 6
@@ -139,18 +150,18 @@ def test_several_targets_are_shown_as_one(capsys: pytest.CaptureFixture[str], cl
     view.ends(TargetResult("radv:navi31", error=NoDeviceError("gone")))
     view.begins("nvidia", 2)
     assert capsys.readouterr().err.splitlines() == [
-        "0 of 3 targets done, now radv:navi21",
-        "0 of 3 targets done, now radv:navi21, radv:navi31",
+        "0 of 3 targets ended, now radv:navi21",
+        "0 of 3 targets ended, now radv:navi21, radv:navi31",
         "700 of 2,000: 400 compiled · 90 cache hits · 9 skipped · 1 failed (250/s, 6.00 s to go)",
         "radv:navi31: gone (6.00 s)",
-        "1 of 3 targets done, now radv:navi21",
-        "1 of 3 targets done, now radv:navi21, nvidia",
+        "1 of 3 targets ended, now radv:navi21",
+        "1 of 3 targets ended, now radv:navi21, nvidia",
     ]
     quiet = TargetsView(plain, ProgressLines(None), 3, says_ends=False)
     quiet.begins("nvidia", 2)
     capsys.readouterr()
     quiet.ends(TargetResult("nvidia"))
-    assert capsys.readouterr().err == "1 of 3 targets done\n"
+    assert capsys.readouterr().err == "1 of 3 targets ended\n"
 
 
 def test_with_json_a_pipe_gets_messages_only(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
@@ -185,7 +196,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
     assert stream.getvalue().rstrip("\x1b[?25h\r\n").endswith("\x1b[2K")
 
 
-@pytest.mark.parametrize("columns", [60, 80, 120])
+@pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_the_counts_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     stream = Terminal()
     monkeypatch.setattr("sys.stderr", stream)
@@ -193,7 +204,7 @@ def test_the_counts_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("COLUMNS", str(columns))
     monkeypatch.setenv("NO_COLOR", "1")
     with progress_view(Output(json=False)) as view:
-        view.stage("0 of 3 targets done, now radv:navi21, radv:navi31, radv:vega10")
+        view.stage("0 of 3 targets ended, now radv:navi21, radv:navi31, radv:vega10")
         view.progress(progress(eta_s=None))
         shown = stream.getvalue()
     for whole in ("0 of", "500/2,000", "250/s, time to go not known yet"):
