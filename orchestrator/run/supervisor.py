@@ -583,13 +583,15 @@ class _Supervisor:
             trials.ends_at = trio.current_time() + left_s
         is_explained = not death.suspects
         if death.suspects:
+            ahead = self._look_ahead(death)
             several = "one pipeline" if len(death.suspects) == 1 else f"{len(death.suspects)} pipelines"
+            more = f" and {len(ahead)} more" if ahead else ""
             after = "a time-out" if death.overdue else death.how
-            self.on_stage(f"trying {several} alone, after {after}")
+            self.on_stage(f"trying {several}{more} alone, after {after}")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                await trials.run(death.suspects, junk=False, others=self._look_ahead(death))
+                await trials.run(death.suspects, junk=False, others=ahead)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)

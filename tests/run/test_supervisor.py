@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import sys
 import threading
@@ -815,15 +816,19 @@ async def test_progress_goes_on_with_what_it_knew_before_a_death(
     monkeypatch.setattr(supervisor, "_LEAST_PACE_S", 0.0)
     told: list[Progress] = []
     trials: list[int] = []
+    names: list[str] = []
 
     def on_stage(name: str) -> None:
         if "alone, after" in name:
             trials.append(len(told))
+            names.append(name)
 
     options = CompileOptions(
         workers=1, batch_limit=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly")
     )
     await compile_supervised([str(archive)], options, on_stage=on_stage, on_progress=told.append)
+    assert "more" not in names[0]
+    assert re.fullmatch(r"trying one pipeline and \d+ more alone, after .*", names[-1])  # it looks ahead
     # Of the first death one is to blame: so much is known at the second.
     later = [each for each in told[trials[1] :] if each.done < each.total]
     assert later
