@@ -58,7 +58,7 @@ _FEATURES = (
     (
         "pipeline_binaries",
         "VK_KHR_pipeline_binary",
-        "pipelines that are equal under two keys are not counted; nothing else needs it",
+        "no mode binaries, and equal pipelines are found by their state alone; a newer driver may have it",
     ),
     (
         "internally_synchronized_merge",

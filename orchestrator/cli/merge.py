@@ -179,7 +179,8 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
     out.document(document)
     show_targets(out, targets)
     if merged := sum(each.merged for each in joined):
-        out.line(f"{plural(merged, 'cache')} merged by the driver, the others copied")
+        others = ", the others copied" if merged < len(joined) else ""
+        out.line(f"{plural(merged, 'cache')} merged by the driver{others}")
     for target in targets:
         name = target.name if twice[target.selector] > 1 else target.selector
         for each in missing_shards(target.parts):

@@ -169,7 +169,10 @@ class _Bisection:
             )
         ):
             named = " or ".join(self.only)
-            raise KeyDependenceError(f"no variation has {named} in its name")
+            raise KeyDependenceError(
+                f"nothing that is tried has {named} in its name",
+                "leave out --only to try everything, or name a part of Vulkan's name, such as shaderObject",
+            )
         judged = self._own_features()
         if self._any_usable:
             self._everything_else(judged)

@@ -35,7 +35,15 @@ _LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
 class KeyDependenceError(OrchestratorError):
-    """A device cannot be examined; the message says why."""
+    """A device cannot be examined; the message says why.
+
+    Attributes:
+        next_step: What to do; "" if nothing is known to help.
+    """
+
+    def __init__(self, message: str, next_step: str = "") -> None:
+        super().__init__(message)
+        self.next_step = next_step
 
 
 @frozen

@@ -46,10 +46,10 @@ import enum
 import os
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import attrs
 import msgspec
@@ -319,8 +319,7 @@ def _truncated(size: int) -> CacheHeaderError:
     )
 
 
-# How fields of an identity are named and written in messages.
-_FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
+IDENTITY_FIELDS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "vendor_id": ("vendorID", hex),
     "device_id": ("deviceID", hex),
     "driver_abi": ("driver ABI", "{} bits".format),
@@ -328,6 +327,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "driver_version": ("driverVersion", hex),
     "pipeline_cache_uuid": ("pipelineCacheUUID", bytes.hex),
 }
+"""How fields of an identity are named and written in messages."""
 
 
 def _differences(
@@ -339,7 +339,7 @@ def _differences(
     for each in fields:
         ours, theirs = getattr(expected, each), getattr(found, each)
         if ours != theirs:
-            name, text = _FIELDS[each]
+            name, text = IDENTITY_FIELDS[each]
             yield FieldDifference(status, name, text(ours), text(theirs))
 
 

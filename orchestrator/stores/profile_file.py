@@ -12,14 +12,14 @@ import re
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Final, Generic, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import Feature
-from orchestrator.stores.cache_file import PipelineCachePrefixHeader, cache_path
+from orchestrator.stores.cache_file import IDENTITY_FIELDS, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.kinds import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE, Kind
 from orchestrator.version import VERSION
@@ -28,8 +28,6 @@ PROFILE_FORMAT = 1
 
 Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 """Seconds since 1970, before the year 10000: what can be shown as a date."""
-_HEX: Final = frozenset({"vendor_id", "device_id", "driver_version"})
-"""What messages write in hex, as every list of devices does."""
 
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,12 +57,15 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, expected: ProfileIdentity) -> list[str]:
         """The fields that differ from an expected identity, in words."""
-        pairs = ((name, getattr(self, name), getattr(expected, name)) for name in self.__struct_fields__)
-        return [
-            f"{name} is {found:#x}, not {wanted:#x}" if name in _HEX else f"{name} is {found}, not {wanted}"
-            for name, found, wanted in pairs
-            if found != wanted
-        ]
+        said = []
+        for each in self.__struct_fields__:
+            found, wanted = getattr(self, each), getattr(expected, each)
+            if found != wanted:
+                name, text = IDENTITY_FIELDS[each]
+                if isinstance(found, str):  # the UUID: hex already
+                    text = str
+                said.append(f"{name} is {text(found)}, not {text(wanted)}")
+        return said
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,7 +115,12 @@ def test_no_device(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    features = evolve(simulated_features(), externally_synchronized_caches=False, creation_feedback=False)
+    features = evolve(
+        simulated_features(),
+        externally_synchronized_caches=False,
+        creation_feedback=False,
+        pipeline_binaries=False,
+    )
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     poor = SimulatedOptions(features=features, bugs=bugs)
     monkeypatch.setattr(listing, "open_for_child", lambda *_: SimulatedDevice(poor))
@@ -128,5 +133,6 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     assert done.code == ExitCode.BAD_INPUT
     assert found["device 0, pipelineCreationCacheControl"]["state"] == "hint"
     assert found["device 0, VK_EXT_pipeline_creation_feedback"]["state"] == "hint"
+    assert "mode binaries" in found["device 0, VK_KHR_pipeline_binary"]["next_step"]
     assert "VK_ERROR_OUT_OF_HOST_MEMORY" in found["device 0, pipeline caches"]["detail"]
     assert found["spirv-val"]["state"] == "hint"

@@ -207,5 +207,5 @@ def test_a_profile_of_another_driver_is_a_hint(call: Call, folder: Path) -> None
     findings = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
     (known,) = [each for each in findings if each["subject"].endswith("what its keys depend on")]
     assert known["state"] == "hint"
-    assert "driver_version is 0x4d, not 0x1" in known["detail"]
+    assert "driverVersion is 0x4d, not 0x1" in known["detail"]
     assert "doctor --keys" in known["next_step"]

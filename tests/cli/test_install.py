@@ -113,10 +113,10 @@ def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_
     done = call(*arguments, "--json")
     assert done.code == ExitCode.PIPELINES_FAILED
     assert done.document["has_cache"] is False
-    assert done.document["nearest"]["differs"][0] == "driver_version is 0x2, not 0x1"
+    assert done.document["nearest"]["differs"][0] == "driverVersion is 0x2, not 0x1"
     shown = call(*arguments)
     assert "1 target, and none is this device and driver" in shown.out
-    assert "driver_version is 0x2, not 0x1" in shown.out
+    assert "driverVersion is 0x2, not 0x1" in shown.out
     assert not list((tmp_path / "cache").iterdir())
 
 
@@ -210,6 +210,7 @@ def test_merge_joins_packs_and_says_what_is_missing(call: Call, tmp_path: Path) 
     assert loaded_keys(path_in(tmp_path / "all"))[0] == UNION
     shown = call("merge", one, two, "-o", tmp_path / "again")
     assert "missing: simulated: game.foz: shard 3 of 3" in shown.out
+    assert "1 cache merged by the driver\n" in shown.out
     assert call("verify", tmp_path / "all").code == ExitCode.OK
 
 

@@ -271,6 +271,12 @@ def test_no_such_device() -> None:
         find_key_dependence("no such device")
 
 
+def test_a_word_that_no_name_has_is_an_error_with_a_next_step() -> None:
+    with pytest.raises(KeyDependenceError, match="nothing that is tried has raodv in its name") as caught:
+        find("raodv")
+    assert "--only" in caught.value.next_step
+
+
 def test_a_device_that_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyDependenceError, match="exit code 1"):
         find_key_dependence("simulated", opener="tests.key_dependence.planted:nothing_of_this_name")

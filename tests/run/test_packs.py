@@ -595,7 +595,7 @@ def test_shards_of_another_driver_are_refused_by_name(tmp_path: Path) -> None:
     one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
     two = make_pack(tmp_path / "two", OURS, identity=OTHER_DRIVER, parts=[part(shard=2, shards=2)])
     with pytest.raises(
-        PackError, match=r"another driver than in .*one: driver_version is 0x2, not 0x1"
+        PackError, match=r"another driver than in .*one: driverVersion is 0x2, not 0x1"
     ) as caught:
         join_packs([one, two], tmp_path / "all")
     assert caught.value.path == two.directory
@@ -625,7 +625,7 @@ def test_files_of_one_name_of_two_drivers_are_refused_by_name(tmp_path: Path) ->
 
 def test_a_machine_with_another_driver_cannot_join_them(tmp_path: Path) -> None:
     one, two = make_pack(tmp_path / "one", OLD), make_pack(tmp_path / "two", OURS)
-    with pytest.raises(PackError, match="foreign to them: driver_version is 0x2, not 0x1"):
+    with pytest.raises(PackError, match="foreign to them: driverVersion is 0x2, not 0x1"):
         join_packs([one, two], tmp_path / "all", opener=f"{__name__}:other_driver")
     assert not (tmp_path / "all" / "manifest.json").exists()
 

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.stores.cache_file import cache_path, save_cache_file, sweep_directory
+from orchestrator.stores.cache_file import IDENTITY_FIELDS, cache_path, save_cache_file, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.profile_file import (
@@ -54,7 +54,7 @@ def test_a_profile_of_another_device_or_driver_is_named_and_not_used(folder: Pat
     save_key_profile(folder, IDENTITY, key_profile(identity=other))
     loaded = load_key_profile(folder, IDENTITY)
     assert loaded.profile is None
-    assert field in loaded.problem
+    assert IDENTITY_FIELDS[field][0] in loaded.problem
 
 
 @pytest.mark.parametrize(

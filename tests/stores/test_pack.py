@@ -69,7 +69,7 @@ def test_a_device_that_is_not_in_it_has_a_nearest(tmp_path: Path) -> None:
     nearest = pack.manifest.nearest(other)
     assert nearest is not None
     version = IDENTITY.driver_version
-    assert nearest[1] == [f"driver_version is {version:#x}, not {version + 1:#x}"]
+    assert nearest[1] == [f"driverVersion is {version:#x}, not {version + 1:#x}"]
     assert Manifest().nearest(other) is None
 
 
@@ -255,7 +255,7 @@ def test_a_cache_of_another_device_than_its_target_is_refused(tmp_path: Path) ->
     changed = Pack.open(rewritten(pack, change))
     ((path, reason),) = changed.problems()
     assert path.name == file.name
-    assert f"device_id is {foreign.device_id:#x}, not {IDENTITY.device_id:#x}" in reason
+    assert f"deviceID is {foreign.device_id:#x}, not {IDENTITY.device_id:#x}" in reason
 
 
 def test_only_who_has_the_key_can_change_a_signed_pack(tmp_path: Path) -> None:
