@@ -55,12 +55,12 @@ class ArchiveError(OrchestratorError):
 
     Attributes:
         path: The file, as the caller named it.
-        offset: Byte offset of the problem in the file.
+        offset: Byte offset of the problem in the file; 0 if the file as a whole is the problem.
         reason: What is wrong there and the likely cause.
     """
 
     def __init__(self, path: str, offset: int, reason: str) -> None:
-        super().__init__(f"{path}: at byte {offset}: {reason}")
+        super().__init__(f"{path}: at byte {offset}: {reason}" if offset else f"{path}: {reason}")
         self.path = path
         self.offset = offset
         self.reason = reason

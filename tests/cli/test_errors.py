@@ -67,8 +67,9 @@ def test_places_are_given_to_programs() -> None:
 
 
 def test_an_archive_that_cannot_be_opened_is_no_case_for_inspect() -> None:
-    step = explain(ArchiveError("a.foz", 0, "cannot be opened: No such file or directory")).next_step
-    assert step == "check the path"
+    failure = explain(ArchiveError("a.foz", 0, "cannot be opened: No such file or directory"))
+    assert failure.next_step == "check the path"
+    assert failure.message == "a.foz: cannot be opened: No such file or directory"
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
