@@ -222,9 +222,9 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
             styled(shown(each.name or "an application without a name"), "head"),
             f"{engine}, Vulkan {version_text(each.api_version)}",
         )
-        enabled = ["robustBufferAccess"] if each.robust_buffer_access else []
+        enabled = ["Features::robustBufferAccess"] if each.robust_buffer_access else []
         enabled += [
-            f"{struct}.{member}"
+            f"{struct.removeprefix('VkPhysicalDevice')}::{member}"
             for struct, members in _features(each).items()
             for member, value in members.items()
             if value

@@ -34,11 +34,11 @@ def prune_verb(
 ) -> int:
     """Remove cache files that are no longer needed.
 
-    Always removes leftovers of killed processes, the quarantine, previous generations of whole files,
-    unused pages of the store of binaries, and files of other builds of the installed drivers. Files of
-    absent devices stay, unless --older-than or --max-size removes them. The files of a pack stay. The same
-    rules apply to generations of binaries (`compile --mode binaries`); the least valuable ones go first if
-    space is short.
+    Always removes leftovers of killed processes, quarantined cache files, previous generations of whole
+    files, unused pages of the store of binaries, and files of other builds of the installed drivers. Files
+    of absent devices stay, unless --older-than or --max-size removes them. The files of a pack stay. The
+    same rules apply to generations of binaries (`compile --mode binaries`); the least valuable ones go first
+    if space is short.
 
     **EXAMPLES**
 

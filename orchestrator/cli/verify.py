@@ -296,7 +296,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         },
         summary=f"a directory with {plural(len(caches) + len(alone), 'cache file')} and "
         f"{plural(len(archives), 'archive')}, {'a store of binaries, ' * len(stores)}"
-        f"{quarantined} in the quarantine{not_checked}",
+        f"{plural(quarantined, 'quarantined file')}{not_checked}",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved",
     )

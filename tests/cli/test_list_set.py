@@ -58,6 +58,7 @@ def test_for_people(call: Call) -> None:
     done = call("list", "sample")
     assert done.code == ExitCode.OK
     assert "graphics pipeline" in done.out
+    assert "MeshShaderFeaturesEXT::taskShader" in done.out  # as every verb names features
     assert "no damage" in done.out
     assert "\x1b" not in done.out + done.err
 
