@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import lmdb
 import msgspec
@@ -34,6 +36,7 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import BinariesRecord, OutcomeStatus, RunReport, decode_json, encode_json
 from orchestrator.run.session import open_session
 from orchestrator.stores.binary_store import BinaryStore, StoreError
+from tests.drivers import REPOSITORY
 
 OPTIONS = RunOptions(mode=CacheMode.BINARIES, workers=3)
 COUNT = 40
@@ -89,6 +92,18 @@ async def test_the_second_run_compiles_nothing(store: BinaryStore) -> None:
     assert warm.merge.warnings == ()
     assert decode_json(encode_json(warm), RunReport).binaries == second
     assert (first + second).created == COUNT
+
+
+async def test_the_code_of_the_page_runs(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "binaries.md").read_text("utf-8")
+    (example,) = re.findall(r"```python example=run\n(.*?)```", page, re.DOTALL)
+    scope: dict[str, Any] = {}
+    exec(compile(example, "docs/binaries.md", "exec"), scope)
+    device = SimulatedDevice()
+    for status in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT):
+        report = await scope["from_binaries"](device, image(), tmp_path)
+        assert report.counts()[status] == COUNT
+    device.close()
 
 
 async def test_one_key_for_all_ray_tracing_pipelines_gives_nobody_a_wrong_binary(store: BinaryStore) -> None:
