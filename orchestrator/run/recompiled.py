@@ -74,12 +74,12 @@ def recompiled_note(
     told = []
     if before.any():
         told.append(
-            f"{before.sum():,} were compiled on this device before, and were not found in the {place}: "
-            f"{describe(image, before, found)}. Where a run adds nothing to the {place} and the next one "
+            f"{before.sum():,} compiled on this device before, but not found in the {place}: "
+            f"{describe(image, before, found)}. If a run adds nothing to the {place} and the next one "
             "compiles them again, this driver does not keep them"
         )
     if new.any():
-        told.append(f"{new.sum():,} are new to this device: {describe(image, new, found)}")
+        told.append(f"{new.sum():,} new to this device: {describe(image, new, found)}")
     return (
         f"{compiled.sum():,} of {len(image):,} pipelines were compiled although the {place} was loaded; "
         + "; ".join(told)

@@ -389,7 +389,7 @@ def test_shards_in_one_directory_are_the_whole_with_its_file(tmp_path: Path) -> 
         del each["cache_file"]["path"], each["cache_file"]["loaded_from"]
         del each["set"]["groups"][0]["cache_file"]
     # The cache of the first part was there for the others, and theirs are new.
-    assert ["are new to this device" in each for each in added.pop("notes")] == [True] * (len(parts) - 1)
+    assert ["new to this device" in each for each in added.pop("notes")] == [True] * (len(parts) - 1)
     assert expected.pop("notes") == []
     assert added == expected
     assert added["cache_file"]["load_status"] == "MISSING"
