@@ -12,11 +12,14 @@ from orchestrator.cli.output import COLORS, OPTIONS, Output
 def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag = False) -> int:
     """Write a script that completes verbs and options in a shell.
 
+    To have it in every new shell, source the file for bash in ~/.bashrc, write that for zsh into a directory
+    of fpath, and that for fish into ~/.config/fish/completions.
+
     **EXAMPLES**
 
-        orchestrator completion bash > ~/.bash_completion.d/orchestrator
-        orchestrator completion zsh > ~/.zfunc/_orchestrator
-        orchestrator completion fish > ~/.config/fish/completions/orchestrator.fish
+        orchestrator completion bash > orchestrator.bash && source orchestrator.bash
+        orchestrator completion zsh > _orchestrator
+        orchestrator completion fish > orchestrator.fish && source orchestrator.fish
 
     Args:
         shell: Which shell it is for.
