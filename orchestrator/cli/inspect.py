@@ -53,7 +53,7 @@ def inspect_verb(
 
     **EXAMPLES**
 
-        orchestrator inspect ~/.cache/orchestrator/*
+        orchestrator inspect ~/.cache/orchestrator/*.pipeline-cache
         orchestrator inspect radv.pipeline-cache --device radv:navi31
         orchestrator inspect capture.foz --json
 
