@@ -80,13 +80,15 @@ class PlainView:
         self._output = output
         self._quiet = not output.tells
         self._next = 0.0
+        self._stage = ""
         if not loads_late:
             self._load()
 
     def stage(self, name: str) -> None:
-        """Write the stage's name. Stages that change often must not keep the lines of progress away."""
+        """Write the stage's name once. Stages that change often must not keep the lines of progress away."""
         self._next = self._next or time.monotonic() + _LINE_EVERY_S
-        if not self._quiet:
+        if not self._quiet and name != self._stage:
+            self._stage = name
             self._output.message(name)
 
     def progress(self, progress: records.Progress) -> None:

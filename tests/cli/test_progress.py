@@ -100,6 +100,13 @@ def test_stages_that_change_often_do_not_keep_the_line_away(
     assert capsys.readouterr().err.count("500 of 2,000: ") == 1
 
 
+def test_a_stage_that_goes_on_is_named_once(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
+    view = PlainView(Output(json=False))
+    for name in ("preparing", "preparing", "compiling", "preparing"):
+        view.stage(name)
+    assert capsys.readouterr().err.splitlines() == ["preparing", "compiling", "preparing"]
+
+
 def test_the_slowest_stands_in_the_line(capsys: pytest.CaptureFixture[str], clock: list[float]) -> None:
     view = PlainView(Output(json=False))
     clock[0] += 6
