@@ -60,10 +60,9 @@ from orchestrator.bench.rows import (
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
-from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
-from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines

@@ -34,11 +34,8 @@ from orchestrator.devices.device import (
     destroyed_on_failure,
     joined,
 )
-from orchestrator.devices.request import Feature
+from orchestrator.devices.request import PIPELINE_BINARIES as PIPELINE_BINARIES
 from orchestrator.errors import DeviceError
-
-PIPELINE_BINARIES: Final[Feature] = ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
-"""The feature that a device must be opened with."""
 
 PIPELINE_BINARY_MISSING: Final = 1000483000
 """VK_PIPELINE_BINARY_MISSING_KHR: the driver's own cache does not hold the pipeline. An outcome, no error."""

@@ -28,15 +28,10 @@ from orchestrator.devices.device import (
     joined,
 )
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.request import Feature
+from orchestrator.devices.request import CACHE_CONTROL, MODULE_IDENTIFIER, Feature
 from orchestrator.errors import DeviceError
 
-SHADER_MODULE_IDENTIFIERS: Final[frozenset[Feature]] = frozenset(
-    {
-        ("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"),
-        ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"),
-    }
-)
+SHADER_MODULE_IDENTIFIERS: Final[frozenset[Feature]] = frozenset({MODULE_IDENTIFIER, CACHE_CONTROL})
 """The features that a device must be opened with."""
 
 

@@ -47,15 +47,27 @@ RECORDED_STRUCTURES: Final = frozenset(
     }
 )
 
-#: Features that the orchestrator uses itself, whatever is compiled: externally synchronized caches and
-#: failing where a compile would be required, pipeline keys, statistics, identifiers.
-ORCHESTRATOR_FEATURES: Final = frozenset(
-    {
-        ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"),
-        ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries"),
-        ("VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"),
-        ("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"),
-    }
+CACHE_CONTROL: Final = (
+    "VkPhysicalDevicePipelineCreationCacheControlFeatures",
+    "pipelineCreationCacheControl",
+)
+"""For externally synchronized caches, and to forbid compiling."""
+
+PIPELINE_BINARIES: Final = ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+"""For binaries and keys of pipelines."""
+
+EXECUTABLE_INFO: Final = (
+    "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR",
+    "pipelineExecutableInfo",
+)
+"""For statistics of pipelines."""
+
+MODULE_IDENTIFIER: Final = ("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier")
+"""For identifiers of shader modules."""
+
+#: Features that the orchestrator uses itself, whatever is compiled.
+ORCHESTRATOR_FEATURES: Final[frozenset[Feature]] = frozenset(
+    {CACHE_CONTROL, PIPELINE_BINARIES, EXECUTABLE_INFO, MODULE_IDENTIFIER}
 )
 
 #: Environment variables that turn off the disk caches that drivers keep of their own: Mesa's, and NVIDIA's.

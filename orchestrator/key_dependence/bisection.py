@@ -24,10 +24,9 @@ import msgspec
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.request import ORCHESTRATOR_FEATURES, Feature
+from orchestrator.devices.request import CACHE_CONTROL, ORCHESTRATOR_FEATURES, Feature
 from orchestrator.key_dependence.judging import Usable, Verdict, judge, usable
 from orchestrator.key_dependence.messages import (
-    CACHE_CONTROL,
     TIME_IS_UP,
     Answer,
     Aspect,

@@ -31,10 +31,9 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import ApplicationInfo, DeviceRequest, Feature, OtherFeatures
+from orchestrator.devices.request import CACHE_CONTROL, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
-    CACHE_CONTROL,
     NEEDED,
     TIME_IS_UP,
     Answer,

@@ -213,12 +213,6 @@ class Control(enum.IntEnum):
     EMPTY_CACHE = -2
 
 
-CACHE_CONTROL: Final = (
-    "VkPhysicalDevicePipelineCreationCacheControlFeatures",
-    "pipelineCreationCacheControl",
-)
-"""The feature that allows to forbid compiling."""
-
 NEEDED: Final = "the pipelines need it, so the baseline has it"
 """The reason for features that a group of pipelines always has."""
 

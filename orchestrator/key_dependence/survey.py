@@ -15,15 +15,15 @@ from typing import Final
 from orchestrator.devices import list_layers, open_for_child
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.request import BASE_FEATURES, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
-from orchestrator.key_dependence.messages import (
+from orchestrator.devices.request import (
+    BASE_FEATURES,
     CACHE_CONTROL,
-    ProbeGroup,
-    ProbeKind,
-    ProbePipeline,
-    Surveyed,
-    SurveyJob,
+    ApplicationInfo,
+    DeviceRequest,
+    Feature,
+    OtherFeatures,
 )
+from orchestrator.key_dependence.messages import ProbeGroup, ProbeKind, ProbePipeline, Surveyed, SurveyJob
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, NEWEST_VERSION, is_collection, same_members
 from orchestrator.sets.image.builder import build_image

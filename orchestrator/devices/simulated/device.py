@@ -53,7 +53,12 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.request import EnabledCapabilities
+from orchestrator.devices.request import (
+    CACHE_CONTROL,
+    MODULE_IDENTIFIER,
+    PIPELINE_BINARIES,
+    EnabledCapabilities,
+)
 from orchestrator.devices.simulated.cache import SimulatedCache
 from orchestrator.devices.simulated.driver import (
     CallRecord,
@@ -719,17 +724,12 @@ def _modules(prepared: SimulatedPipelines, index: int) -> list[int]:
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:
     """The features without those of the orchestrator that are not enabled."""
-
-    def has(struct: str, member: str) -> bool:
-        return enabled.has_feature(struct, member)
-
-    control = has("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")
-    binaries = has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
-    identifiers = has("VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier")
+    control = enabled.has_feature(*CACHE_CONTROL)
     return evolve(
         features,
         externally_synchronized_caches=features.externally_synchronized_caches and control,
         compile_required=features.compile_required and control,
-        pipeline_binaries=features.pipeline_binaries and binaries,
-        shader_module_identifiers=features.shader_module_identifiers and identifiers,
+        pipeline_binaries=features.pipeline_binaries and enabled.has_feature(*PIPELINE_BINARIES),
+        shader_module_identifiers=features.shader_module_identifiers
+        and enabled.has_feature(*MODULE_IDENTIFIER),
     )

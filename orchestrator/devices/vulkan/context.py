@@ -23,8 +23,11 @@ from attrs import evolve, frozen
 
 from orchestrator.devices.device import DeviceFeatures, DeviceHandles, DeviceIdentity
 from orchestrator.devices.request import (
+    CACHE_CONTROL,
     DRIVER_CACHES_OFF,
+    MODULE_IDENTIFIER,
     NO_WISHES,
+    PIPELINE_BINARIES,
     DeviceRequest,
     Feature,
     HostWishes,
@@ -353,19 +356,15 @@ def _driver_caches(identity: DeviceIdentity, cache_control: bool) -> str:
 def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:
     """The features of the seam, by what is enabled."""
     has = capabilities.has_feature
-    cache_control = has(
-        "VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl"
-    )
-    binaries = has("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
+    cache_control = has(*CACHE_CONTROL)
+    binaries = has(*PIPELINE_BINARIES)
     withheld = keys_withheld(layers) if binaries else ""
     return DeviceFeatures(
         externally_synchronized_caches=cache_control,
         creation_feedback=capabilities.api_version >= (1 << 22 | 3 << 12)
         or capabilities.has_extension("VK_EXT_pipeline_creation_feedback"),
         pipeline_binaries=binaries and not withheld,
-        shader_module_identifiers=has(
-            "VkPhysicalDeviceShaderModuleIdentifierFeaturesEXT", "shaderModuleIdentifier"
-        ),
+        shader_module_identifiers=has(*MODULE_IDENTIFIER),
         internally_synchronized_merge=has("VkPhysicalDeviceMaintenance8FeaturesKHR", "maintenance8"),
         compile_required=cache_control,
         driver_caches=driver_caches,

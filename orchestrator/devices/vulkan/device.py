@@ -45,6 +45,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import create_speculatively, identified_places, identifier_algorithm
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind, span_of
+from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import Capabilities
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -630,8 +631,7 @@ class VulkanDevice:
         """See `ExecutableInspector.pipeline_executables`."""
         from orchestrator.devices.vulkan.executables import inspect_executables  # rarely needed
 
-        feature = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
-        if not self.capabilities.has_feature(*feature):
+        if not self.capabilities.has_feature(*EXECUTABLE_INFO):
             raise DeviceError(
                 f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )

@@ -27,6 +27,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
@@ -42,7 +43,6 @@ NAVI21 = "radv:navi21"
 FAIL_ON_COMPILE_REQUIRED, CAPTURE_STATISTICS = 0x100, 0x40
 HIT = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
 PER_KIND = 3
-EXECUTABLES = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
 
 Indices = npt.NDArray[np.int32]
 Open = Callable[..., VulkanDevice]
@@ -253,7 +253,7 @@ def test_flags_are_those_of_the_image_and_of_the_call(driver: str, opened: Open,
             assert forbidden == [flags | FAIL_ON_COMPILE_REQUIRED for flags in expected]
             assert handed(indices) == expected, "the flag was that call's alone"
     index = int(picked[0])
-    if device.capabilities.has_feature(*EXECUTABLES):
+    if device.capabilities.has_feature(*EXECUTABLE_INFO):
         calls.clear()
         device.pipeline_executables(prepared, index)
         assert calls[0][1] == [own[index] | CAPTURE_STATISTICS]

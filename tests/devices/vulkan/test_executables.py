@@ -11,19 +11,18 @@ from pathlib import Path
 import numpy as np
 
 from orchestrator.devices.device import ExecutableInspector
+from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver, unsupported
 
-FEATURE = "VkPhysicalDevicePipelineExecutablePropertiesFeaturesKHR", "pipelineExecutableInfo"
-
 
 @each_driver
 def test_executables_of_every_kind(driver: str, open_driver_device: OpenDriverDevice) -> None:
     device = open_driver_device(driver)
-    if not device.capabilities.has_feature(*FEATURE):
+    if not device.capabilities.has_feature(*EXECUTABLE_INFO):
         unsupported("VK_KHR_pipeline_executable_properties")
     assert isinstance(device, ExecutableInspector)
     with PipelineSet.open(Path(sample_path())) as source:
