@@ -20,8 +20,8 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from attrs import define, evolve, field, frozen
+from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import CACHE_CONTROL, ORCHESTRATOR_FEATURES, Feature
@@ -233,10 +233,10 @@ class _Bisection:
             cache_control=cache_control,
         )
         self.refused = {}
-        made = self._each_group(_with(job, make=True))
+        made = self._each_group(replace(job, make=True))
         cold = {each.group: each for each in made if isinstance(each, Looked)}
-        job = _with(job, groups=tuple(each for each in job.groups if each.name in cold))
-        again = self._each_group(_with(job, controls=True))
+        job = replace(job, groups=tuple(each for each in job.groups if each.name in cold))
+        again = self._each_group(replace(job, controls=True))
         looked = [each for each in again if isinstance(each, Looked)]
         empty = [each for each in looked if each.number == Control.EMPTY_CACHE]
         warm = {each.group: each for each in looked if each.number == Control.BASELINE and each.identity}
@@ -252,7 +252,7 @@ class _Bisection:
             if isinstance(each, Untried):
                 self.refused[each.group] = each.reason
                 self.notes.append(f"baseline {each.group}: {each.reason}")
-        self.baseline = _with(
+        self.baseline = replace(
             job,
             groups=tuple(each for each in job.groups if self.can_tell[each.name].places),
             expected={name: each.places for name, each in self.can_tell.items() if each.places},
@@ -265,7 +265,7 @@ class _Bisection:
         except KeyDependenceError as error:
             if len(job.groups) > 1:
                 return [
-                    answer for each in job.groups for answer in self._each_group(_with(job, groups=(each,)))
+                    answer for each in job.groups for answer in self._each_group(replace(job, groups=(each,)))
                 ]
             return [Untried(number=Control.BASELINE, group=job.groups[0].name, reason=str(error))]
 
@@ -292,7 +292,7 @@ class _Bisection:
         self._judge_members(
             self._try_together(
                 [
-                    msgspec.structs.replace(each, groups=self._groups_of(feature))
+                    replace(each, groups=self._groups_of(feature))
                     for feature in ones[:_BESIDE_MOST]
                     for each in structures(rest, frozenset({feature}))
                 ]
@@ -330,7 +330,7 @@ class _Bisection:
             for start in range(0, len(some), _TOGETHER)
         ]
         several = [
-            msgspec.structs.replace(
+            replace(
                 part[0],
                 name=f"{len(part)} structures",
                 features=frozenset(feature for each in part for feature in each.features),
@@ -409,7 +409,7 @@ class _Bisection:
         """Do one job: several variations of devices, or one variation of a process."""
         some = tuple(variations[number] for number in part)
         left_s = None if self.deadline is None else self.deadline - time.monotonic()
-        job = _with(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
+        job = replace(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
 
         def heard(answer: Answer) -> None:
             if isinstance(answer, Began):
@@ -553,13 +553,10 @@ class _Bisection:
             self.on_progress(KeyProgress(self.done, self.total, what))
 
 
-def _with(job: LookJob, **changes: object) -> LookJob:
-    return msgspec.structs.replace(job, **changes)
-
-
 def _not_tried(verdict: Verdict, reason: str) -> NotTried:
     variation = verdict.variation
-    return NotTried(aspect=variation.aspect.value, name=_name(variation), reason=reason)
+    beside = f", beside {in_words(variation.given)}" if variation.given else ""
+    return NotTried(aspect=variation.aspect.value, name=f"{variation.name}{beside}", reason=reason)
 
 
 def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
@@ -574,7 +571,3 @@ def _tried(verdict: Verdict, kinds: frozenset[ProbeKind]) -> Tried:
         environment=variation.environment,
         identity=verdict.identity,
     )
-
-
-def _name(variation: Variation) -> str:
-    return f"{variation.name}, beside {in_words(variation.given)}" if variation.given else variation.name

@@ -12,11 +12,11 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
-import msgspec
 import numpy as np
 from attrs import define, field, frozen
+from msgspec.structs import replace
 
 from orchestrator.children.protocol import Channel, SentError
 from orchestrator.devices import open_for_child
@@ -59,8 +59,6 @@ from orchestrator.sets.sample import sample_path
 
 # In place of a VkResult: the pipeline is not in the image.
 _ABSENT: Final = -(1 << 31)
-
-_T = TypeVar("_T")
 
 
 @frozen(eq=False)
@@ -116,7 +114,7 @@ class _Looker:
             self._path(group).write_bytes(made.data)
             empty = self._control(group, Control.EMPTY_CACHE, b"")
             if isinstance(empty, Looked):
-                empty = msgspec.structs.replace(empty, feedback=made.cold)
+                empty = replace(empty, feedback=made.cold)
             self.say(empty)
 
     def look(self) -> None:
@@ -176,9 +174,8 @@ class _Looker:
 
     def _control(self, group: ProbeGroup, number: Control, data: bytes) -> Answer:
         try:
-            forbidden, feedback = self._on(
-                group, self._request(group), lambda bound: self._looked(group, bound, data)
-            )
+            with self._opened_for(group, self._request(group)) as bound:
+                forbidden, feedback = self._looked(group, bound, data)
         except OrchestratorError as error:
             return Untried(number=number, group=group.name, reason=str(error))
         return Looked(number=number, group=group.name, forbidden=forbidden, feedback=feedback)
@@ -187,11 +184,7 @@ class _Looker:
         application = variation.application or self.job.application
         given = variation.given | group.features
         if variation.features and variation.features <= {canonical(each) for each in given}:
-            return Untried(
-                number=number,
-                group=group.name,
-                reason=NEEDED,
-            )
+            return Untried(number=number, group=group.name, reason=NEEDED)
         request = self._request(
             group, variation.given | variation.features, variation.extensions, application
         )
@@ -203,7 +196,7 @@ class _Looker:
             # Drivers occasionally miss for no reason. Only a repeated miss shows a dependence.
             again = self._try(number, variation, group, request)
             if isinstance(again, Looked):
-                found = msgspec.structs.replace(
+                found = replace(
                     found,
                     forbidden=_either(found.forbidden, again.forbidden),
                     feedback=_either(found.feedback, again.feedback),
@@ -267,27 +260,24 @@ class _Looker:
         made = self._make(group, more)
         if isinstance(made, str):
             return made
-        forbidden, feedback = self._on(
-            group, self._request(group, more), lambda bound: self._looked(group, bound, made.data)
-        )
+        with self._opened_for(group, self._request(group, more)) as bound:
+            forbidden, feedback = self._looked(group, bound, made.data)
         for place in self.job.expected.get(group.name, ()):
             if Look.HIT not in (forbidden[place], feedback[place]):
                 return f"with {in_words(more)} the baseline does not hit its own pipelines"
         return made
 
     def _make(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
-        def compile_all(bound: _Bound) -> _Baseline:
-            device = bound.device
-            cache = device.create_pipeline_cache(name="baseline")
-            try:
-                cold = self._created(group, bound, cache, forbid=False)
-                data = device.pipeline_cache_data(cache).data
-            finally:
-                device.destroy_pipeline_cache(cache)
-            return _Baseline(data, features_of(device.capabilities), _feedback(cold, device))
-
         try:
-            return self._on(group, self._request(group, more), compile_all)
+            with self._opened_for(group, self._request(group, more)) as bound:
+                device = bound.device
+                cache = device.create_pipeline_cache(name="baseline")
+                try:
+                    cold = self._created(group, bound, cache, forbid=False)
+                    data = device.pipeline_cache_data(cache).data
+                finally:
+                    device.destroy_pipeline_cache(cache)
+                return _Baseline(data, features_of(device.capabilities), _feedback(cold, device))
         except OrchestratorError as error:
             return f"the baseline{f' with {in_words(more)}' if more else ''} cannot be made: {error}"
 
@@ -335,9 +325,10 @@ class _Looker:
         batch.feedback_flags[places] = made.feedback_flags
         return batch
 
-    def _on(self, group: ProbeGroup, request: DeviceRequest, use: Callable[[_Bound], _T]) -> _T:
+    @contextmanager
+    def _opened_for(self, group: ProbeGroup, request: DeviceRequest) -> Iterator[_Bound]:
         with self._opened(request) as device, self._bound(group, device) as bound:
-            return use(bound)
+            yield bound
 
     def _opened(self, request: DeviceRequest) -> closing[Device]:
         return closing(open_for_child(self.job.opener, self.job.device, request))

@@ -192,50 +192,41 @@ class KnownNames:
     more_than_names: tuple[str, ...]
 
 
-def environments(
-    driver_id: int, base: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, dict[str, str]]]:
-    """The variables to try on a driver (VkDriverId): the name of each variation, and its environment.
-
-    `base` is the user's environment; by default that of this process.
-    """
-    given = os.environ if base is None else base
+def environments(driver_id: int) -> Iterator[tuple[str, dict[str, str]]]:
+    """The variables to try on a driver (VkDriverId): the name of each variation, and its environment."""
     prefixes = _PREFIXES.get(driver_id, ())
     for name, words in _FLAGS.items():
         if name.startswith(prefixes):
             for word in words.split():
-                already = given.get(name, "")
+                already = os.environ.get(name, "")
                 if word not in already.split(","):
                     yield f"{name}={word}", {name: f"{already},{word}" if already else word}
     for each in _VALUES.split():
         name, _, value = each.partition("=")
-        if name.startswith(prefixes) and given.get(name) != value:
+        if name.startswith(prefixes) and os.environ.get(name) != value:
             yield each, {name: value}
 
 
-def set_here(driver_id: int, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def set_here(driver_id: int) -> dict[str, str]:
     """Those of the variables to try that the user has set, so that the baseline has them."""
-    given = os.environ if base is None else base
     known = (*_FLAGS, *(each.partition("=")[0] for each in _VALUES.split()))
     prefixes = _PREFIXES.get(driver_id, ())
-    return {name: given[name] for name in known if name.startswith(prefixes) and given.get(name)}
+    return {name: os.environ[name] for name in known if name.startswith(prefixes) and os.environ.get(name)}
 
 
-def layer_environment(layer: str, base: Mapping[str, str] | None = None) -> dict[str, str]:
+def layer_environment(layer: str) -> dict[str, str]:
     """The variables that enable a layer in addition to the user's (Vulkan loader documentation, "Layers")."""
-    given = os.environ if base is None else base
-    old, new = given.get("VK_INSTANCE_LAYERS", ""), given.get("VK_LOADER_LAYERS_ENABLE", "")
+    old, new = os.environ.get("VK_INSTANCE_LAYERS", ""), os.environ.get("VK_LOADER_LAYERS_ENABLE", "")
     return {
         "VK_INSTANCE_LAYERS": os.pathsep.join(filter(None, (old, layer))),
         "VK_LOADER_LAYERS_ENABLE": ",".join(filter(None, (new, layer))),
     }
 
 
-def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNames:
+def known_names(driver_id: int) -> KnownNames:
     """Names to try: those in a driver's installed application profiles, and a few for every driver.
 
-    `folders` contain Mesa's profiles; by default those that Mesa reads (DRIRC_CONFIGDIR, or its own).
-    Never raises.
+    The profiles are those that Mesa reads (in DRIRC_CONFIGDIR, or its own folders). Never raises.
     """
     found: dict[str, dict[str, None]] = {
         "application_name_match": dict.fromkeys(_APPLICATIONS),
@@ -245,9 +236,8 @@ def known_names(driver_id: int, folders: Iterable[str] | None = None) -> KnownNa
     unreadable: list[str] = []
     more_than_names: list[str] = []
     device = _DRIRC_DEVICE.get(driver_id)
-    if folders is None:
-        configured = os.environ.get("DRIRC_CONFIGDIR", "")
-        folders = (configured,) if configured else _DRIRC_FOLDERS
+    configured = os.environ.get("DRIRC_CONFIGDIR", "")
+    folders = (configured,) if configured else _DRIRC_FOLDERS
     paths = [
         path for folder in folders for path in [*sorted(Path(folder).glob("*.conf")), Path(folder) / "drirc"]
     ]

@@ -16,37 +16,45 @@ PROFILE = (
 )
 
 
+@pytest.fixture
+def profiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Mesa's folder of profiles, empty."""
+    monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
+    return tmp_path
+
+
 @pytest.mark.parametrize("encoding", ["no-such-encoding", "utf-32"])
-def test_a_profile_in_an_encoding_that_cannot_be_read_gives_no_names(tmp_path: Path, encoding: str) -> None:
-    (tmp_path / "00.conf").write_text(
+def test_a_profile_in_an_encoding_that_cannot_be_read_gives_no_names(profiles: Path, encoding: str) -> None:
+    (profiles / "00.conf").write_text(
         f"<?xml version='1.0' encoding='{encoding}'?>{PROFILE('lost')}", "utf-8"
     )
-    (tmp_path / "01.conf").write_text(PROFILE("found"), "utf-8")
-    executables = known_names(MESA_RADV, [str(tmp_path)]).executables
+    (profiles / "01.conf").write_text(PROFILE("found"), "utf-8")
+    executables = known_names(MESA_RADV).executables
     assert "found" in executables
     assert "lost" not in executables
 
 
-def test_names_of_directories_are_no_executables(tmp_path: Path) -> None:
+def test_names_of_directories_are_no_executables(profiles: Path) -> None:
     for number, name in enumerate([".", "..", "a/b", ".hidden"]):
-        (tmp_path / f"{number}.conf").write_text(PROFILE(name), "utf-8")
-    executables = known_names(MESA_RADV, [str(tmp_path)]).executables
+        (profiles / f"{number}.conf").write_text(PROFILE(name), "utf-8")
+    executables = known_names(MESA_RADV).executables
     assert ".hidden" in executables
     assert not {".", "..", "a/b"} & set(executables)
 
 
-def test_what_a_name_alone_does_not_select_is_told_and_not_tried(tmp_path: Path) -> None:
+def test_what_a_name_alone_does_not_select_is_told_and_not_tried(profiles: Path) -> None:
     for number, quoted in enumerate(["runner' sha1='0c40", "' executable_regexp='Mari[0-9]+", "game"]):
-        (tmp_path / f"{number}.conf").write_text(PROFILE(quoted), "utf-8")
-    known = known_names(MESA_RADV, [str(tmp_path)])
+        (profiles / f"{number}.conf").write_text(PROFILE(quoted), "utf-8")
+    known = known_names(MESA_RADV)
     assert known.more_than_names == ("runner", "Mari[0-9]+")
     assert "game" in known.executables
     assert not {"runner", "Mari[0-9]+"} & set(known.executables)
 
 
-def test_variables_of_the_driver_that_are_set_are_known() -> None:
+def test_variables_of_the_driver_that_are_set_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     base = {"RADV_DEBUG": "nongg", "radv_clear_lds": "true", "ACO_DEBUG": "", "INTEL_DEBUG": "no8", "A": "b"}
-    assert set_here(MESA_RADV, base) == {"RADV_DEBUG": "nongg", "radv_clear_lds": "true"}
+    monkeypatch.setattr("os.environ", base)
+    assert set_here(MESA_RADV) == {"RADV_DEBUG": "nongg", "radv_clear_lds": "true"}
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
