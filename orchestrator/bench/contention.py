@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
 from orchestrator.bench.rows import (
     Arm,
@@ -163,9 +163,7 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
     cells = cells_of(counted)
     warm_ups = [each for each in rows if isinstance(each, Sample) and not each.counts and not each.control]
     sizes = {each.cell: each.cache_sizes for each in warm_ups}
-    reports = tuple(
-        evolve(_cell_report(cell, cells), cache_sizes=sizes.get(cell, ())) for cell in sorted(cells)
-    )
+    reports = tuple(_cell_report(cell, cells, sizes.get(cell, ())) for cell in sorted(cells))
     conditions = sorted({cell.conditions for cell in cells})
     comparisons = tuple(_comparison(each, cells, counted) for each in conditions)
     return ContentionReport(
@@ -178,7 +176,9 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
     )
 
 
-def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellReport:
+def _cell_report(
+    cell: Cell, cells: Mapping[Cell, Sequence[Sample]], cache_sizes: tuple[CacheSize, ...]
+) -> CellReport:
     samples = cells[cell]
     alone = cells.get(cell._replace(workers=1))
 
@@ -197,6 +197,7 @@ def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellRepo
         # Groups are not taken side by side, so any run's sample of the round will do.
         efficiency=_against(alone, samples, lambda each: each.throughput / each.workers, by_run=False),
         inflation=_against(alone, samples, lambda each: each.cpu_per_pipeline_ns, by_run=False),
+        cache_sizes=cache_sizes,
     )
 
 
@@ -277,6 +278,11 @@ def ratio_text(ratio: Estimate) -> str:
     enough = [each for each in range(1, 5) if [float(text) == 1 for text in ends(each)] == one] or [4]
     digits = next((each for each in enough if len(set(ends(each))) > 1), enough[0])
     return f"{ratio.median:.{digits}f}× [{', '.join(ends(digits))}]"
+
+
+def noise_text(noise: Noise | None) -> str:
+    """The noise of an A/A control as text, such as ``A/A within 1.2%``."""
+    return "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
 
 
 def rate_text(rate: Estimate) -> str:

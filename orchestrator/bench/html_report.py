@@ -20,7 +20,14 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bench.contention import CellReport, Comparison, ContentionReport, cell_texts, ratio_text
+from orchestrator.bench.contention import (
+    CellReport,
+    Comparison,
+    ContentionReport,
+    cell_texts,
+    noise_text,
+    ratio_text,
+)
 from orchestrator.bench.rows import QUANTILES, SLOWEST, Cell, FailedSample, Latencies, Sample, device_text
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, Estimate
 from orchestrator.bench.trace import events_of
@@ -549,9 +556,7 @@ def _row(cell: CellReport, comparison: Comparison) -> dict[str, str]:
     texts = cell_texts(cell, comparison)
     difference = comparison.throughput.get(cell.cell.mode)
     if cell.cell.mode == comparison.baseline:
-        noise = comparison.noise
-        control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
-        return texts | {"ratio": "1", "verdict": f"baseline, {control}"}
+        return texts | {"ratio": "1", "verdict": f"baseline, {noise_text(comparison.noise)}"}
     if difference is None:
         return texts
     return texts | {"ratio": ratio_text(difference.ratio), "verdict": _verdict_text(difference)}
@@ -559,7 +564,7 @@ def _row(cell: CellReport, comparison: Comparison) -> dict[str, str]:
 
 def _verdict_text(difference: Difference) -> str:
     if difference.noise is None:
-        return "no A/A control"
+        return noise_text(None)
     if not difference.enough:
         return f"too few: {difference.pairs} of {LEAST_PAIRS} pairs"
     if not difference.beyond_noise:

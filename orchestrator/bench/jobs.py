@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from orchestrator.bench.rows import FailedSample, Sample, Turn
+from orchestrator.bench.rows import Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
@@ -173,7 +173,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="r
 
 
 Job = SampleJob | FillJob | ProbeJob
-Answer = Sample | FailedSample | Filled | Probed | Refused
+Answer = Sample | Filled | Probed | Refused
 
 
 def run_in_process(job: Job) -> Answer:

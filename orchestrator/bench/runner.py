@@ -133,7 +133,7 @@ def run_bench(
     warm_passes: int | None = None,
     on_progress: Callable[[BenchProgress], None] = lambda _: None,
     on_stage: Callable[[str], None] = lambda _: None,
-    run_job: Callable[[Job], Answer] | None = None,
+    run_job: Callable[[Job], Answer] = run_in_process,
     clock: Callable[[], float] = time.monotonic,
 ) -> BenchOutcome:
     """Take all missing samples of a matrix. Blocking.
@@ -174,7 +174,7 @@ def run_bench(
             matrix=evolve(matrix, cache_directory=str(caches)),
             directory=directory,
             left_s=lambda: None if deadline is None else deadline - clock(),
-            do=run_job or run_in_process,
+            do=run_job,
             on_progress=on_progress,
             rows=read_rows(path) if path.exists() else [],
         )
@@ -369,7 +369,7 @@ def timelines_of(directory: Path, cells: Iterable[Cell]) -> dict[Cell, bytes]:
 
 def reason_of(answer: Answer) -> str:
     """The reason of an answer other than the expected one."""
-    return answer.reason if isinstance(answer, Refused | FailedSample) else "an unexpected answer"
+    return answer.reason if isinstance(answer, Refused) else "an unexpected answer"
 
 
 def cannot(what: str, answer: Answer) -> NoReturn:

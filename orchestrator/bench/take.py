@@ -125,25 +125,25 @@ def take_sample(job: SampleJob) -> Sample:
 
 def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: CreateInfoImage) -> _Done:
     """Run the sample with the caches of its start and mode."""
-    costs, arm = _costs(job, device), arm_of(job)
+    costs, settings = _costs(job, device), settings_of(job)
     if job.mode is not CacheMode.BINARIES:
         data = _warm_data(job, device) if job.start == Start.WARM else b""
         if job.round >= 0 or job.mode not in SIZED_MODES:
-            return _run(device, image, arm, data, costs)
+            return _run(device, image, settings, data, costs)
         watch = SizeWatch(device, len(image))  # only in the warm-up, whose time no figure includes
-        done = _run(watch.device, image, arm, data, costs)
+        done = _run(watch.device, image, settings, data, costs)
         return done._replace(cache_sizes=watch.sizes(done.report))
     if job.start != Start.WARM:
         with _binaries(device) as source:
-            return _run(device, image, arm, source, costs)
+            return _run(device, image, settings, source, costs)
     from orchestrator.stores.binary_store import BinaryStore
 
     with BinaryStore.open(Path(job.cache_directory)) as store:
         with _binaries(device, store) as source:
             if not source.is_filled:  # the first sample fills the store
-                _run(device, whole, Arm(CacheMode.BINARIES, job.workers), source, costs)
+                _run(device, whole, RunSettings(CacheMode.BINARIES, job.workers), source, costs)
         with _binaries(device, store) as source:
-            return _run(device, image, arm, source, costs)
+            return _run(device, image, settings, source, costs)
 
 
 @contextmanager
@@ -175,7 +175,7 @@ def fill(job: FillJob) -> Filled:
             if job.reuse and compiles:
                 compiles = read_cache_file(path, identity).status is not LoadStatus.LOADED
             if compiles and len(image):
-                done = _run(device, image, Arm(job.mode, job.workers), data)
+                done = _run(device, image, RunSettings(job.mode, job.workers), data)
                 cold, costs = done.report, RecordedCosts.open(Path(job.cache_directory), identity)
                 costs.learn(cold.pipelines.keys, done.schedule.compile_times(cold))
                 distrusted |= dict.fromkeys(done.schedule.distrusted)
@@ -186,12 +186,9 @@ def fill(job: FillJob) -> Filled:
                     # The first hit of an entry turns its data into code and takes several times as long as
                     # later hits. A long run measures the later ones.
                     many = repeat_pipelines(image, run_order(image, passes=job.passes))
-                    one, most = (
-                        _run(
-                            device, many, Arm(CacheMode.SHARED, count, followers=Followers.SEPARATE), data
-                        ).report
-                        for count in (1, job.workers)
-                    )
+                    alone = RunSettings(CacheMode.SHARED, 1, followers=Followers.SEPARATE)
+                    one = _run(device, many, alone, data).report
+                    most = _run(device, many, alone._replace(workers=job.workers), data).report
                     one_ns, most_ns = one_ns + one.timing.wall_ns, most_ns + most.timing.wall_ns
             if not job.compiles:
                 break
@@ -277,7 +274,7 @@ def _opener(job: SampleJob | CacheJob) -> DeviceOpener:
     return opener
 
 
-class Arm(NamedTuple):
+class RunSettings(NamedTuple):
     """The settings of a run; all others are those of `compile`.
 
     Attributes:
@@ -293,7 +290,7 @@ class Arm(NamedTuple):
     keep: bool = False
 
 
-_ONE: Final = Arm(CacheMode.SHARED, 1)
+_ONE: Final = RunSettings(CacheMode.SHARED, 1)
 
 
 class _Done(NamedTuple):
@@ -306,11 +303,11 @@ class _Done(NamedTuple):
     cache_sizes: tuple[CacheSize, ...] = ()
 
 
-def arm_of(job: SampleJob) -> Arm:
+def settings_of(job: SampleJob) -> RunSettings:
     """The settings of a sample's run."""
     # Passes stand for a larger set, so repeated pipelines are not duplicates here.
     followers = Followers.SEPARATE if job.passes > 1 else Followers.CREATE
-    return Arm(job.mode, job.workers, job.batch, followers, keep=True)
+    return RunSettings(job.mode, job.workers, job.batch, followers, keep=True)
 
 
 def _costs(job: SampleJob, device: Device) -> RecordedCosts:
@@ -329,29 +326,29 @@ def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: in
 def _run(
     device: Device,
     image: CreateInfoImage,
-    arm: Arm,
+    settings: RunSettings,
     primary: bytes | HeldPipelines,
     costs: RecordedCosts | None = None,
 ) -> _Done:
     """Query keys, then run with the schedule of `compile_set`."""
     known = RecordedCosts(None) if costs is None else costs
-    on_demand, began = arm.mode is CacheMode.BINARIES, time.perf_counter_ns()
+    on_demand, began = settings.mode is CacheMode.BINARIES, time.perf_counter_ns()
     warm = primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary)
     with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
         prepare_ns = time.perf_counter_ns() - began
         schedule = CompileSchedule(
             image,
-            arm.mode,
-            arm.workers,
+            settings.mode,
+            settings.workers,
             known.of(image),
             held=np.ones(len(image), np.bool_) if warm else None,
-            batch=arm.batch,
-            followers=arm.followers,
+            batch=settings.batch,
+            followers=settings.followers,
         )
         schedule.ask_keys(device, prepared, PipelineKeyUse.AUTO)
 
         async def run() -> RunReport:
-            options = RunOptions(workers=arm.workers, mode=arm.mode, keep=arm.keep)
+            options = RunOptions(workers=settings.workers, mode=settings.mode, keep=settings.keep)
             return await run_pipelines(
                 device, prepared, options, primary=primary, scheduler=schedule.scheduler()
             )

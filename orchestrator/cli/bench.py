@@ -382,13 +382,14 @@ def _show_group(output: Output, report: ContentionReport, group: Comparison) -> 
 
 
 def _noise_text(group: Comparison, failed: Collection[Arm]) -> str:
+    from orchestrator.bench.contention import noise_text
     from orchestrator.bench.statistics import LEAST_PAIRS
 
+    words = noise_text(group.noise)
     if group.noise is None:
-        return "no A/A control" + (": it failed" if any(each.control for each in failed) else "")
+        return f"{words}: it failed" if any(each.control for each in failed) else words
     count = group.noise.control.count
-    few = f" ({plural(count, 'pair')})" if count < LEAST_PAIRS else ""
-    return f"A/A within {group.noise.factor - 1:.1%}{few}"
+    return f"{words} ({plural(count, 'pair')})" if count < LEAST_PAIRS else words
 
 
 def matrix_table(*columns: str) -> Table:

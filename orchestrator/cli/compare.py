@@ -178,12 +178,12 @@ def _show(output: Output, report: ChangeReport, threshold: float) -> None:
 
 
 def _heading(group: Conditions, changes: Sequence[CellChange]) -> str:
+    from orchestrator.bench.contention import noise_text
     from orchestrator.bench.rows import device_text
 
     before, after = device_text(changes[0].before.device), device_text(group.device)
     device = after if before == after else f"{before} -> {after}"
-    noise = changes[0].time.noise
-    control = "no A/A control" if noise is None else f"A/A within {noise.factor - 1:.1%}"
+    control = noise_text(changes[0].time.noise)
     return f"{device}, {group.start}, {plural(group.workers, 'worker')}{group.copies}; {control}"
 
 

@@ -17,7 +17,7 @@ import trio
 from orchestrator.bench import take
 from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
-from orchestrator.bench.take import arm_of, fill, peak_memory, probe, take_sample
+from orchestrator.bench.take import fill, peak_memory, probe, settings_of, take_sample
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import DriverBugs, simulated_identity
@@ -120,8 +120,8 @@ def test_duplicates_are_made_after_their_originals_and_the_passes_of_a_set_are_n
 ) -> None:
     row = take_sample(sample_job(recorded, duplicates=1.0, workers=4))
     assert (row.created, row.hits, row.duplicate_keys) == (8, 4, 0)
-    assert arm_of(sample_job(recorded)).followers is Followers.CREATE
-    assert arm_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
+    assert settings_of(sample_job(recorded)).followers is Followers.CREATE
+    assert settings_of(sample_job(recorded, passes=2)).followers is Followers.SEPARATE
 
 
 def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
