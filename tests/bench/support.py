@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from orchestrator.bench.rows import Environment, Latencies, Sample, Start
+from orchestrator.bench.jobs import Filled, SampleJob
+from orchestrator.bench.rows import Environment, FailedSample, Latencies, Sample, Start, turn_of
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 
@@ -32,11 +33,6 @@ SIMULATED = msgspec.structs.replace(
     ENVIRONMENT, pipeline_cache_uuid=simulated_identity().pipeline_cache_uuid.hex()
 )
 """The environment of a sample of the simulated device."""
-MACHINE: dict[str, Any] = {
-    name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")
-}
-"""What a `Filled` says of the same machine."""
-
 _DEFAULTS = Sample(
     device="test",
     start=Start.COLD,
@@ -84,6 +80,23 @@ def sample(**figures: Any) -> Sample:
     """A sample in which only some figures are given."""
     changed: Sample = msgspec.structs.replace(_DEFAULTS, **figures)
     return changed
+
+
+def sample_of(job: SampleJob, **figures: Any) -> Sample:
+    """The sample that a job asks for."""
+    return sample(**turn_of(job), batch=job.batch, passes=job.passes, **figures)
+
+
+def failure(**changes: Any) -> FailedSample:
+    """A failed sample instead of the one without figures."""
+    return FailedSample(**{**turn_of(_DEFAULTS), "reason": "it broke", **changes})
+
+
+def filled(**changes: Any) -> Filled:
+    """A filled cache of the simulated device, on the machine of the samples."""
+    machine = {name: getattr(ENVIRONMENT, name) for name in ("cores", "processor", "python", "orchestrator")}
+    told = {"set_name": "set", "set_hash": "0" * 16, "identity": simulated_identity(), "pipelines": 1000}
+    return Filled(**{**told, **machine, **changes})
 
 
 def series(walls_s: Iterable[float], **figures: Any) -> list[Sample]:

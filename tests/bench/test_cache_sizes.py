@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 from orchestrator.bench.cache_sizes import POINTS, SizeWatch, joined
-from orchestrator.bench.jobs import FillJob
 from orchestrator.bench.rows import CacheSize, Sample, Start
 from orchestrator.bench.take import fill, take_sample
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from tests.bench.test_take import sample_job
+from tests.bench.test_take import fill_job, sample_job
 from tests.run.small_sets import write_small_set
 
 
@@ -51,8 +50,7 @@ def test_a_warm_up_knows_how_its_caches_grew(small: tuple[str], mode: CacheMode)
 def test_private_caches_of_a_warm_run_begin_with_everything_each(small: tuple[str], tmp_path: Path) -> None:
     folder = tmp_path / "caches"
     folder.mkdir(mode=0o700)
-    job = FillJob(set_paths=small, device="simulated", workers=2, cache_directory=str(folder))
-    fill(job)
+    fill(fill_job(small, folder))
     warm = {
         mode: taken(small, mode=mode, round=-1, start=Start.WARM, cache_directory=str(folder)).cache_sizes[0]
         for mode in (CacheMode.SHARED, CacheMode.PER_WORKER)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from orchestrator.bench.calibration import CalibrationProgress, calibrate
+from orchestrator.bench.calibration import Calibrated, CalibrationProgress, calibrate
 from orchestrator.bench.jobs import (
     Answer,
     Filled,
@@ -23,10 +24,9 @@ from orchestrator.bench.jobs import (
 from orchestrator.bench.rows import Sample
 from orchestrator.bench.runner import BenchError
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.stores.profile_file import CalibrationProfile, read_distrusted
-from tests.bench.support import ENVIRONMENT, MACHINE, SIMULATED, sample
+from tests.bench.support import ENVIRONMENT, SIMULATED, filled, sample, sample_of
 
 
 class Machine:
@@ -45,6 +45,19 @@ class Machine:
         self.binaries = binaries
         self.answer = answer
         self.jobs: list[Job] = []
+        self.told: list[CalibrationProgress] = []
+
+    def calibrated(self, *, rounds: int = 5, workers: int = 2, **options: Any) -> Calibrated:
+        """A calibration of the machine; `told` is its progress."""
+        return calibrate(
+            ("set",),
+            "simulated",
+            rounds=rounds,
+            workers=workers,
+            on_progress=self.told.append,
+            run_job=self,
+            **options,
+        )
 
     def __call__(self, job: Job) -> Answer:
         """Do a job."""
@@ -54,33 +67,15 @@ class Machine:
             return given
         if isinstance(job, FillJob):
             # Two workers take two seconds for what one finds at once.
-            return Filled(
-                set_name="set",
-                set_hash="0" * 16,
-                identity=simulated_identity(),
-                pipelines=100,
-                warm_rate=50_000.0,
-                warm_rate_most=50.0,
-                binaries=self.binaries is not None,
-                **MACHINE,
-            )
+            has_binaries = self.binaries is not None
+            return filled(pipelines=100, warm_rate=50_000.0, warm_rate_most=50.0, binaries=has_binaries)
         if isinstance(job, ProbeJob):
             return self._probe(job)
         seconds = {"shared": 2.0}.get(job.mode, 1.0) if job.start == "cold" else 1.0 * job.workers
         if job.mode == "binaries" and self.binaries is not None:
             seconds = self.binaries[job.start == "warm"]
         seconds *= {1: 9.0, 64: 1.0, 256: 1.0, 1024: 1.0}[job.batch]
-        return sample(
-            start=job.start,
-            mode=job.mode,
-            workers=job.workers,
-            control=job.control,
-            round=job.round,
-            batch=job.batch,
-            passes=job.passes,
-            wall_ns=int(seconds * 1e9) * job.passes,
-            environment=SIMULATED,
-        )
+        return sample_of(job, wall_ns=int(seconds * 1e9) * job.passes, environment=SIMULATED)
 
     def _probe(self, job: ProbeJob) -> Probed:
         merged = job.cache_directory.endswith("merged")
@@ -91,8 +86,8 @@ class Machine:
 
 
 def test_a_calibration_ends_with_what_was_best() -> None:
-    machine, told = Machine(), list[CalibrationProgress]()
-    found = calibrate(("set",), "simulated", rounds=5, workers=2, on_progress=told.append, run_job=machine)
+    machine = Machine()
+    found = machine.calibrated()
     profile = found.profile
     assert profile.cold is not None
     assert profile.warm is not None
@@ -112,14 +107,14 @@ def test_a_calibration_ends_with_what_was_best() -> None:
     assert answers["more workers, cold, shared"] == "no difference"
     assert answers["batch size, warm"] == "1024"
     # Every process was announced, and the plan was kept.
-    assert len(told) == len(machine.jobs)
-    assert [each.done for each in told] == list(range(len(told)))
-    assert told[-1].total == len(machine.jobs)
+    assert len(machine.told) == len(machine.jobs)
+    assert [each.done for each in machine.told] == list(range(len(machine.told)))
+    assert machine.told[-1].total == len(machine.jobs)
 
 
 def test_contenders_take_turns_with_a_control_in_every_round() -> None:
     machine = Machine()
-    calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine)
+    machine.calibrated()
     samples = [job for job in machine.jobs if isinstance(job, SampleJob)]
     assert min(job.round for job in samples) == 0
     fills = [job for job in machine.jobs if isinstance(job, FillJob)]
@@ -148,7 +143,7 @@ def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) ->
     folder = tmp_path / "profiles"
     folder.mkdir(mode=0o700)
     machine = Machine(answer=distrusting)
-    found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
+    found = machine.calibrated(rounds=1, workers=1, profiles=folder)
     kinds, problem = read_distrusted(folder, found.identity)
     assert (kinds, problem) == (frozenset({PipelineKind.RAY_TRACING}), "")
     (note,) = (each for each in found.profile.notes if "same pipeline key" in each)
@@ -156,13 +151,13 @@ def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) ->
     assert "does not use these keys from now on" in note
 
     folder.chmod(0o777)  # where others may write, nothing is kept
-    found = calibrate(("set",), "simulated", rounds=1, workers=1, profiles=folder, run_job=machine)
+    found = machine.calibrated(rounds=1, workers=1, profiles=folder)
     assert any("could not be recorded" in each for each in found.profile.notes)
 
 
 def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
     machine = Machine(keeps=False)
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    profile = machine.calibrated().profile
     assert profile.cache_keeps is False
     assert profile.warm is None
     assert profile.batch is None
@@ -172,7 +167,7 @@ def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:
 
 
 def test_a_driver_that_does_not_merge() -> None:
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(merges=False)).profile
+    profile = Machine(merges=False).calibrated().profile
     assert profile.merge_works is False
     assert profile.cold is not None
     assert profile.cold.mode == "shared"
@@ -185,7 +180,7 @@ def test_a_set_that_changes_meanwhile_makes_no_profile() -> None:
         return None
 
     with pytest.raises(BenchError, match="what is measured changed: a sample is of another set") as caught:
-        calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(answer=change))
+        Machine(answer=change).calibrated()
     assert "begin again" in caught.value.next_step
 
 
@@ -196,7 +191,7 @@ def test_a_contender_that_fails_is_left_out_and_noted() -> None:
         return None
 
     machine = Machine(answer=fail)
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    profile = machine.calibrated().profile
     assert sum("signal 11" in note for note in profile.notes) == 1
     failed = [
         job
@@ -222,10 +217,8 @@ def test_a_contender_that_fails_is_left_out_and_noted() -> None:
 def test_binaries_are_chosen_where_they_are_shown_to_be_faster(
     cold: float, warm: float, chosen: bool
 ) -> None:
-    machine, told = Machine(binaries=(cold, warm)), list[CalibrationProgress]()
-    profile = calibrate(
-        ("set",), "simulated", rounds=5, workers=2, on_progress=told.append, run_job=machine
-    ).profile
+    machine = Machine(binaries=(cold, warm))
+    profile = machine.calibrated().profile
     assert [each.mode for each in (profile.binaries,) if each is not None] == ["binaries"] * chosen
     # What is best with a cache file stands beside it.
     assert profile.cold is not None
@@ -236,7 +229,7 @@ def test_binaries_are_chosen_where_they_are_shown_to_be_faster(
     verdicts = {0.5: "faster", 1.0: "no difference", 2.0: "slower", 3.0: "slower"}
     assert answers["binaries, cold"] == verdicts[cold]
     assert answers["binaries, warm"] == verdicts[warm]
-    assert told[-1].total == len(machine.jobs) == len(told)
+    assert machine.told[-1].total == len(machine.jobs) == len(machine.told)
     warm_jobs = [
         job
         for job in machine.jobs
@@ -254,20 +247,15 @@ def test_what_is_prepared_counts_in_the_weighing_of_binaries() -> None:
             return None
         # The run alone is slower with binaries, but a cache needs modules first.
         with_binaries = job.mode == "binaries"
-        return sample(
+        return sample_of(
+            job,
             environment=SIMULATED,
-            start=job.start,
-            mode=job.mode,
-            workers=job.workers,
-            control=job.control,
-            round=job.round,
-            batch=job.batch,
             prepare_ns=0 if with_binaries else 500_000_000,
             wall_ns=600_000_000 if with_binaries else 400_000_000,
         )
 
     machine = Machine(binaries=(1.0, 1.0), answer=answer)
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    profile = machine.calibrated().profile
     assert profile.binaries is not None
     assert {each.seconds for each in profile.figures if each.whole_use} == {0.6, 0.9}
 
@@ -279,7 +267,7 @@ def test_one_sample_alone_says_what_it_was_taken_on() -> None:
         return None
 
     machine = Machine(keeps=False, answer=fail)
-    profile = calibrate(("set",), "simulated", rounds=1, workers=1, run_job=machine).profile
+    profile = machine.calibrated(rounds=1, workers=1).profile
     assert [(each.mode, each.samples) for each in profile.figures] == [("shared", 1)]
     assert (profile.processor, profile.driver_caches) == ("test processor", "disabled: test")
     assert profile.orchestrator == ENVIRONMENT.orchestrator
@@ -294,41 +282,25 @@ def samples_of(machine: Machine, **of: object) -> list[int]:
 def nvidia_like(job: Job) -> Answer | None:
     """Sixteen workers compile alike with any caches; one takes sixteen times as long, and is fastest warm."""
     if isinstance(job, FillJob):
-        return Filled(
-            set_name="set",
-            set_hash="0" * 16,
-            identity=simulated_identity(),
+        return filled(
             pipelines=680,
             warm_rate=130_000.0,
             warm_rate_most=8_000.0,
             cold_wall_ns=730_000_000,
             cold_driver_ns=11_000_000_000,
-            **MACHINE,
         )
     if not isinstance(job, SampleJob):
         return None
     wobble = 1 + 0.03 * ((job.round * 7 + 3 * job.control + len(job.mode)) % 5 - 2) / 2
     cold = 11.2 / job.workers
     warm = 0.085 if job.workers == 16 else 0.005 * job.workers
-    return sample(
-        environment=SIMULATED,
-        start=job.start,
-        mode=job.mode,
-        workers=job.workers,
-        control=job.control,
-        round=job.round,
-        batch=job.batch,
-        passes=job.passes,
-        process_s=1.4 + (cold if job.start == "cold" else warm * job.passes),
-        wall_ns=int(wobble * (cold if job.start == "cold" else warm * job.passes) * 1e9),
-    )
+    seconds = cold if job.start == "cold" else warm * job.passes
+    return sample_of(job, environment=SIMULATED, process_s=1.4 + seconds, wall_ns=int(wobble * seconds * 1e9))
 
 
 def test_what_fell_far_behind_is_not_sampled_further_and_named() -> None:
-    machine, told = Machine(answer=nvidia_like), list[CalibrationProgress]()
-    profile = calibrate(
-        ("set",), "simulated", rounds=5, workers=16, on_progress=told.append, run_job=machine
-    ).profile
+    machine = Machine(answer=nvidia_like)
+    profile = machine.calibrated(workers=16).profile
     # Sixteen times as long is clear after one pair, and twice as long after two.
     assert samples_of(machine, start="cold", mode="shared", workers=1) == [0]
     assert samples_of(machine, start="cold", mode="shared", workers=8) == [0, 1]
@@ -359,14 +331,15 @@ def test_what_fell_far_behind_is_not_sampled_further_and_named() -> None:
     assert "x16" in profile.dropped[0].words
     assert "dropped beyond 4 times the noise" in profile.dropped[0].words
     assert "dropped beyond 1.5 times the noise" in profile.dropped[2].words
-    assert told[-1].total == len(told) == len(machine.jobs)
+    assert machine.told[-1].total == len(machine.told) == len(machine.jobs)
 
 
 def test_what_it_takes_is_expected_before_the_first_sample_and_is_an_upper_bound() -> None:
-    machine, told = Machine(answer=nvidia_like), list[CalibrationProgress]()
-    calibrate(("set",), "simulated", rounds=5, workers=16, on_progress=told.append, run_job=machine)
-    taken = [(each, job) for each, job in zip(told, machine.jobs, strict=True) if isinstance(job, SampleJob)]
-    assert [each.left_s for each in told if each.left_s is None] == [None] * (len(told) - len(taken))
+    machine = Machine(answer=nvidia_like)
+    machine.calibrated(workers=16)
+    told = list(zip(machine.told, machine.jobs, strict=True))
+    taken = [(each, job) for each, job in told if isinstance(job, SampleJob)]
+    assert sum(each.left_s is None for each in machine.told) == len(told) - len(taken)
     answers = [nvidia_like(job) for _, job in taken]
     left = sum(each.process_s for each in answers if isinstance(each, Sample))
     rounds_of_all = 5 * (2 * 11.0 + 2 * 1.4 + 4 * 0.73)
@@ -403,16 +376,8 @@ def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
     limit_s: float, left_out: int, batches: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(monkeypatch)
-    machine, told = Machine(answer=clock), list[CalibrationProgress]()
-    found = calibrate(
-        ("set",),
-        "simulated",
-        rounds=5,
-        workers=16,
-        time_limit_s=limit_s,
-        on_progress=told.append,
-        run_job=machine,
-    )
+    machine = Machine(answer=clock)
+    found = machine.calibrated(workers=16, time_limit_s=limit_s)
     profile = found.profile
     assert found.stopped == ""
     assert clock.now <= limit_s
@@ -426,7 +391,7 @@ def test_a_time_limit_leaves_out_what_tells_least_and_the_rest_is_decided(
     assert ("per-worker-internal, 16 workers did not fit the time limit" in locking.words) == (left_out > 5)
     assert (profile.batch is not None) == batches
     assert any(note.startswith("batches: left out") for note in profile.notes) != batches
-    assert told[-1].done + 1 == len(machine.jobs)
+    assert machine.told[-1].done + 1 == len(machine.jobs)
 
 
 @pytest.mark.parametrize(("limit_s", "kept"), [(55.0, "cold"), (45.0, "warm"), (30.0, "")])
@@ -434,9 +399,7 @@ def test_where_two_verdicts_do_not_fit_one_start_is_left_out_whole(
     limit_s: float, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     machine = Machine(answer=Clock(monkeypatch))
-    found = calibrate(
-        ("set",), "simulated", rounds=5, workers=16, time_limit_s=limit_s, run_job=machine
-    ).profile
+    found = machine.calibrated(workers=16, time_limit_s=limit_s).profile
     answers = {each.question: each for each in found.findings}
     assert (found.cold is not None, found.warm is not None) == (kept == "cold", kept == "warm")
     if kept:
@@ -455,9 +418,7 @@ def test_no_round_beyond_the_needed_ones_begins_where_what_comes_after_would_not
 ) -> None:
     def rounds(limit_s: float) -> CalibrationProfile:
         machine = Machine(answer=Clock(monkeypatch))
-        return calibrate(
-            ("set",), "simulated", rounds=7, workers=16, time_limit_s=limit_s, run_job=machine
-        ).profile
+        return machine.calibrated(rounds=7, workers=16, time_limit_s=limit_s).profile
 
     limited = rounds(230.0)
     assert (limited.rounds, limited.batch is not None) == (5, True)
@@ -473,19 +434,10 @@ def test_a_topology_takes_its_numbers_of_workers_with_it() -> None:
         alone = {1: 6.0, 8: 4.0, 16: 4.0}[job.workers]
         private = {1: 11.0, 8: 20.0, 16: 45.0}[job.workers]
         seconds = private if job.mode in ("per-worker", "per-worker-internal") else alone
-        return sample(
-            environment=SIMULATED,
-            start=job.start,
-            mode=job.mode,
-            workers=job.workers,
-            control=job.control,
-            round=job.round,
-            batch=job.batch,
-            wall_ns=int(seconds * 1e9),
-        )
+        return sample_of(job, environment=SIMULATED, wall_ns=int(seconds * 1e9))
 
     machine = Machine(answer=answer)
-    profile = calibrate(("set",), "simulated", rounds=5, workers=16, run_job=machine).profile
+    profile = machine.calibrated(workers=16).profile
     for workers in (1, 8, 16):
         assert samples_of(machine, start="warm", mode="per-worker", workers=workers) == [0]
     found = {each.question: each for each in profile.findings}
@@ -508,19 +460,12 @@ def test_what_a_later_control_casts_doubt_on_is_sampled_again() -> None:
         if not isinstance(job, SampleJob) or job.start != "cold":
             return None
         seconds = 2.0 if job.mode == "per-worker-internal" else 1.0
-        return sample(
-            environment=SIMULATED,
-            start=job.start,
-            mode=job.mode,
-            workers=job.workers,
-            control=job.control,
-            round=job.round,
-            batch=job.batch,
-            wall_ns=int((3.0 if job.control and job.round == 2 else seconds) * 1e9),
-        )
+        if job.control and job.round == 2:
+            seconds = 3.0
+        return sample_of(job, environment=SIMULATED, wall_ns=int(seconds * 1e9))
 
     machine = Machine(keeps=False, answer=answer)
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=machine).profile
+    profile = machine.calibrated().profile
     assert samples_of(machine, start="cold", mode="per-worker-internal") == [0, 1, 3, 4]
     assert profile.dropped == ()
     locking = {each.question: each for each in profile.findings}["locking, cold"]
@@ -528,7 +473,7 @@ def test_what_a_later_control_casts_doubt_on_is_sampled_again() -> None:
 
 
 def test_without_time_nothing_is_decided() -> None:
-    found = calibrate(("set",), "simulated", rounds=5, workers=2, time_limit_s=0.0, run_job=Machine())
+    found = Machine().calibrated(time_limit_s=0.0)
     assert "time limit" in found.stopped
     assert (found.profile.cold, found.profile.warm, found.profile.batch) == (None, None, None)
     assert found.profile.merge_works is True
@@ -537,7 +482,7 @@ def test_without_time_nothing_is_decided() -> None:
 
 def test_one_processor_needs_no_more_than_one_worker() -> None:
     machine = Machine()
-    profile = calibrate(("set",), "simulated", rounds=5, workers=1, run_job=machine).profile
+    profile = machine.calibrated(workers=1).profile
     assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1}
     assert profile.cold is not None
     assert profile.cold.workers == 1
@@ -545,7 +490,7 @@ def test_one_processor_needs_no_more_than_one_worker() -> None:
 
 def test_sixteen_processors_also_try_half() -> None:
     machine = Machine()
-    calibrate(("set",), "simulated", rounds=1, workers=16, run_job=machine)
+    machine.calibrated(rounds=1, workers=16)
     assert {job.workers for job in machine.jobs if isinstance(job, SampleJob)} == {1, 8, 16}
 
 
@@ -553,7 +498,7 @@ def test_sixteen_processors_also_try_half() -> None:
 def test_a_device_that_cannot_be_asked_is_an_error(kind: str, error: type[Exception]) -> None:
     machine = Machine(answer=lambda _: Refused(kind=kind, reason="nothing there"))
     with pytest.raises(error, match="nothing there"):
-        calibrate(("set",), "simulated", run_job=machine)
+        machine.calibrated()
 
 
 def test_a_driver_without_feedback_leaves_warm_runs_out() -> None:
@@ -562,7 +507,7 @@ def test_a_driver_without_feedback_leaves_warm_runs_out() -> None:
             return Refused(kind="DeviceError", reason="no creation feedback")
         return None
 
-    profile = calibrate(("set",), "simulated", rounds=5, workers=2, run_job=Machine(answer=silent)).profile
+    profile = Machine(answer=silent).calibrated().profile
     assert profile.cache_keeps is None
     assert profile.warm is None
     assert any("no creation feedback" in each.words for each in profile.findings)

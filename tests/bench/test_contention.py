@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from orchestrator.bench.contention import contention_report, rate_text, ratio_text
-from orchestrator.bench.rows import FailedSample, Row, Sample, Start
+from orchestrator.bench.rows import Row, Sample, Start
 from orchestrator.bench.sample_table import Contender, SampleTable
 from orchestrator.bench.statistics import Estimate
 from orchestrator.devices.device import CacheMode
-from tests.bench.support import sample, series
+from tests.bench.support import failure, sample, series
 
 STEADY = [1.00, 1.01, 0.99, 1.02, 1.00, 0.98, 1.01]
 OTHER = [1.01, 0.99, 1.00, 1.00, 1.02, 0.99, 0.98]
@@ -218,15 +218,7 @@ def test_a_warm_cell_whose_cache_does_not_hold_everything_is_told() -> None:
 
 
 def test_what_failed_is_in_the_report_until_it_succeeds() -> None:
-    failed = FailedSample(
-        device="test",
-        start=Start.COLD,
-        duplicates=0.0,
-        workers=16,
-        mode=CacheMode.NONE,
-        round=2,
-        reason="broke",
-    )
+    failed = failure(workers=16, mode=CacheMode.NONE, round=2)
     rows: list[Row] = [*matrix({"shared": 1.0}), failed]
     assert contention_report(rows).failed == (failed,)
     assert contention_report([*rows, sample(workers=16, mode=CacheMode.NONE)]).failed == ()

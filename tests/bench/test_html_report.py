@@ -17,11 +17,11 @@ import pytest
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import TIMELINE_CALLS, html_report
-from orchestrator.bench.rows import CacheSize, FailedSample, Latencies, Row, Sample, SlowPipeline, Start
+from orchestrator.bench.rows import CacheSize, Latencies, Row, Sample, SlowPipeline
 from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 from orchestrator.devices.device import CacheMode
-from tests.bench.support import ENVIRONMENT, series
+from tests.bench.support import ENVIRONMENT, failure, series
 from tests.drivers import require_tool
 
 EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(1)>&\"'"
@@ -127,15 +127,7 @@ def test_few_samples_and_failures_are_marked() -> None:
     few = [each for each in samples() if each.workers == 4 or each.round < 3]
     rows: list[Row] = [*few]
     rows += [
-        FailedSample(
-            device="test",
-            start=Start.COLD,
-            duplicates=0.0,
-            workers=4,
-            mode=CacheMode.NONE,
-            round=1,
-            reason=EVIL,
-        )
+        failure(workers=4, mode=CacheMode.NONE, round=1, reason=EVIL),
     ]
     text = html_report(contention_report(rows))
     found = rows_of(text)

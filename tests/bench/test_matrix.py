@@ -13,9 +13,9 @@ from msgspec import structs
 
 from orchestrator.bench.jobs import SampleJob
 from orchestrator.bench.matrix import Matrix, eta_of, remaining
-from orchestrator.bench.rows import FailedSample, Row, Start, failed_arms
+from orchestrator.bench.rows import Row, Start, failed_arms
 from orchestrator.devices.device import CacheMode
-from tests.bench.support import sample
+from tests.bench.support import failure, sample, sample_of
 
 PLAN = Matrix(
     set_paths=("a.foz",),
@@ -32,16 +32,7 @@ PLAN = Matrix(
 
 
 def row_of(job: SampleJob, took: float = 2.0) -> Row:
-    return sample(
-        device=job.device,
-        start=job.start,
-        duplicates=job.duplicates,
-        workers=job.workers,
-        mode=job.mode,
-        control=job.control,
-        round=job.round,
-        process_s=took,
-    )
+    return sample_of(job, process_s=took)
 
 
 def test_every_cell_has_its_samples_and_every_group_its_control() -> None:
@@ -90,15 +81,7 @@ def test_what_is_there_is_not_taken_again() -> None:
     assert len({(job.round, job.conditions) for job in jobs[warm_ups : warm_ups + 4]}) == 1
     lost = {job.arm for job in jobs[warm_ups + 2 : warm_ups + 4]}
     assert remaining(PLAN, begun, lost) == [job for job in jobs[warm_ups + 4 :] if job.arm not in lost]
-    failed = FailedSample(
-        device="x",
-        start=Start.COLD,
-        duplicates=0.0,
-        workers=1,
-        mode=CacheMode.SHARED,
-        round=0,
-        reason="it crashed",
-    )
+    failed = failure(device="x")
     assert remaining(PLAN, [*begun, failed]) == jobs[warm_ups:]
     assert failed_arms([failed]) == (failed,)
     control = structs.replace(failed, control=True)

@@ -24,18 +24,9 @@ from orchestrator.bench.rows import (
     counted_samples,
     read_rows,
 )
-from orchestrator.devices.device import CacheMode
-from tests.bench.support import sample
+from tests.bench.support import failure, sample
 
-FAILED = FailedSample(
-    device="test",
-    start=Start.COLD,
-    duplicates=0.0,
-    workers=2,
-    mode=CacheMode.SHARED,
-    round=0,
-    reason="it\nbroke",
-)
+FAILED = failure(workers=2, reason="it\nbroke")
 
 
 def test_rows_survive_a_file(tmp_path: Path) -> None:

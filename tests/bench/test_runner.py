@@ -39,7 +39,8 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
-from tests.bench.support import ENVIRONMENT, MACHINE, sample
+from tests.bench import support
+from tests.bench.support import ENVIRONMENT, sample_of
 from tests.drivers import REPOSITORY
 
 PLAN = Matrix(
@@ -58,16 +59,7 @@ IDENTITY = evolve(simulated_identity(), pipeline_cache_uuid=bytes.fromhex(ENVIRO
 
 
 def filled(**changes: object) -> Filled:
-    values = {
-        "set_name": "set",
-        "set_hash": "0" * 16,
-        "identity": IDENTITY,
-        "pipelines": 1000,
-        "warm_rate": 100_000.0,
-        "warm_rate_most": 1e9,
-        **MACHINE,
-    }
-    return Filled(**{**values, **changes})
+    return support.filled(**{"identity": IDENTITY, "warm_rate": 100_000.0, "warm_rate_most": 1e9, **changes})
 
 
 class Answers:
@@ -89,18 +81,7 @@ class Answers:
 
 
 def answer(job: SampleJob) -> Sample:
-    return sample(
-        device=job.device,
-        start=job.start,
-        workers=job.workers,
-        mode=job.mode,
-        control=job.control,
-        round=job.round,
-        run=job.run,
-        batch=job.batch,
-        passes=job.passes,
-        process_s=2.0,
-    )
+    return sample_of(job, process_s=2.0)
 
 
 def interrupt(_job: SampleJob) -> Answer:

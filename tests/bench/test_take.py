@@ -51,6 +51,13 @@ def sample_job(set_paths: tuple[str, ...], **changes: Any) -> SampleJob:
     return changed
 
 
+def fill_job(set_paths: tuple[str, ...], folder: Path, **options: Any) -> FillJob:
+    """Fills a cache in a folder, on the simulated device."""
+    return FillJob(
+        **{"workers": 2, **options}, set_paths=set_paths, device="simulated", cache_directory=str(folder)
+    )
+
+
 @pytest.fixture
 def recorded(tmp_path: Path) -> tuple[str]:
     """Four compute pipelines of a captured application."""
@@ -75,7 +82,7 @@ def test_a_fill_finds_out_what_pipeline_keys_are_worth(
 ) -> None:
     folder = tmp_path / "caches"
     folder.mkdir(mode=0o700)
-    job = FillJob(set_paths=(str(sample_path()),), device="simulated", workers=2, cache_directory=str(folder))
+    job = fill_job((str(sample_path()),), folder)
     opener = Opener(DriverBugs(one_pipeline_key={PipelineKind.GRAPHICS}))
     monkeypatch.setattr(take, "open_for_child", lambda _opener, _selector, request: opener(request))
     assert fill(job).distrusted == (PipelineKind.GRAPHICS,)
@@ -90,15 +97,7 @@ def test_what_ended_the_driver_before_is_left_out(recorded: tuple[str], tmp_path
     row = take_sample(sample_job(recorded, profiles=str(profiles)))
     assert (row.pipelines, row.created, row.skipped) == (3, 3, 1)
     assert [note for note in row.notes if "1 pipeline is in quarantine" in note]
-    filled = fill(
-        FillJob(
-            set_paths=recorded,
-            device="simulated",
-            cache_directory=str(tmp_path),
-            workers=1,
-            profiles=str(profiles),
-        )
-    )
+    filled = fill(fill_job(recorded, tmp_path, profiles=str(profiles)))
     assert filled.pipelines == 3
 
 
@@ -140,14 +139,7 @@ def test_a_sample_and_a_compile_are_scheduled_alike(tmp_path: Path, monkeypatch:
     paths = (str(sample_path()),)
     for folder in ("filled", "compiled"):
         (tmp_path / folder).mkdir(mode=0o700)
-    job = FillJob(
-        set_paths=paths,
-        device="simulated",
-        workers=2,
-        cache_directory=str(tmp_path / "filled"),
-        mode=CacheMode.PER_WORKER,
-        passes=0,
-    )
+    job = fill_job(paths, tmp_path / "filled", mode=CacheMode.PER_WORKER, passes=0)
     assert fill(job).not_kept == ""
     for start in (Start.COLD, Start.WARM):
         with open_paths(paths) as source:
@@ -219,14 +211,7 @@ def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: P
         return found.hits, found.sizes
 
     assert ask(ProbeStep.LOOK_UP) == (0, ())  # nothing is there yet
-    job = FillJob(
-        set_paths=recorded,
-        device="simulated",
-        workers=2,
-        cache_directory=str(cache),
-        mode=CacheMode.PER_WORKER,
-        passes=2,
-    )
+    job = fill_job(recorded, cache, mode=CacheMode.PER_WORKER, passes=2)
     filled = fill(job)
     assert (filled.pipelines, filled.hits, filled.not_kept) == (4, 0, "")
     assert filled.warm_rate > 0
@@ -237,11 +222,7 @@ def test_what_a_fill_keeps_is_found_by_a_probe(recorded: tuple[str], tmp_path: P
 
 
 def test_a_fill_without_passes_finds_nothing_out_about_rates(recorded: tuple[str], tmp_path: Path) -> None:
-    filled = fill(
-        FillJob(
-            set_paths=recorded, device="simulated", workers=1, cache_directory=str(tmp_path / "c"), passes=0
-        )
-    )
+    filled = fill(fill_job(recorded, tmp_path / "c", passes=0))
     assert (filled.pipelines, filled.warm_rate, filled.warm_rate_most) == (4, 0.0, 0.0)
 
 

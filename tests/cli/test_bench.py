@@ -12,14 +12,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from orchestrator.bench.rows import FailedSample, Row, RowsError, RowWriter, Sample, Start, failed_arms
+from orchestrator.bench.rows import Row, RowsError, RowWriter, Sample, failed_arms
 from orchestrator.bench.runner import BenchOutcome
 from orchestrator.cli.bench import bench_document, report_of, show_bench
 from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output
 from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
-from tests.bench.support import series
+from tests.bench.support import failure, series
 from tests.cli.conftest import Call
 
 
@@ -115,18 +115,9 @@ def made_up(path: Path) -> BenchOutcome:
         *series([0.5, 0.6], workers=16, mode=CacheMode.PER_WORKER),
     ]
     rows += [
-        FailedSample(
-            device="test",
-            start=Start.COLD,
-            duplicates=0.0,
-            workers=16,
-            mode=CacheMode(mode),
-            round=2,
-            reason="it broke",
-            control=control,
-        )
+        failure(workers=16, mode=CacheMode(mode), round=2, control=control)
         for mode, control in (("shared", True), ("per-worker", False), ("none", False))
-    ]  # fmt: skip
+    ]
     return BenchOutcome(tuple(rows), 5, 20, 0, "", failed_arms(rows), path)
 
 

@@ -7,42 +7,30 @@ from pathlib import Path
 import pytest
 
 from orchestrator.bench import calibration as calibrating
-from orchestrator.bench.jobs import Answer, Filled, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
+from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.cli.errors import ExitCode
-from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores import profile_file
 from orchestrator.stores.files.atomic_file import SaveError
-from tests.bench.support import MACHINE, SIMULATED, sample
+from tests.bench.support import SIMULATED, filled, sample_of
 from tests.cli.conftest import Call
 
 
 def quick(job: Job) -> Answer:
     """A process that needs none: a shared cache takes twice the time."""
     if isinstance(job, FillJob):
-        return Filled(
-            set_name=job.set_paths[0],
-            set_hash="0" * 16,
-            identity=simulated_identity(),
+        (name,) = job.set_paths
+        return filled(
+            set_name=name,
             pipelines=100,
             warm_rate=1000.0,
             warm_rate_most=1000.0,
-            binaries="binaries" in job.set_paths[0],
-            **MACHINE,
+            binaries="binaries" in name,
         )
     if isinstance(job, ProbeJob):
         return Probed(hits=100, sizes=(1000,) * job.rounds if job.step is ProbeStep.GROW else ())
     assert isinstance(job, SampleJob)
-    return sample(
-        environment=SIMULATED,
-        start=job.start,
-        mode=job.mode,
-        workers=job.workers,
-        control=job.control,
-        round=job.round,
-        batch=job.batch,
-        passes=job.passes,
-        wall_ns=(2_000_000_000 if job.mode == "shared" else 1_000_000_000) * job.passes,
-    )
+    wall_ns = (2_000_000_000 if job.mode == "shared" else 1_000_000_000) * job.passes
+    return sample_of(job, environment=SIMULATED, wall_ns=wall_ns)
 
 
 @pytest.fixture
