@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, DeviceSelector, JsonFlag, in_range
-from orchestrator.cli.errors import ExitCode, explain, report
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_SAMPLES,
@@ -111,7 +111,7 @@ def calibrate_verb(
     if damage:
         output.message(styled(damage, "bad"))
     if failed is not None:
-        return report(explain(failed), json=False)
+        raise failed
     return ExitCode.PIPELINES_FAILED if damage else ExitCode.OK
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from orchestrator.cli.errors import ExitCode, explain, report
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import (
     Output,
     path_text,
@@ -36,15 +37,12 @@ if TYPE_CHECKING:
 _MOST_REASONS = 12
 
 
-class KeysView(MeasurementBar):
-    """Shows the progress of a bisection."""
-
-    def progress(self, progress: KeyProgress) -> None:
-        """Show the variation that begins."""
-        if progress.total:
-            self.step(progress.now, progress.done, progress.total)
-        else:
-            self.stage(progress.now)
+def _show_progress(bar: MeasurementBar, progress: KeyProgress) -> None:
+    """Show the variation that begins."""
+    if progress.total:
+        bar.step(progress.now, progress.done, progress.total)
+    else:
+        bar.stage(progress.now)
 
 
 def show_keys(
@@ -60,8 +58,10 @@ def show_keys(
         time_limit_s: Stop after this time, s.
     """
     require_family(device)
-    with KeysView(output) as view:
-        found = find_key_dependence(device, only=only, time_limit_s=time_limit_s, on_progress=view.progress)
+    with MeasurementBar(output) as bar:
+        found = find_key_dependence(
+            device, only=only, time_limit_s=time_limit_s, on_progress=partial(_show_progress, bar)
+        )
     profile = found.profile
     kept, why, failed = None, _unfit(profile), None
     if not why:
@@ -76,7 +76,7 @@ def show_keys(
     else:
         output.line(styled("not saved: ", "warn"), why)
     if failed is not None:
-        return report(explain(failed), json=False)
+        raise failed
     return ExitCode.PIPELINES_FAILED if profile.is_doubtful else ExitCode.OK
 
 

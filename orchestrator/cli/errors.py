@@ -157,11 +157,10 @@ _ARCHIVE_STEPS: Final = {
     "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
 }
 
-_FILES = "allow more open files, such as with `ulimit -n 65536`"
 _ROOM = "make room, or name another place with --cache-dir or -o"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {
-    errno.EMFILE: _FILES,
+    errno.EMFILE: "allow more open files, such as with `ulimit -n 65536`",
     errno.ENFILE: "the system has too many open files: end other programs",
     errno.ENOSPC: _ROOM,
     errno.EDQUOT: _ROOM,

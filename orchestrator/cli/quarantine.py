@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import CacheDirectory, JsonFlag
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, path_text, plural, styled, table
+from orchestrator.cli.output import Output, key_text, path_text, plural, styled, table
 from orchestrator.cli.values import hash_number, named_directory
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def quarantine_verb(
         raise UsageError(f"quarantine {what!r}: `list` or `clear` is expected")
     if keys and what == "list":
         raise UsageError("quarantine list: takes no keys", "`orchestrator quarantine clear KEY` removes them")
-    wanted = [f"{hash_number(each):016x}" for each in keys]
+    wanted = [key_text(hash_number(each)) for each in keys]
     directory = named_directory(cache_dir)
     cleared = _clear(directory, wanted) if what == "clear" else None
     found = quarantines(directory)
