@@ -9,15 +9,27 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.drivers import REPOSITORY
 
-PARENT = """
-import atexit, ctypes, os, signal, socket, sys
+BEGINNING = """
+import ctypes, json, mmap, os, resource, signal, socket, sys
 from orchestrator.children import parent
 from orchestrator.children.protocol import SERVICES
 from tests.children.misbehaving import SERVICE, Do, Said
 SERVICES[SERVICE] = "tests.children.misbehaving"
+"""
+
+
+def run(source: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program of which the children are those of misbehaving.py."""
+    command = [sys.executable, "-E", "-c", BEGINNING + source, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, cwd=REPOSITORY, check=False, **options)
+
+
+PARENT = """
+import atexit
 for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
     signal.signal(each, print)
 signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -38,9 +50,7 @@ assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_fork_is_what_an_interpreter_of_its_own_would_be() -> None:
-    done = subprocess.run(
-        [sys.executable, "-E", "-c", PARENT], capture_output=True, text=True, cwd=REPOSITORY, check=True
-    )
+    done = run(PARENT)
     assert done.stdout.splitlines() == [
         "what C holds",
         "SIGINT=default_int_handler SIGTERM=SIG_DFL SIGUSR1=SIG_DFL SIGHUP=SIG_IGN, wakeup -1, "
@@ -52,11 +62,6 @@ def test_a_fork_is_what_an_interpreter_of_its_own_would_be() -> None:
 
 
 FULL = """
-import os, resource
-from orchestrator.children import parent
-from orchestrator.children.protocol import SERVICES
-from tests.children.misbehaving import SERVICE, Do, Said
-SERVICES[SERVICE] = "tests.children.misbehaving"
 resource.setrlimit(resource.RLIMIT_NOFILE, (20, 20))
 held = []
 while True:
@@ -72,19 +77,12 @@ with parent.Child(SERVICE, Said, program=None) as child:
 
 
 def test_a_fork_of_a_process_with_no_descriptor_left_serves() -> None:
-    done = subprocess.run(
-        [sys.executable, "-E", "-c", FULL], capture_output=True, text=True, cwd=REPOSITORY, check=False
-    )
+    done = run(FULL)
     assert done.stderr == ""
     assert "leader True" in done.stdout
 
 
 SIBLINGS = """
-import json, os, signal, sys
-from orchestrator.children import parent
-from orchestrator.children.protocol import SERVICES
-from tests.children.misbehaving import SERVICE, Do, Said
-SERVICES[SERVICE] = "tests.children.misbehaving"
 held = int(sys.argv[1])
 forks = [
     parent.Child(SERVICE, Said, program=None, descriptors=(held,), reads_output=False) for _ in range(3)
@@ -107,14 +105,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_forks_made_one_after_another_hold_nothing_of_each_other() -> None:
     alive, held = os.pipe()
     try:
-        done = subprocess.run(
-            [sys.executable, "-E", "-c", SIBLINGS, str(held)],
-            capture_output=True,
-            text=True,
-            cwd=REPOSITORY,
-            check=False,
-            pass_fds=(held,),
-        )
+        done = run(SIBLINGS, held, pass_fds=(held,))
     finally:
         os.close(held)
     with open(alive, "rb") as alive_file:  # noqa: PTH123 - a descriptor
@@ -131,11 +122,6 @@ def test_forks_made_one_after_another_hold_nothing_of_each_other() -> None:
 
 
 MAPPED = """
-import mmap, os, sys
-from orchestrator.children import parent
-from orchestrator.children.protocol import SERVICES
-from tests.children.misbehaving import SERVICE, Do, Said
-SERVICES[SERVICE] = "tests.children.misbehaving"
 given, other = [os.open(each, os.O_RDONLY) for each in sys.argv[1:]]
 maps = [mmap.mmap(each, 0, access=mmap.ACCESS_READ) for each in (given, other)]
 with parent.Child(SERVICE, Said, program=None, descriptors=(given,)) as child:
@@ -149,24 +135,13 @@ def test_a_fork_keeps_what_a_map_of_a_given_file_holds(tmp_path: Path) -> None:
     files = [tmp_path / "given", tmp_path / "other"]
     for each in files:
         each.write_bytes(b"content")
-    done = subprocess.run(
-        [sys.executable, "-E", "-c", MAPPED, *map(str, files)],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        check=True,
-    )
+    done = run(MAPPED, *files)
     assert done.stdout.split() == ["2", "0"]  # its own descriptor and the map's; nothing of another file
 
 
 AGAIN = """
-import ctypes, os
 from orchestrator.process import may_fork, own_interpreter
 own_interpreter()
-from orchestrator.children import parent
-from orchestrator.children.protocol import SERVICES
-from tests.children.misbehaving import SERVICE, Do, Said
-SERVICES[SERVICE] = "tests.children.misbehaving"
 library, key = ctypes.CDLL(None), ctypes.c_uint()
 assert not library.pthread_key_create(ctypes.byref(key), library.sleep)
 def hold_back(_):
@@ -182,7 +157,5 @@ print("forked twice")
 
 def test_a_parent_may_fork_again_when_a_child_has_ended() -> None:
     """Python joins a thread before the system has ended it, here a second before: it sleeps as it exits."""
-    done = subprocess.run(
-        [sys.executable, "-E", "-c", AGAIN], capture_output=True, text=True, cwd=REPOSITORY, check=False
-    )
+    done = run(AGAIN)
     assert (done.returncode, done.stdout, done.stderr) == (0, "forked twice\n", "")
