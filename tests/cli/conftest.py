@@ -84,27 +84,31 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
     return run
 
 
-def run_program(
+def run_python(
     *arguments: str | os.PathLike[str],
     environment: Mapping[str, str] | None = None,
     unset: tuple[str, ...] = (),
-    descriptors: tuple[int, ...] = (),
+    **options: Any,
 ) -> Done:
-    """Run `python -m orchestrator` in a process of its own, which has some descriptors of this one."""
+    """Run an interpreter in a process of its own, with options of `subprocess.run`."""
     variables = {**os.environ, **(environment or {})}
     for name in unset:
         variables.pop(name, None)
     done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", *(os.fspath(each) for each in arguments)],
-        cwd=REPOSITORY,
+        [sys.executable, *arguments],
         env=variables,
         capture_output=True,
         text=True,
-        pass_fds=descriptors,
         timeout=300,
         check=False,
+        **{"cwd": REPOSITORY, **options},
     )
     return Done(done.returncode, done.stdout, done.stderr)
+
+
+def run_program(*arguments: str | os.PathLike[str], **options: Any) -> Done:
+    """Run `python -m orchestrator`, as `run_python` does."""
+    return run_python("-m", "orchestrator", *arguments, **options)
 
 
 @pytest.fixture

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from orchestrator import malloc
 from orchestrator.cli.early import compiles_much
 from orchestrator.malloc import compiling_environment, restart_for_compiling
 from orchestrator.stores.kinds import PLAN
+from tests.cli.conftest import run_program, run_python
 from tests.drivers import REPOSITORY, unsupported
 
 LARGE = 8 << 20  # with any number of processors
@@ -77,11 +76,9 @@ def test_the_directory_is_the_default_one_where_none_is_named(
 def test_what_decides_early_imports_next_to_nothing() -> None:
     """Each import would be made twice by a program that starts again."""
     code = "import sys; before = {*sys.modules}; import orchestrator.cli; print(*{*sys.modules} - before)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=REPOSITORY
-    )
+    done = run_python("-c", code)
     own = {"orchestrator", "orchestrator.version", "orchestrator.malloc"}
-    assert {*done.stdout.split()} - {"__future__"} == {*own, "orchestrator.cli", "orchestrator.cli.early"}
+    assert {*done.out.split()} - {"__future__"} == {*own, "orchestrator.cli", "orchestrator.cli.early"}
 
 
 def test_a_setting_of_the_user_stays() -> None:
@@ -122,17 +119,10 @@ def test_what_a_compiler_frees_is_kept(setting: dict[str, str]) -> None:
     if not malloc._is_gnu():
         unsupported("another C library has other settings")
     names = ("GLIBC_TUNABLES", "MALLOC_TOP_PAD_")
-    environment = {name: value for name, value in os.environ.items() if name not in names}
-    done = subprocess.run(
-        [sys.executable, "-c", ALLOCATES],
-        env={**environment, **setting},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    unset = tuple(name for name in names if name not in setting)
+    done = run_python("-c", ALLOCATES, environment=setting, unset=unset)
     alone, kept = "(1, False)", "(0, True)"
-    assert done.stdout.splitlines() == [alone, alone if setting else kept]
+    assert done.out.splitlines() == [alone, alone if setting else kept]
 
 
 def test_a_program_that_cannot_start_again_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,17 +151,8 @@ def test_only_the_program_itself_starts_again(tmp_path: Path) -> None:
         (tmp_path / name).write_text("from orchestrator.cli.early import is_program\nprint(is_program())")
 
     def said(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, *words],
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            check=True,
-            env=environment,
-        )
-        return done.stdout.strip()
+        return run_python(*words, environment={"PYTHONPATH": str(REPOSITORY)}).out.strip()
 
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
     assert said(str(tmp_path / "orchestrator"), "compile", "game.foz") == "True"
     assert said(str(tmp_path / "orchestrator")) == "True"
     assert said(str(tmp_path / "wrapper.py"), "compile", "game.foz") == "False"
@@ -189,19 +170,11 @@ def test_a_large_set_is_compiled_in_that_environment(tmp_path: Path) -> None:
         "    print(os.getpid(), os.environ.get('GLIBC_TUNABLES', ''), file=file)\n"
     )
     broken = file_of(tmp_path / "zeros.foz", LARGE)
-    environment = {key: value for key, value in os.environ.items() if key != "GLIBC_TUNABLES"}
-    environment["PYTHONPATH"] = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
-    command = (sys.executable, "-m", "orchestrator", "compile", broken, "--device", "simulated")
-    done = subprocess.run(
-        [*command, "--cache-dir", str(tmp_path / "caches")],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2, done.stderr
-    assert "zeros.foz" in done.stderr
+    path = os.pathsep.join((str(tmp_path), str(REPOSITORY)))
+    command = ("compile", broken, "--device", "simulated", "--cache-dir", tmp_path / "caches")
+    done = run_program(*command, environment={"PYTHONPATH": path}, unset=("GLIBC_TUNABLES",), cwd=tmp_path)
+    assert done.code == 2, done.err
+    assert "zeros.foz" in done.err
     noted = [line.split(" ") for line in starts.read_text().splitlines()]
     wanted = compiling_environment({})["GLIBC_TUNABLES"] if malloc._is_gnu() else ""
     assert [each[1] for each in noted] == (["", wanted] if wanted else [""])

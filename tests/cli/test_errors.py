@@ -22,6 +22,7 @@ from orchestrator.errors import (
 )
 from orchestrator.stores.binary_store import StoreError
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
+from tests.cli.conftest import run_program
 from tests.drivers import REPOSITORY
 
 
@@ -134,17 +135,10 @@ def test_what_is_left_is_a_bug(error: BaseException) -> None:
 def test_a_working_directory_that_was_removed_is_no_bug(tmp_path: Path) -> None:
     directory = tmp_path / "removed"
     directory.mkdir()
-    done = subprocess.run(
-        [sys.executable, "-m", "orchestrator", "pack", "set.toml", "-o", "set.foz"],
-        cwd=directory,
-        preexec_fn=directory.rmdir,
-        env={**os.environ, "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.BAD_INPUT
-    assert done.stderr.splitlines() == [
+    path, command = {"PYTHONPATH": str(REPOSITORY)}, ("pack", "set.toml", "-o", "set.foz")
+    done = run_program(*command, environment=path, cwd=directory, preexec_fn=directory.rmdir)
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.err.splitlines() == [
         "error: the working directory is not there any more, so no relative path can be found",
         "next:  change to another directory (`cd`)",
     ]

@@ -53,7 +53,7 @@ def test_a_pipe_of_the_shell_is_refused_with_what_to_do(small_set: Path, tmp_pat
     os.write(writing, small_set.read_bytes()[:1000])
     os.close(writing)
     words = (verb.split()[0], f"/dev/fd/{reading}", *devices, "--json")
-    done = run_program(*words, descriptors=(reading,))
+    done = run_program(*words, pass_fds=(reading,))
     os.close(reading)
     assert done.code == ExitCode.BAD_INPUT
     assert "no regular file: it is a pipe" in done.err
@@ -64,7 +64,7 @@ def test_a_file_on_a_descriptor_is_a_set_like_any_other(small_set: Path, tmp_pat
     with small_set.open("rb") as opened:
         path = f"/dev/fd/{opened.fileno()}"
         words = ("compile", path, "-d", "simulated", "--cache-dir", tmp_path, "--json")
-        done = run_program(*words, descriptors=(opened.fileno(),))
+        done = run_program(*words, pass_fds=(opened.fileno(),))
     assert done.code == ExitCode.OK
 
 

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,8 +12,7 @@ from orchestrator.sets.groups import Application, encode_application
 from orchestrator.sets.image.documents import TABLES
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
-from tests.cli.conftest import Call
-from tests.drivers import REPOSITORY
+from tests.cli.conftest import Call, run_python
 
 KEYS = {"version", "set", "records", "applications", "groups", "verified", "unusable_records", "damage"}
 
@@ -171,14 +167,7 @@ sys.exit(main())
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_ends_the_reading_with_a_document(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _INTERRUPTED_WHILE_READING, "list", "sample", "--json", name],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == ExitCode.INTERRUPTED
-    assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
-    assert "Traceback" not in done.stderr
+    done = run_python("-c", _INTERRUPTED_WHILE_READING, "list", "sample", "--json", name)
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.document["error"]["kind"] == "interrupted"
+    assert "Traceback" not in done.err

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
-import sys
 import uuid
 from pathlib import Path
 
@@ -17,8 +13,8 @@ from orchestrator.cli.application import parse
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import take_display
 from tests.children.test_children import until
-from tests.cli.conftest import run_program
-from tests.drivers import REPOSITORY, run_on_device
+from tests.cli.conftest import run_program, run_python
+from tests.drivers import run_on_device
 
 BOTH = """
 import json
@@ -142,16 +138,8 @@ def test_no_process_stays_wherever_the_start_is_killed(where: str, small_set: Pa
     mark = f"ORCHESTRATOR_TEST_MARK={uuid.uuid4().hex}"
     name, _, value = mark.partition("=")
     arguments = ["compile", str(small_set), "-d", "simulated", "-q", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, where, *arguments],
-        cwd=REPOSITORY,
-        env={**os.environ, name: value},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr
+    done = run_python("-c", KILLED, where, *arguments, environment={name: value})
+    assert done.code == -signal.SIGKILL, done.err
     until(lambda: not _marked(mark.encode()))
 
 
@@ -175,17 +163,10 @@ def _marked(mark: bytes) -> list[int]:
 def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, tmp_path: Path) -> None:
     source = KILLED.replace("os.kill(PROGRAM, signal.SIGKILL)", "os.killpg(0, signal.SIGINT)")
     arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path)]
-    done = subprocess.run(
-        [sys.executable, "-c", source, where, *arguments],
-        cwd=REPOSITORY,
-        capture_output=True,
-        timeout=120,
-        check=False,
-        start_new_session=True,
-    )
-    assert done.returncode == ExitCode.INTERRUPTED
-    assert json.loads(done.stdout)["error"]["kind"] == "interrupted"
-    assert done.stderr == b"error: interrupted before it was done\n"
+    done = run_python("-c", source, where, *arguments, start_new_session=True)
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.document["error"]["kind"] == "interrupted"
+    assert done.err == "error: interrupted before it was done\n"
 
 
 def test_a_caller_that_ignores_the_end_of_children_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
@@ -196,13 +177,6 @@ signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
 """
     arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path / "cache")]
-    done = subprocess.run(
-        [sys.executable, "-c", source, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=REPOSITORY,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert json.loads(done.stdout)["outcomes"]["compiled"] > 0
+    done = run_python("-c", source, *arguments)
+    assert done.code == ExitCode.OK, done.err
+    assert done.document["outcomes"]["compiled"] > 0

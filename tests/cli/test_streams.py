@@ -12,6 +12,7 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.sample import sample_path
+from tests.cli.conftest import run_python
 from tests.drivers import REPOSITORY
 
 FULL = Path("/dev/full")
@@ -87,11 +88,9 @@ sys.exit(main(["devices", "--device", "simulated", "--json"]))
 
 
 def test_what_a_driver_prints_does_not_mix_with_a_document() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", _PRINTING], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert json.loads(done.stdout)["devices"]
-    assert "from the driver" in done.stderr
+    done = run_python("-c", _PRINTING)
+    assert done.document["devices"]
+    assert "from the driver" in done.err
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
