@@ -55,6 +55,15 @@ class Terminal(io.StringIO):
         return True
 
 
+def terminal_as(monkeypatch: pytest.MonkeyPatch, stream: str, columns: int = 100) -> Terminal:
+    """A terminal without colours as stdout or stderr."""
+    terminal = Terminal()
+    monkeypatch.setattr(f"sys.{stream}", terminal)
+    for name, value in (("TERM", "xterm"), ("COLUMNS", str(columns)), ("NO_COLOR", "1")):
+        monkeypatch.setenv(name, value)
+    return terminal
+
+
 def inspected(done: Done) -> dict[str, Any]:
     """What `inspect --json` said of the only file."""
     (file,) = done.document["files"]
@@ -109,6 +118,13 @@ def run_python(
 def run_program(*arguments: str | os.PathLike[str], **options: Any) -> Done:
     """Run `python -m orchestrator`, as `run_python` does."""
     return run_python("-m", "orchestrator", *arguments, **options)
+
+
+def damage(path: Path) -> None:
+    """Flip the last bit of a file."""
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
 
 
 @pytest.fixture

@@ -38,21 +38,9 @@ def test_time_limits_that_are_none(text: str) -> None:
 
 def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = [
-        "bench",
-        small_set,
-        "-d",
-        "simulated",
-        "-o",
-        out,
-        "-j",
-        "2",
-        "-n",
-        "1",
-        "--start",
-        "cold",
-    ]
-    done = call(*arguments, "--modes", "shared,per-worker", "--json")
+    modes = ("--modes", "shared,per-worker", "--start", "cold")
+    arguments = ("bench", small_set, "-d", "simulated", "-o", out, "-j", "2", "-n", "1", *modes)
+    done = call(*arguments, "--json")
     assert done.code == 0, done.err
     document = done.document
     assert (document["samples"], document["planned"], document["resumed"]) == (6, 6, 0)
@@ -66,7 +54,7 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     assert any("2 of 2 cells have fewer than 5 samples" in each for each in document["warnings"])
     assert len((out / "results.jsonl").read_bytes().splitlines()) == 6
 
-    done = call(*arguments, "--modes", "shared,per-worker")
+    done = call(*arguments)
     assert done.code == 0
     assert "6 of 6 samples, 6 of them from earlier runs" in done.out
     assert "driver's own caches" in done.out
@@ -78,13 +66,13 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     cut, _ = sorted((out / "timelines").iterdir())
     cut.write_bytes(cut.read_bytes()[:-10])
     trace = tmp_path / "trace.json"
-    assert call(*arguments, "--modes", "shared,per-worker", "--trace", trace).code == 0
+    assert call(*arguments, "--trace", trace).code == 0
     assert {each["pid"] for each in json.loads(trace.read_bytes())["traceEvents"]} == {1}
 
     # A table that cannot be written loses neither the report nor the exit code.
     (out / "report.csv").unlink()
     (out / "report.csv").mkdir()
-    done = call(*arguments, "--modes", "shared,per-worker", "--json")
+    done = call(*arguments, "--json")
     assert done.code == 2
     assert "report.csv" in done.err
     assert len(done.document["cells"]) == 2
@@ -379,34 +367,3 @@ def test_names_from_elsewhere_cannot_steer_a_terminal(call: Call, tmp_path: Path
     done = call("compare", results(tmp_path / "b"), evil)
     assert "\x1b" not in done.out
     assert "[red]" in done.out
-
-
-def test_compile_writes_a_timeline(call: Call, small_set: Path, tmp_path: Path) -> None:
-    trace = tmp_path / "trace.json"
-    done = call(
-        "compile", small_set, "-d", "simulated", "-j", "2", "--cache-dir", tmp_path / "c", "--trace", trace
-    )
-    assert done.code == 0, done.err
-    events = [each for each in json.loads(trace.read_bytes())["traceEvents"] if each["ph"] == "X"]
-    names = {each["name"] for each in events}
-    assert {"open device", "prepare", "load cache file", "save cache file", "merge"} <= names
-    calls = [each for each in events if each["cat"] == "call"]
-    assert (
-        sum(each["args"]["pipelines"] for each in calls)
-        == msgspec.json.decode(call("list", small_set, "--json").out)["set"]["unique"]
-    )
-    save, merge = (
-        next(each for each in events if each["name"] == name) for name in ("save cache file", "merge")
-    )
-    assert all(each["ts"] + each["dur"] <= merge["ts"] for each in calls)
-    assert merge["ts"] + merge["dur"] <= save["ts"]
-
-
-def test_statistics_need_a_device_that_gives_them(call: Call, small_set: Path, tmp_path: Path) -> None:
-    options = ["-d", "simulated", "--cache-dir", tmp_path / "c"]
-    done = call("compile", small_set, *options, "--pipeline-stats", tmp_path / "s.csv")
-    assert done.code == 3
-    assert "tells nothing about the code" in done.err
-    done = call("compile", small_set, *options, "--trace", tmp_path / "nowhere" / "t.json")
-    assert done.code == 2
-    assert "cannot be written" in done.err

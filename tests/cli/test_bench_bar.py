@@ -15,7 +15,7 @@ from orchestrator.cli import bench, calibrate
 from orchestrator.cli.bench import eta_text
 from orchestrator.cli.output import Output
 from orchestrator.cli.progress_bar import MeasurementBar
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import terminal_as
 
 
 def progress(eta: Eta, *, left_s: float | None = None, number: int = 0) -> BenchProgress:
@@ -94,10 +94,7 @@ def test_json_hears_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_terminal_sees_each_step_and_nothing_steers_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setattr("sys.stderr", terminal)
+    terminal = terminal_as(monkeypatch, "stderr")
     with MeasurementBar(Output(json=False)) as bar:
         bar.stage("opening")
         bar.step("a \x1b[2J[red]cell", 1, 2, "soon")

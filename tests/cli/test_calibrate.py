@@ -132,18 +132,8 @@ def test_too_few_samples_decide_nothing_and_leave_what_was_there(call: Call, tmp
 
 def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: Call, tmp_path: Path) -> None:
     """The processes are real ones: the probes run, and there is no time for a sample."""
-    done = call(
-        "calibrate",
-        "--device",
-        "simulated",
-        "-j",
-        "2",
-        "--time-limit",
-        "0.001s",
-        "--cache-dir",
-        tmp_path,
-        "--json",
-    )
+    options = ("-j", "2", "--time-limit", "0.001s", "--cache-dir", tmp_path)
+    done = call("calibrate", "--device", "simulated", *options, "--json")
     assert done.code == ExitCode.OK
     document = done.document
     assert (document["cache_keeps"], document["merge_works"], document["read_back_grows"]) == (
@@ -178,23 +168,6 @@ def test_mistakes_are_refused_before_anything_is_measured(
 def test_a_device_that_is_not_there(call: Call, tmp_path: Path) -> None:
     done = call("calibrate", "--device", "navi99", "--cache-dir", tmp_path)
     assert done.code == ExitCode.NO_DEVICE
-
-
-def test_a_rolling_merge_needs_worker_caches(call: Call, tmp_path: Path) -> None:
-    done = call(
-        "compile",
-        "sample",
-        "--device",
-        "simulated",
-        "--mode",
-        "shared",
-        "--merge",
-        "rolling",
-        "--cache-dir",
-        tmp_path,
-    )
-    assert done.code == ExitCode.BAD_INPUT
-    assert "no worker caches" in done.err
 
 
 @pytest.mark.usefixtures("instant")

@@ -30,7 +30,7 @@ from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError, temporary_of
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, damage
 from tests.sets.image.lies import LyingSet
 
 KEYS = {
@@ -146,9 +146,6 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     small = call("compile", *map(str, arguments), "--device", "simulated", "--binaries-disk", "1M")
     assert small.code == ExitCode.BAD_INPUT
     assert "--binaries-disk" in small.err
-    refused = call("compile", *map(str, arguments), "--device", "simulated", "--merge", "rolling")
-    assert refused.code == ExitCode.BAD_INPUT
-    assert "no worker caches" in refused.err
 
 
 @pytest.mark.parametrize("mode", MODES[:-1])
@@ -195,12 +192,6 @@ def test_identifiers_and_no_spirv_the_second_time(
     done = call("compile", *map(str, arguments), "--device", "simulated")
     assert f"{told['modules']} of {told['modules']} modules known at the start" in done.out
     assert f"{created} pipelines created without SPIR-V" in done.out
-
-
-def test_identifiers_without_a_cache_are_refused(call: Call, small_set: Path) -> None:
-    done = call("compile", str(small_set), "--identifiers", "--mode", "none", "--device", "simulated")
-    assert done.code == ExitCode.BAD_INPUT
-    assert "they would find nothing" in done.err
 
 
 def test_what_a_killed_run_left_is_gone_after_a_run_that_writes_nothing(
@@ -308,9 +299,7 @@ def test_a_damaged_pipeline_fails_and_the_others_compile(
 def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path, tmp_path: Path) -> None:
     first = compile_json(call, small_set, "--cache-dir", tmp_path)
     path = Path(first["cache_file"]["path"])
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    damage(path)
     second = compile_json(call, small_set, "--cache-dir", tmp_path)
     assert second["cache_file"]["load_status"] == "HASH_MISMATCH"
     assert second["outcomes"]["compiled"] == handed_over(second)
@@ -643,6 +632,34 @@ def test_a_directory_that_others_may_write_is_refused_before_the_work_as_doctor_
     advice = f"may be written by its group (mode 0770); mend: chmod go-w {folder}"
     assert advice in done.err
     assert advice in call("doctor", "-d", "simulated", "--cache-dir", folder).out
+
+
+def test_a_timeline_has_what_a_compile_does(call: Call, small_set: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json"
+    done = call(
+        "compile", small_set, "-d", "simulated", "-j", "2", "--cache-dir", tmp_path / "c", "--trace", trace
+    )
+    assert done.code == 0, done.err
+    events = [each for each in json.loads(trace.read_bytes())["traceEvents"] if each["ph"] == "X"]
+    names = {each["name"] for each in events}
+    assert {"open device", "prepare", "load cache file", "save cache file", "merge"} <= names
+    calls = [each for each in events if each["cat"] == "call"]
+    assert (
+        sum(each["args"]["pipelines"] for each in calls)
+        == call("list", small_set, "--json").document["set"]["unique"]
+    )
+    save, merge = (
+        next(each for each in events if each["name"] == name) for name in ("save cache file", "merge")
+    )
+    assert all(each["ts"] + each["dur"] <= merge["ts"] for each in calls)
+    assert merge["ts"] + merge["dur"] <= save["ts"]
+
+
+def test_statistics_need_a_device_that_gives_them(call: Call, small_set: Path, tmp_path: Path) -> None:
+    options = ("-d", "simulated", "--cache-dir", tmp_path / "c", "--pipeline-stats", tmp_path / "s.csv")
+    done = call("compile", small_set, *options)
+    assert done.code == ExitCode.NO_DEVICE
+    assert "tells nothing about the code" in done.err
 
 
 @pytest.mark.parametrize("option", ["--trace", "--pipeline-stats"])

@@ -332,6 +332,9 @@ def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: P
         (["--in-process", "--timeout", "5s"], "--timeout is for a child process"),
         (["--in-process", "--memory", "2G"], "--memory is for a child process"),
         (["--nice", "20"], "0 to 19"),
+        (["--mode", "shared", "--merge", "rolling"], "no worker caches"),
+        (["--mode", "binaries", "--merge", "rolling"], "no worker caches"),
+        (["--mode", "none", "--identifiers"], "they would find nothing"),
     ],
 )
 def test_options_that_cannot_be_meant(

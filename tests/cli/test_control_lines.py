@@ -199,16 +199,9 @@ class Program:
 @contextmanager
 def program(path: Path, folder: Path, *more: str) -> Iterator[Program]:
     (events, theirs), (own, control) = os.pipe(), os.pipe()
-    command_line = [sys.executable, "-m", "orchestrator", "compile", str(path), "-d", "simulated", "--quiet"]
-    command_line += [
-        "--cache-dir",
-        str(folder),
-        "--progress",
-        f"jsonl:{theirs}",
-        "--control",
-        str(own),
-        *more,
-    ]
+    ends = ("--progress", f"jsonl:{theirs}", "--control", str(own))
+    arguments: tuple[str | Path, ...] = ("compile", path, "-d", "simulated", "--cache-dir", folder, *ends)
+    command_line = (sys.executable, "-m", "orchestrator", *arguments, "--quiet", *more)
     process = subprocess.Popen(command_line, pass_fds=(theirs, own), cwd=REPOSITORY)
     os.close(theirs)
     os.close(own)

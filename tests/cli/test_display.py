@@ -56,16 +56,8 @@ def test_help_is_coloured_as_asked_for(call: Call, monkeypatch: pytest.MonkeyPat
 
 
 def test_no_progress_is_shown_when_none_is_wanted(call: Call, small_set: Path, tmp_path: Path) -> None:
-    arguments = (
-        "compile",
-        small_set,
-        "-d",
-        "simulated",
-        "--cache-dir",
-        tmp_path / "cache",
-        "--mode",
-        "shared",
-    )
+    options = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--mode", "shared")
+    arguments = ("compile", small_set, *options)
     assert "opening the device" in call(*arguments).err
     assert "opening the device" not in call(*arguments, "--no-progress").err
 
@@ -105,11 +97,6 @@ def test_verbose_cuts_no_list(call: Call, tmp_path: Path) -> None:
     assert "10 more, see --verbose" in cut
     assert whole.count("at byte") == 30
     assert "more, see" not in whole
-
-
-def test_help_lists_every_exit_code(call: Call) -> None:
-    words = call("--help").out
-    assert all(re.search(rf"^ +{int(code)} +\S", words, re.MULTILINE) for code in ExitCode)
 
 
 def test_a_row_is_a_line_in_a_pipe(

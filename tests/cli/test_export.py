@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, damage
 from tests.cli.test_inspect import cache_file as cache_file
 from tests.hosts.run_host import strip_prefix_header
 
@@ -32,9 +32,7 @@ def test_nothing_is_written_of_what_is_damaged_or_no_cache_file(
     call: Call, cache_file: Path, tmp_path: Path
 ) -> None:
     raw = tmp_path / "raw.bin"
-    content = bytearray(cache_file.read_bytes())
-    content[-1] ^= 1
-    cache_file.write_bytes(content)
+    damage(cache_file)
     done = call("export", cache_file, "-o", raw, "--json")
     assert (done.code, done.document["status"]) == (ExitCode.BAD_INPUT, "HASH_MISMATCH")
     assert "next: orchestrator inspect" in call("export", cache_file, "-o", raw).out

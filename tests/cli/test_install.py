@@ -21,7 +21,7 @@ from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from orchestrator.stores.kinds import DURATIONS
 from orchestrator.stores.pack import MANIFEST, MANIFEST_MAC, PackWriter
 from orchestrator.stores.run_notes import add_durations
-from tests.cli.conftest import Call, Done
+from tests.cli.conftest import Call, Done, damage
 from tests.drivers import driver_manifest
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 from tests.stores.packs import KEY, key_file, make_pack, part
@@ -179,9 +179,7 @@ def test_verify_proves_a_pack_and_each_file(call: Call, tmp_path: Path) -> None:
     assert whole["files"] == 1
     assert "signed with this key" in call("verify", pack.directory, "--key", key).out
     path = pack.directory / pack.manifest.targets[0].files[0].name
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    damage(path)
     bad = call("verify", pack.directory)
     assert bad.code == ExitCode.BAD_INPUT
     assert f"{path.name}: it is damaged" in bad.out

@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.cli.console import PIPE_WIDTH
 from orchestrator.cli.output import Output, console_on, styled, table, write_json
-from tests.cli.conftest import DISPLAY_VARIABLES, Terminal
+from tests.cli.conftest import DISPLAY_VARIABLES, Terminal, terminal_as
 
 
 @pytest.fixture(autouse=True)
@@ -60,10 +60,7 @@ def test_long_lines_of_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str])
 
 
 def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setenv("NO_COLOR", "1")
+    stream = terminal_as(monkeypatch, "stdout", 40)
     shown = Output(json=False)
     path = "/" + "x" * 60
     shown.facts([("cache file", path), ("note", "words that " * 6)])
@@ -75,10 +72,7 @@ def test_long_lines_of_a_terminal_are_folded_between_words(monkeypatch: pytest.M
 
 @pytest.mark.parametrize("columns", range(20, 60))
 def test_a_number_keeps_its_unit(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    stream = Terminal()
-    monkeypatch.setattr("sys.stdout", stream)
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("NO_COLOR", "1")
+    stream = terminal_as(monkeypatch, "stdout", columns)
     numbers = ("189.1 ms", "180 µs", "2.26 s", "4 min", "05 s", "1,234.5 KiB", "0 B")
     Output(json=False).line("process: " + " and ".join(numbers) + " for all of it")
     lines = stream.getvalue().splitlines()

@@ -11,7 +11,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
 from orchestrator.run.targets import TargetResult
-from tests.cli.conftest import Terminal
+from tests.cli.conftest import terminal_as
 from tests.drivers import run_on_device
 
 
@@ -181,11 +181,7 @@ def test_with_json_a_pipe_gets_messages_only(capsys: pytest.CaptureFixture[str],
 
 
 def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    monkeypatch.setenv("NO_COLOR", "1")
+    stream = terminal_as(monkeypatch, "stderr")
     with progress_view(Output(json=False)) as view:
         assert isinstance(view, LiveView)
         view.stage("opening the device")
@@ -205,11 +201,7 @@ def test_a_terminal_gets_a_bar_that_goes_away(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 120])
 def test_the_counts_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
-    stream = Terminal()
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", str(columns))
-    monkeypatch.setenv("NO_COLOR", "1")
+    stream = terminal_as(monkeypatch, "stderr", columns)
     with progress_view(Output(json=False)) as view:
         view.stage("0 of 3 targets ended, now radv:navi21, radv:navi31, radv:vega10")
         view.progress(progress(eta_s=None))
@@ -221,9 +213,7 @@ def test_the_counts_stay_whole_on_a_narrow_terminal(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_display_goes_away_after_an_error_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = Terminal()
-    monkeypatch.setattr("sys.stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
+    stream = terminal_as(monkeypatch, "stderr")
     with pytest.raises(ValueError, match="boom"), progress_view(Output(json=False)):
         raise ValueError("boom")
     assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h")

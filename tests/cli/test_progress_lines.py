@@ -34,17 +34,8 @@ def events(path: Path) -> list[dict[str, object]]:
 def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tmp_path: Path) -> None:
     path = tmp_path / "progress"
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
-    done = call(
-        "compile",
-        small_set,
-        "-d",
-        "simulated",
-        "--progress",
-        f"jsonl:{descriptor}",
-        "--cache-dir",
-        tmp_path / "cache",
-        "--json",
-    )
+    options = ("-d", "simulated", "--progress", f"jsonl:{descriptor}", "--cache-dir", tmp_path / "cache")
+    done = call("compile", small_set, *options, "--json")
     os.close(descriptor)
     assert done.code == ExitCode.OK
     found = events(path)

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.cli import verify
 from orchestrator.cli.errors import ExitCode
 from orchestrator.stores.files.recovery import previous_path
-from tests.cli.conftest import Call
+from tests.cli.conftest import Call, damage
 
 
 def cache_of(call: Call, small_set: Path, folder: Path) -> Path:
@@ -85,9 +85,7 @@ def test_what_is_removed_meanwhile_is_not_checked(
 def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
     (path,) = cache_of(call, small_set, tmp_path / "cache").parent.glob("*.plan")
     assert call("verify", path).code == ExitCode.OK
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    damage(path)
     done = call("verify", path, "--json")
     assert done.code == ExitCode.BAD_INPUT
     (checked,) = done.document["checked"]
@@ -128,9 +126,7 @@ def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> Non
     done = call("verify", folder)
     assert done.code == ExitCode.OK
     assert f"{path.name}  identifiers of " in done.out
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    damage(path)
     done = call("verify", path, "--json")
     assert done.code == ExitCode.BAD_INPUT
     (checked,) = done.document["checked"]
@@ -146,9 +142,7 @@ def test_damage_is_named_with_a_next_step(
     call: Call, small_set: Path, damaged_set: tuple[Path, int], tmp_path: Path
 ) -> None:
     path = cache_of(call, small_set, tmp_path / "cache")
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
+    damage(path)
     done = call("verify", path, damaged_set[0], tmp_path / "nothing", "--json")
     assert done.code == ExitCode.BAD_INPUT
     cache, archive, nothing = done.document["checked"]

@@ -237,21 +237,8 @@ def test_names_need_not_be_utf8(call: Call, small_set: Path, tmp_path: Path) -> 
     assert call("install", pack, *device, "--unsigned", "--cache-dir", odd / "player").code == ExitCode.OK
     assert call("compile", archive, *device, "--mode", "binaries", "--cache-dir", store).code == ExitCode.OK
     assert call("binaries", "prune", "--max-size", "4M", "--cache-dir", store).code == ExitCode.OK
-    measured = call(
-        "bench",
-        archive,
-        *device,
-        "-o",
-        odd / "bench",
-        "-n",
-        "1",
-        "-j",
-        "1",
-        "--modes",
-        "shared",
-        "--start",
-        "cold",
-    )
+    little = ("-n", "1", "-j", "1", "--modes", "shared", "--start", "cold")
+    measured = call("bench", archive, *device, "-o", odd / "bench", *little)
     assert measured.code == ExitCode.OK, measured.err
     good = call("verify", cache, pack, store, odd / "player", archive)
     assert good.code == ExitCode.OK, good.out
