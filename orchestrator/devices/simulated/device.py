@@ -543,15 +543,17 @@ class SimulatedDevice:
         what = "create_from_binaries"
         batch = CreationBatch.of_zeros(len(indices))
         ends = np.cumsum(held.counts)
-        with self._calls.recorded(what, "") as _, ExitStack() as stack:
+        with self._calls.recorded(what, ""):
             self._require_binaries(what)
             ours = self._ours(prepared, what)
-            for place, index in enumerate(stack.enter_context(ours.using(indices, what))):
-                given = self.binary_data(held.handles[ends[place] - held.counts[place] : ends[place]])
-                made = _NOT_HANDED_OVER
-                if ours.is_usable(index):
-                    made = self.driver.create_from_binaries(ours.keys[index], _modules(ours, index), given)
-                self._put(batch, place, made, ours, index, keep=keep)
+            with ours.using(indices, what) as numbers:
+                for place, index in enumerate(numbers):
+                    given = self.binary_data(held.handles[ends[place] - held.counts[place] : ends[place]])
+                    made = _NOT_HANDED_OVER
+                    if ours.is_usable(index):
+                        modules = _modules(ours, index)
+                        made = self.driver.create_from_binaries(ours.keys[index], modules, given)
+                    self._put(batch, place, made, ours, index, keep=keep)
         return batch
 
     def create_captured(
@@ -696,10 +698,9 @@ class SimulatedDevice:
 
     def _ours(self, prepared: PreparedPipelines, what: str) -> SimulatedPipelines:
         with self._mutex:
-            known = isinstance(prepared, SimulatedPipelines) and prepared in self._prepared
-        if not known or not isinstance(prepared, SimulatedPipelines):
-            raise DeviceError(f"{what}: the prepared pipelines are closed, or another device's")
-        return prepared
+            if isinstance(prepared, SimulatedPipelines) and prepared in self._prepared:
+                return prepared
+        raise DeviceError(f"{what}: the prepared pipelines are closed, or another device's")
 
     def _settle(self, prepared: SimulatedPipelines, index: int, *, keep: bool) -> int:
         """Decide who owns a new pipeline: its prepared image, the caller (returns the handle), or nobody."""

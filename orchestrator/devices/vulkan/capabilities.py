@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from attrs import evolve
 
+from orchestrator.devices.image import PNEXT
 from orchestrator.devices.request import (
     BASE_FEATURES,
     ORCHESTRATOR_FEATURES,
@@ -49,7 +50,6 @@ from orchestrator.registry.tables import (
     structs_by_type,
 )
 
-_PNEXT = 8
 _Value = int | float | tuple[int, ...]
 
 
@@ -73,7 +73,7 @@ class StructChain:
             self._offsets[each.name] = at
             binary.pack_into("<I", self._bytes, at, each.s_type)
             if number + 1 < len(self.structs):
-                binary.pack_into("<Q", self._bytes, at + _PNEXT, self._address + at + size)
+                binary.pack_into("<Q", self._bytes, at + PNEXT, self._address + at + size)
             at += size
 
     def pointer(self, ctype: str) -> Any:
