@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import RunReport
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 from tests.drivers import each_driver
 from tests.hosts.python_host import HostSettings, PythonHost
 from tests.run.test_validation_layers import FALSE_ALARMS
@@ -42,12 +40,6 @@ MORE = HostSettings(
         "VkPhysicalDeviceMeshShaderFeaturesEXT": ("meshShader", "taskShader"),
     },
 )
-
-
-@pytest.fixture
-def sample() -> Iterator[PipelineSet]:
-    with PipelineSet.open(sample_path()) as source:
-        yield source
 
 
 def built_for(sample: PipelineSet, device: Device) -> BuiltImage:

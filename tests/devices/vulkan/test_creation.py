@@ -35,7 +35,6 @@ from orchestrator.registry import registry
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 from tests.drivers import driver_manifest, each_driver
 from tests.sets.image.test_image_builder import Records
 
@@ -139,13 +138,6 @@ def watch(device: VulkanDevice) -> WatchedCommands:
         device.context, "commands", watched
     )  # frozen, and shared by all that works on the device
     return watched
-
-
-@pytest.fixture
-def sample() -> Iterator[PipelineSet]:
-    """The sample set, open as long as its modules are read."""
-    with PipelineSet.open(sample_path()) as source:
-        yield source
 
 
 def compute_of(image: CreateInfoImage) -> Indices:

@@ -28,7 +28,6 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from orchestrator.registry import registry
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.sample import sample_path
 from tests.drivers import each_driver
 
 NAVI21 = "radv:navi21"
@@ -231,21 +230,20 @@ def test_a_feature_answers_by_every_name_it_has(driver: str) -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_host_memory_is_counted_and_given_back() -> None:
+def test_host_memory_is_counted_and_given_back(sample: PipelineSet) -> None:
     device = opened(NAVI21, count_host_memory=True)
     memory = device.host_memory
     assert memory is not None
     before = memory.live_bytes
     assert before > 0
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines[:20], device.capabilities).image
-        prepared = device.prepare(image)
-        cache = device.create_pipeline_cache()
-        device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
-        filled = memory.live_bytes
-        assert filled > before + device.pipeline_cache_size(cache) // 2
-        device.destroy_pipeline_cache(cache)
-        prepared.close()
+    image = build_image(sample, sample.pipelines[:20], device.capabilities).image
+    prepared = device.prepare(image)
+    cache = device.create_pipeline_cache()
+    device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
+    filled = memory.live_bytes
+    assert filled > before + device.pipeline_cache_size(cache) // 2
+    device.destroy_pipeline_cache(cache)
+    prepared.close()
     assert memory.live_bytes < filled
     assert memory.peak_bytes >= filled
     device.close()
@@ -274,14 +272,13 @@ def test_memory_that_grows_keeps_its_content() -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
+def test_modules_under_a_tight_bound_give_the_same_pipelines(sample: PipelineSet) -> None:
     def outcome(limit: int) -> CreationBatch:
         device = VulkanDevice(DeviceContext.open(), module_limit=limit)
-        with PipelineSet.open(sample_path()) as source:
-            image = build_image(source, source.pipelines, device.capabilities, module_bytes=limit).image
-            with_libraries = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))
-            prepared = device.prepare(image)
-            batch = device.create_pipelines(prepared, with_libraries[:24].astype(np.int32), NO_SOURCE)
+        image = build_image(sample, sample.pipelines, device.capabilities, module_bytes=limit).image
+        with_libraries = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))
+        prepared = device.prepare(image)
+        batch = device.create_pipelines(prepared, with_libraries[:24].astype(np.int32), NO_SOURCE)
         device.close()
         return batch
 
@@ -291,113 +288,107 @@ def test_modules_under_a_tight_bound_give_the_same_pipelines() -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_a_pipeline_before_its_libraries_fails_alone() -> None:
+def test_a_pipeline_before_its_libraries_fails_alone(sample: PipelineSet) -> None:
     device = opened(NAVI21)
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines, device.capabilities).image
-        linking = [index for index in range(len(image)) if image.libraries_of(index)]
-        assert linking, "the sample set links libraries"
-        alone = next(index for index in range(len(image)) if not image.libraries_of(index))
-        prepared = device.prepare(image)
-        batch = device.create_pipelines(prepared, np.array([linking[0], alone], np.int32), NO_SOURCE)
-        assert batch.results.tolist() == [ERROR_UNKNOWN, 0]
-        assert device.pipeline_keys(prepared, np.array(linking[:1], np.int32)) == [None]
-        libraries = image.libraries_of(linking[0])
-        # In one batch, in the wrong order: what links is created after what it links.
-        batch = device.create_pipelines(prepared, np.array([linking[0], *libraries], np.int32), NO_SOURCE)
-        assert not batch.results.any()
-        assert not device.create_pipelines(prepared, np.array(linking[:1], np.int32), NO_SOURCE).results.any()
-        prepared.close()
-        prepared.close()
+    image = build_image(sample, sample.pipelines, device.capabilities).image
+    linking = [index for index in range(len(image)) if image.libraries_of(index)]
+    assert linking, "the sample set links libraries"
+    alone = next(index for index in range(len(image)) if not image.libraries_of(index))
+    prepared = device.prepare(image)
+    batch = device.create_pipelines(prepared, np.array([linking[0], alone], np.int32), NO_SOURCE)
+    assert batch.results.tolist() == [ERROR_UNKNOWN, 0]
+    assert device.pipeline_keys(prepared, np.array(linking[:1], np.int32)) == [None]
+    libraries = image.libraries_of(linking[0])
+    # In one batch, in the wrong order: what links is created after what it links.
+    batch = device.create_pipelines(prepared, np.array([linking[0], *libraries], np.int32), NO_SOURCE)
+    assert not batch.results.any()
+    assert not device.create_pipelines(prepared, np.array(linking[:1], np.int32), NO_SOURCE).results.any()
+    prepared.close()
+    prepared.close()
     device.close()
 
 
 @pytest.mark.driver(NAVI21)
-def test_workers_with_caches_of_their_own_and_one_merge() -> None:
+def test_workers_with_caches_of_their_own_and_one_merge(sample: PipelineSet) -> None:
     device = opened(NAVI21)
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines, device.capabilities).image
-        prepared = device.prepare(image)
-        compute = np.flatnonzero(image.kinds == 1).astype(np.int32)[:32]
-        shares = np.array_split(compute, 4)
-        caches = [device.create_pipeline_cache(externally_synchronized=True) for _ in shares]
-        results: list[int] = []
+    image = build_image(sample, sample.pipelines, device.capabilities).image
+    prepared = device.prepare(image)
+    compute = np.flatnonzero(image.kinds == 1).astype(np.int32)[:32]
+    shares = np.array_split(compute, 4)
+    caches = [device.create_pipeline_cache(externally_synchronized=True) for _ in shares]
+    results: list[int] = []
 
-        def work(share: np.ndarray[tuple[int], np.dtype[np.int32]], number: int) -> None:
-            for index in share:
-                batch = device.create_pipelines(prepared, np.array([index], np.int32), caches[number])
-                results.extend(batch.results.tolist())
+    def work(share: np.ndarray[tuple[int], np.dtype[np.int32]], number: int) -> None:
+        for index in share:
+            batch = device.create_pipelines(prepared, np.array([index], np.int32), caches[number])
+            results.extend(batch.results.tolist())
 
-        threads = [threading.Thread(target=work, args=(share, number)) for number, share in enumerate(shares)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        assert results == [0] * len(compute)
-        primary = device.create_pipeline_cache()
-        device.merge_pipeline_caches(primary, caches)
-        hits = device.create_pipelines(prepared, compute, primary).feedback_flags & 3
-        assert hits.tolist() == [3] * len(compute)
+    threads = [threading.Thread(target=work, args=(share, number)) for number, share in enumerate(shares)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert results == [0] * len(compute)
+    primary = device.create_pipeline_cache()
+    device.merge_pipeline_caches(primary, caches)
+    hits = device.create_pipelines(prepared, compute, primary).feedback_flags & 3
+    assert hits.tolist() == [3] * len(compute)
     device.close()
 
 
 @pytest.mark.driver("lavapipe")
-def test_a_device_without_an_extension_says_so() -> None:
+def test_a_device_without_an_extension_says_so(sample: PipelineSet) -> None:
     device = opened("lavapipe")
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines[:1], device.capabilities).image
-        prepared = device.prepare(image)
-        with pytest.raises(DeviceError, match="VK_KHR_pipeline_binary"):
-            device.pipeline_keys(prepared, np.zeros(1, np.int32))
+    image = build_image(sample, sample.pipelines[:1], device.capabilities).image
+    prepared = device.prepare(image)
+    with pytest.raises(DeviceError, match="VK_KHR_pipeline_binary"):
+        device.pipeline_keys(prepared, np.zeros(1, np.int32))
     device.close()
 
 
 @each_driver
-def test_a_context_that_is_not_owned_outlives_the_devices_on_it(driver: str) -> None:
+def test_a_context_that_is_not_owned_outlives_the_devices_on_it(driver: str, sample: PipelineSet) -> None:
     owner = DeviceContext.open()
     theirs = evolve(owner, owned=False)
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines[:4], owner.capabilities).image
-        for _ in range(2):
-            device = VulkanDevice(theirs)
-            cache = device.create_pipeline_cache()
-            prepared = device.prepare(image)
-            batch = device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
-            assert not batch.results.any()
-            device.close()
-            assert cache.destroyed
-            with pytest.raises(DeviceError, match="closed"):
-                device.prepare(image)
+    image = build_image(sample, sample.pipelines[:4], owner.capabilities).image
+    for _ in range(2):
+        device = VulkanDevice(theirs)
+        cache = device.create_pipeline_cache()
+        prepared = device.prepare(image)
+        batch = device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), cache)
+        assert not batch.results.any()
+        device.close()
+        assert cache.destroyed
+        with pytest.raises(DeviceError, match="closed"):
+            device.prepare(image)
     assert driver.partition(":")[2].upper() in owner.identity.device_name
     owner.close()
 
 
 @pytest.mark.driver(NAVI21)
-def test_use_after_close_is_an_error() -> None:
+def test_use_after_close_is_an_error(sample: PipelineSet) -> None:
     device = opened(NAVI21)
-    with PipelineSet.open(sample_path()) as source:
-        image = build_image(source, source.pipelines[:1], device.capabilities).image
-        prepared = device.prepare(image)
-        kept = device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE).handles
-        device.close()
-        device.close()
-        with pytest.raises(DeviceError, match="closed"):
-            device.prepare(image)
-        with pytest.raises(DeviceError, match="closed"):
-            device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE)
-        with pytest.raises(DeviceError, match="closed"):
-            device.pipeline_keys(prepared, np.zeros(1, np.int32))
-        with pytest.raises(DeviceError, match="closed"):
-            device.destroy_pipelines(kept)
-        with pytest.raises(DeviceError, match="closed"):
-            device.create_pipeline_cache()
+    image = build_image(sample, sample.pipelines[:1], device.capabilities).image
+    prepared = device.prepare(image)
+    kept = device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE).handles
+    device.close()
+    device.close()
+    with pytest.raises(DeviceError, match="closed"):
+        device.prepare(image)
+    with pytest.raises(DeviceError, match="closed"):
+        device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE)
+    with pytest.raises(DeviceError, match="closed"):
+        device.pipeline_keys(prepared, np.zeros(1, np.int32))
+    with pytest.raises(DeviceError, match="closed"):
+        device.destroy_pipelines(kept)
+    with pytest.raises(DeviceError, match="closed"):
+        device.create_pipeline_cache()
 
 
 @each_driver
-def test_what_is_in_use_is_not_destroyed(driver: str) -> None:
+def test_what_is_in_use_is_not_destroyed(driver: str, sample: PipelineSet) -> None:
     device = opened(driver)
-    pipelines = PipelineSet.open(sample_path())
-    image = build_image(pipelines, pipelines.pipelines, device.capabilities).image
+    image = build_image(sample, sample.pipelines, device.capabilities).image
     prepared = device.prepare(image)
     closing = threading.Thread(target=device.close)
     refused: list[str] = []
