@@ -141,6 +141,14 @@ def small_set(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def cache_file(call: Call, small_set: Path, tmp_path: Path) -> Path:
+    """A cache file that the simulated device saved."""
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json")
+    assert done.code == 0, done.err
+    return Path(done.document["cache_file"]["path"])
+
+
+@pytest.fixture
 def damaged_set(small_set: Path) -> tuple[Path, int]:
     """The small set with one bit of one compute pipeline's payload flipped, and that pipeline's key."""
     with Archive.open(small_set) as archive:

@@ -9,7 +9,6 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from tests.cli.conftest import Call, damage
-from tests.cli.test_inspect import cache_file as cache_file
 from tests.hosts.run_host import strip_prefix_header
 
 

@@ -13,14 +13,6 @@ from tests.cli.conftest import Call, inspected
 HEADER_BYTES = 128
 
 
-@pytest.fixture
-def cache_file(call: Call, small_set: Path, tmp_path: Path) -> Path:
-    """A cache file that the simulated device saved."""
-    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json")
-    assert done.code == ExitCode.OK
-    return Path(done.document["cache_file"]["path"])
-
-
 def test_a_cache_file(call: Call, cache_file: Path) -> None:
     done = call("inspect", cache_file, "--json")
     assert done.code == ExitCode.OK

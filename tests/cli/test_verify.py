@@ -14,15 +14,8 @@ from orchestrator.stores.files.recovery import previous_path
 from tests.cli.conftest import Call, damage
 
 
-def cache_of(call: Call, small_set: Path, folder: Path) -> Path:
-    """A cache file of the simulated device."""
-    done = call("compile", small_set, "-d", "simulated", "--cache-dir", folder, "--json")
-    return Path(done.document["cache_file"]["path"])
-
-
-def test_a_good_directory_and_archive(call: Call, small_set: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "cache"
-    cache_of(call, small_set, folder)
+def test_a_good_directory_and_archive(call: Call, small_set: Path, cache_file: Path) -> None:
+    folder = cache_file.parent
     done = call("verify", folder, small_set)
     assert done.code == ExitCode.OK
     assert "7 checks: 7 good, 0 bad" in done.out
@@ -51,12 +44,10 @@ def test_a_directory_in_the_place_of_a_file(call: Call, tmp_path: Path, name: st
     assert "next: move it away" in done.out
 
 
-def test_a_directory_in_the_place_of_a_previous_generation(
-    call: Call, small_set: Path, tmp_path: Path
-) -> None:
-    older = previous_path(cache_of(call, small_set, tmp_path / "cache"))
+def test_a_directory_in_the_place_of_a_previous_generation(call: Call, cache_file: Path) -> None:
+    older = previous_path(cache_file)
     older.mkdir()
-    done = call("verify", tmp_path / "cache")
+    done = call("verify", cache_file.parent)
     assert done.code == ExitCode.BAD_INPUT
     assert "its previous generation is UNREADABLE: it is not a regular file" in done.out
     assert f"next: move {older} away" in done.out
@@ -64,10 +55,9 @@ def test_a_directory_in_the_place_of_a_previous_generation(
 
 @pytest.mark.parametrize("removed", [".durations", ".plan"])
 def test_what_is_removed_meanwhile_is_not_checked(
-    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
+    call: Call, cache_file: Path, monkeypatch: pytest.MonkeyPatch, removed: str
 ) -> None:
-    folder = tmp_path / "cache"
-    cache_of(call, small_set, folder)
+    folder = cache_file.parent
     (gone,) = folder.glob(f"*{removed}")
     inspect = verify._one_file
 
@@ -82,8 +72,8 @@ def test_what_is_removed_meanwhile_is_not_checked(
     assert "5 checks: 5 good, 0 bad" in done.out
 
 
-def test_a_damaged_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
-    (path,) = cache_of(call, small_set, tmp_path / "cache").parent.glob("*.plan")
+def test_a_damaged_plan(call: Call, cache_file: Path) -> None:
+    (path,) = cache_file.parent.glob("*.plan")
     assert call("verify", path).code == ExitCode.OK
     damage(path)
     done = call("verify", path, "--json")
@@ -139,11 +129,10 @@ def test_damaged_identifiers(call: Call, small_set: Path, tmp_path: Path) -> Non
 
 
 def test_damage_is_named_with_a_next_step(
-    call: Call, small_set: Path, damaged_set: tuple[Path, int], tmp_path: Path
+    call: Call, cache_file: Path, damaged_set: tuple[Path, int], tmp_path: Path
 ) -> None:
-    path = cache_of(call, small_set, tmp_path / "cache")
-    damage(path)
-    done = call("verify", path, damaged_set[0], tmp_path / "nothing", "--json")
+    damage(cache_file)
+    done = call("verify", cache_file, damaged_set[0], tmp_path / "nothing", "--json")
     assert done.code == ExitCode.BAD_INPUT
     cache, archive, nothing = done.document["checked"]
     assert "HASH_MISMATCH" in cache["problems"][0]
@@ -154,8 +143,8 @@ def test_damage_is_named_with_a_next_step(
     assert (done.document["good"], done.document["bad"]) == (0, 3)
 
 
-def test_generations_and_permissions(call: Call, small_set: Path, tmp_path: Path) -> None:
-    path = cache_of(call, small_set, tmp_path / "cache")
+def test_generations_and_permissions(call: Call, cache_file: Path) -> None:
+    path = cache_file
     shutil.copy(path, previous_path(path))
     path.write_bytes(path.read_bytes()[:-1])
     (checked,) = call("verify", path, "--json").document["checked"]

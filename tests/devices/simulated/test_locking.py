@@ -8,8 +8,6 @@ the test advances, so the figures are exact and nothing sleeps.
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -25,16 +23,9 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.devices.simulated.locking import LockWait, ReadWriteLock
+from tests.children.test_children import PATIENCE_S, until
 
-PATIENCE_S = 60.0
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the threads did not line up"
-        time.sleep(0)
 
 
 class Meeting:

@@ -15,20 +15,13 @@ import time
 import pytest
 
 from orchestrator.devices.simulated.locking import ThreadStatistics, ThreadWait, ThreadWork
+from tests.children.test_children import PATIENCE_S, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the statistics are those of Linux")
 
 SLEEP_S = 0.05
 SLEEP_NS = 50_000_000
-PATIENCE_S = 60.0
 ATTEMPTS = 10
-
-
-def until_asleep(thread: ThreadStatistics) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while thread.is_runnable():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_a_thread_is_seen_by_another() -> None:
@@ -43,7 +36,7 @@ def test_a_thread_is_seen_by_another() -> None:
     sleeper = threading.Thread(target=sleep)
     sleeper.start()
     ready.wait()
-    until_asleep(made[0])
+    until(lambda: not made[0].is_runnable())
     assert made[0].delay_ns() is not None
     gate.set()
     sleeper.join()
@@ -87,7 +80,7 @@ def waited(before_sleep: threading.Event | None = None) -> tuple[int, int]:
     waiter.start()
     assert begun.wait(PATIENCE_S)
     if before_sleep is None:
-        until_asleep(made[0][0])
+        until(lambda: not made[0][0].is_runnable())
     time.sleep(SLEEP_S)
     made[0][1].handed()
     time.sleep(SLEEP_S)
