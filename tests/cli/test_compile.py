@@ -64,7 +64,7 @@ MODES = ("shared", "per-worker", "per-worker-internal", "two-level", "none")
 
 
 def compile_json(call: Call, *arguments: str | Path, code: int = ExitCode.OK) -> dict[str, Any]:
-    done = call("compile", *map(str, arguments), "--device", "simulated", "--json")
+    done = call("compile", *arguments, "--device", "simulated", "--json")
     assert done.code == code, done.err
     assert done.err == ""
     document = done.document
@@ -134,7 +134,7 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     second = compile_json(call, *arguments)
     assert second["outcomes"]["cache_hits"] == count
     assert second["binaries"]["created"] == second["binaries"]["pulled_in"] == count
-    shown = call("compile", *map(str, arguments), "--device", "simulated")
+    shown = call("compile", *arguments, "--device", "simulated")
     assert f"{count} of {count} pipelines found in" in shown.out
     assert f"{count} pipelines created from binaries" in shown.out
     with BinaryStore.open(tmp_path / "cache") as store:
@@ -143,7 +143,7 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     assert bounded["binaries"]["pulled_late"] == bounded["binaries"]["created"] == count
     with BinaryStore.open(tmp_path / "cache") as store:
         assert store.bound_bytes == 8 << 20
-    small = call("compile", *map(str, arguments), "--device", "simulated", "--binaries-disk", "1M")
+    small = call("compile", *arguments, "--device", "simulated", "--binaries-disk", "1M")
     assert small.code == ExitCode.BAD_INPUT
     assert "--binaries-disk" in small.err
 
@@ -189,7 +189,7 @@ def test_identifiers_and_no_spirv_the_second_time(
     assert (told["created"], "missed" in told, "asked" in told) == (created, False, False)
     (file,) = (tmp_path / "cache").glob("*.identifiers")
     assert told["store_bytes"] == file.stat().st_size
-    done = call("compile", *map(str, arguments), "--device", "simulated")
+    done = call("compile", *arguments, "--device", "simulated")
     assert f"{told['modules']} of {told['modules']} modules known at the start" in done.out
     assert f"{created} pipelines created without SPIR-V" in done.out
 
@@ -210,7 +210,7 @@ def test_what_a_killed_run_left_is_gone_after_a_run_that_writes_nothing(
 
 def test_what_a_time_limit_leaves_the_next_run_does(call: Call, small_set: Path, tmp_path: Path) -> None:
     folder = tmp_path / "cache"
-    arguments = ("compile", str(small_set), "--device", "simulated", "--cache-dir", str(folder), "--json")
+    arguments = ("compile", small_set, "--device", "simulated", "--cache-dir", folder, "--json")
     first = call(*arguments, "--time-budget", "0.001ms")
     assert first.code == ExitCode.OUT_OF_TIME
     document = first.document
@@ -226,7 +226,7 @@ def test_what_a_time_limit_leaves_the_next_run_does(call: Call, small_set: Path,
 
 
 def test_a_time_limit_says_what_remains(call: Call, small_set: Path, tmp_path: Path) -> None:
-    arguments = ("compile", str(small_set), "--device", "simulated", "--cache-dir", str(tmp_path / "cache"))
+    arguments = ("compile", small_set, "--device", "simulated", "--cache-dir", tmp_path / "cache")
     done = call(*arguments, "--time-limit", "0.001ms")
     assert done.code == ExitCode.OUT_OF_TIME
     assert "were not begun, whether the cache holds them or not; run it again" in done.out
@@ -249,14 +249,14 @@ def test_shards_make_up_the_set(call: Call, small_set: Path, tmp_path: Path) -> 
     assert together == whole["outcomes"]
     again = compile_json(call, small_set, "--cache-dir", tmp_path / "parts")
     assert again["outcomes"]["cache_hits"] == handed_over(again)
-    shown = call("compile", str(small_set), "-d", "simulated", "--shard", "1/2", "--mode", "none")
+    shown = call("compile", small_set, "-d", "simulated", "--shard", "1/2", "--mode", "none")
     assert f"of {whole['set']['unique']} pipelines" in shown.out
     assert "shard 1/2" in shown.out
 
 
 @pytest.mark.parametrize("text", ["2", "0/2", "3/2", "one/two"])
 def test_no_such_shard(call: Call, small_set: Path, text: str) -> None:
-    done = call("compile", str(small_set), "-d", "simulated", "--shard", text)
+    done = call("compile", small_set, "-d", "simulated", "--shard", text)
     assert done.code == ExitCode.BAD_INPUT
     assert f"--shard '{text}'" in done.err
 
