@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from orchestrator.devices.device import (
@@ -23,6 +24,7 @@ from orchestrator.devices.device import (
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     CreationBatch,
+    PipelineSource,
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
@@ -201,12 +203,20 @@ def prepared_to_hang() -> tuple[SimulatedDevice, SimulatedPipelines]:
 
 
 @contextmanager
-def hung(device: SimulatedDevice, prepared: SimulatedPipelines) -> Iterator[Future[CreationBatch]]:
-    """A call that hangs in the driver, in another thread; the block must end that."""
+def hung(
+    device: SimulatedDevice,
+    prepared: SimulatedPipelines,
+    indices: npt.NDArray[np.int32] = ALL,
+    source: PipelineSource = NO_SOURCE,
+) -> Iterator[Future[CreationBatch]]:
+    """A call that hangs in the driver, in another thread, until the block ends."""
     with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, ALL, NO_SOURCE)
-        assert device.wait_until_hung()
-        yield call
+        call = pool.submit(device.create_pipelines, prepared, indices, source)
+        try:
+            assert device.wait_until_hung()
+            yield call
+        finally:
+            device.release_hangs()
 
 
 def test_a_hang_lasts_until_it_is_released() -> None:

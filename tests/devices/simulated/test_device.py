@@ -26,6 +26,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DeviceError, ExternalSynchronizationError
 from orchestrator.registry.tables import AnyDevice
+from tests.devices.simulated.test_bugs import hung
 
 
 def at(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
@@ -182,23 +183,18 @@ def test_a_destination_in_use_needs_the_internally_synchronized_merge(merge_flag
     primary = device.create_pipeline_cache(internally_synchronized_merge=merge_flag, name="primary")
     worker = device.create_pipeline_cache()
     device.create_pipelines(device.prepare(simulated_image([2])), at(0), worker)
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, device.prepare(simulated_image([1])), at(0), primary)
-        try:
-            assert device.wait_until_hung()
-            if merge_flag:
+    with hung(device, device.prepare(simulated_image([1])), at(0), primary) as call:
+        if merge_flag:
+            device.merge_pipeline_caches(primary, [worker])
+            assert device.pipeline_cache_size(primary) == device.pipeline_cache_size(worker)
+        else:
+            with pytest.raises(ExternalSynchronizationError, match="'primary' is in use"):
                 device.merge_pipeline_caches(primary, [worker])
-                assert device.pipeline_cache_size(primary) == device.pipeline_cache_size(worker)
-            else:
-                with pytest.raises(ExternalSynchronizationError, match="'primary' is in use"):
-                    device.merge_pipeline_caches(primary, [worker])
-            with pytest.raises(ExternalSynchronizationError, match="destroy_pipeline_cache"):
-                device.destroy_pipeline_cache(primary)
-            # Reading is internally synchronized.
-            device.pipeline_cache_data(primary)
-        finally:
-            device.release_hangs()
-        assert call.result(30.0).results.tolist() == [0]
+        with pytest.raises(ExternalSynchronizationError, match="destroy_pipeline_cache"):
+            device.destroy_pipeline_cache(primary)
+        # Reading is internally synchronized.
+        device.pipeline_cache_data(primary)
+    assert call.result(30.0).results.tolist() == [0]
     device.merge_pipeline_caches(primary, [worker])
     device.destroy_pipeline_cache(primary)
 
@@ -206,18 +202,13 @@ def test_a_destination_in_use_needs_the_internally_synchronized_merge(merge_flag
 def test_one_pipeline_is_created_by_one_thread_at_a_time() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(hang={1})))
     prepared = device.prepare(simulated_image([1, 2]))
-    with ThreadPoolExecutor(1) as pool:
-        call = pool.submit(device.create_pipelines, prepared, at(0), NO_SOURCE)
-        try:
-            assert device.wait_until_hung()
-            with pytest.raises(ExternalSynchronizationError):
-                device.create_pipelines(prepared, at(1, 0), NO_SOURCE)
-            with pytest.raises(ExternalSynchronizationError):
-                prepared.close()
-            assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
-        finally:
-            device.release_hangs()
-        call.result(30.0)
+    with hung(device, prepared, at(0)) as call:
+        with pytest.raises(ExternalSynchronizationError):
+            device.create_pipelines(prepared, at(1, 0), NO_SOURCE)
+        with pytest.raises(ExternalSynchronizationError):
+            prepared.close()
+        assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
+    assert call.result(30.0).results.tolist() == [0]
     assert device.create_pipelines(prepared, at(1, 0), NO_SOURCE).results.tolist() == [0, 0]
 
 
