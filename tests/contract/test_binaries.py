@@ -39,8 +39,9 @@ def test_a_device_without_binaries_says_so(subject: Subject) -> None:
         subject.device.global_pipeline_key,
         lambda: subject.device.create_binaries([]),
         lambda: subject.device.create_captured(subject.prepared, subject.all),
+        lambda: subject.device.pipeline_keys(subject.prepared, subject.all),
     ):
-        with pytest.raises(DeviceError):
+        with pytest.raises(DeviceError, match=r"pipeline[ _]binar"):
             call()
 
 

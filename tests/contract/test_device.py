@@ -42,16 +42,25 @@ def test_the_identity_is_complete(subject: Subject) -> None:
 def test_closing_ends_everything_once(subject: Subject) -> None:
     device = subject.device
     left = [subject.filled(), subject.filled(flagged=True)]
+    kept = device.create_pipelines(subject.prepared, subject.all, NO_SOURCE, keep=True).handles
     device.close()
     device.close()
     assert all(cache.destroyed for cache in left)
+    for call in (
+        device.create_pipeline_cache,
+        lambda: device.merge_pipeline_caches(left[0], [left[1]]),
+        lambda: device.pipeline_cache_size(left[0]),
+        lambda: device.pipeline_cache_data(left[0]),
+        lambda: device.prepare(subject.image),
+        lambda: device.create_pipelines(subject.prepared, subject.all, NO_SOURCE),
+        lambda: device.pipeline_keys(subject.prepared, subject.all),
+        lambda: device.destroy_pipelines(kept),
+    ):
+        with pytest.raises(DeviceError, match="closed"):
+            call()
     subject.prepared.close()
     for cache in left:
         device.destroy_pipeline_cache(cache)
-    with pytest.raises(DeviceError):
-        device.prepare(subject.image)
-    with pytest.raises(DeviceError):
-        device.create_pipelines(subject.prepared, subject.all, NO_SOURCE)
 
 
 def test_a_fork_leaves_it_to_its_parent_also_during_a_call(subject: Subject) -> None:

@@ -6,14 +6,13 @@ synchronization that is checked, libraries, options, images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch, Device, PreparedPipelines
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     CostModel,
@@ -31,13 +30,6 @@ from tests.devices.simulated.test_bugs import hung
 
 def at(*indices: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
     return np.array(indices, np.int32)
-
-
-def test_it_is_a_device() -> None:
-    device: Device = SimulatedDevice()
-    prepared: PreparedPipelines = device.prepare(simulated_image([1]))
-    assert isinstance(device, Device)
-    assert isinstance(prepared, PreparedPipelines)
 
 
 def run_once() -> tuple[bytes, CreationBatch, CreationBatch]:
@@ -151,29 +143,6 @@ def test_every_call_is_on_record() -> None:
     assert device.last_call() is device.calls()[-1]
 
 
-def test_nothing_works_after_close() -> None:
-    device = SimulatedDevice()
-    cache = device.create_pipeline_cache()
-    prepared = device.prepare(simulated_image([1]))
-    handles = device.create_pipelines(prepared, at(0), cache, keep=True).handles
-    device.close()
-    device.close()
-    calls: list[Callable[[], object]] = [
-        lambda: device.create_pipeline_cache(),
-        lambda: device.merge_pipeline_caches(cache, []),
-        lambda: device.pipeline_cache_size(cache),
-        lambda: device.pipeline_cache_data(cache),
-        lambda: device.prepare(simulated_image([1])),
-        lambda: device.create_pipelines(prepared, at(0), NO_SOURCE),
-        lambda: device.pipeline_keys(prepared, at(0)),
-        lambda: device.destroy_pipelines(handles),
-    ]
-    for call in calls:
-        with pytest.raises(DeviceError, match="closed"):
-            call()
-    prepared.close()
-
-
 # Host synchronization beyond the flag.
 
 
@@ -210,15 +179,6 @@ def test_one_pipeline_is_created_by_one_thread_at_a_time() -> None:
         assert device.create_pipelines(prepared, at(1), NO_SOURCE).results.tolist() == [0]
     assert call.result(30.0).results.tolist() == [0]
     assert device.create_pipelines(prepared, at(1, 0), NO_SOURCE).results.tolist() == [0, 0]
-
-
-def test_a_cache_of_another_device_is_refused() -> None:
-    device, other = SimulatedDevice(), SimulatedDevice()
-    prepared = device.prepare(simulated_image([1]))
-    with pytest.raises(DeviceError, match="another device"):
-        device.create_pipelines(prepared, at(0), other.create_pipeline_cache())
-    with pytest.raises(DeviceError, match="another device"):
-        other.create_pipelines(prepared, at(0), NO_SOURCE)
 
 
 def test_two_merges_in_opposite_directions_do_not_lock_each_other_out() -> None:
@@ -320,16 +280,13 @@ def test_without_creation_feedback_nothing_is_known() -> None:
     assert device.compile_counts == {1: 1}
 
 
-@pytest.mark.parametrize("indices", [at(0, 0), at(2), at(-1)])
-def test_indices_that_name_no_pipeline_or_one_twice_are_refused(
-    indices: np.ndarray[tuple[int], np.dtype[np.int32]],
-) -> None:
+def test_indices_that_name_a_pipeline_twice_are_refused() -> None:
     device = SimulatedDevice()
     prepared = device.prepare(simulated_image([1, 2]))
     with pytest.raises(DeviceError, match="index"):
-        device.create_pipelines(prepared, indices, NO_SOURCE)
+        device.create_pipelines(prepared, at(0, 0), NO_SOURCE)
     with pytest.raises(DeviceError, match="index"):
-        device.pipeline_keys(prepared, indices)
+        device.pipeline_keys(prepared, at(0, 0))
 
 
 def test_identity_can_be_any() -> None:

@@ -336,16 +336,6 @@ def test_workers_with_caches_of_their_own_and_one_merge(sample: PipelineSet) -> 
     device.close()
 
 
-@pytest.mark.driver("lavapipe")
-def test_a_device_without_an_extension_says_so(sample: PipelineSet) -> None:
-    device = opened("lavapipe")
-    image = build_image(sample, sample.pipelines[:1], device.capabilities).image
-    prepared = device.prepare(image)
-    with pytest.raises(DeviceError, match="VK_KHR_pipeline_binary"):
-        device.pipeline_keys(prepared, np.zeros(1, np.int32))
-    device.close()
-
-
 @each_driver
 def test_a_context_that_is_not_owned_outlives_the_devices_on_it(driver: str, sample: PipelineSet) -> None:
     owner = DeviceContext.open()
@@ -363,26 +353,6 @@ def test_a_context_that_is_not_owned_outlives_the_devices_on_it(driver: str, sam
             device.prepare(image)
     assert driver.partition(":")[2].upper() in owner.identity.device_name
     owner.close()
-
-
-@pytest.mark.driver(NAVI21)
-def test_use_after_close_is_an_error(sample: PipelineSet) -> None:
-    device = opened(NAVI21)
-    image = build_image(sample, sample.pipelines[:1], device.capabilities).image
-    prepared = device.prepare(image)
-    kept = device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE).handles
-    device.close()
-    device.close()
-    with pytest.raises(DeviceError, match="closed"):
-        device.prepare(image)
-    with pytest.raises(DeviceError, match="closed"):
-        device.create_pipelines(prepared, np.zeros(1, np.int32), NO_SOURCE)
-    with pytest.raises(DeviceError, match="closed"):
-        device.pipeline_keys(prepared, np.zeros(1, np.int32))
-    with pytest.raises(DeviceError, match="closed"):
-        device.destroy_pipelines(kept)
-    with pytest.raises(DeviceError, match="closed"):
-        device.create_pipeline_cache()
 
 
 @each_driver
