@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -123,12 +120,6 @@ def test_a_bug_shows_its_traceback(monkeypatch: pytest.MonkeyPatch, call: Call, 
     assert done.document["error"]["kind"] == "bug"
 
 
-def test_streams_that_the_caller_closed() -> None:
-    command = [sys.executable, "-m", "orchestrator", "list", "sample"]
-    shell = " ".join(shlex.quote(each) for each in command) + " >&- 2>&-"
-    assert subprocess.run(["sh", "-c", shell], cwd=REPOSITORY, timeout=120, check=False).returncode == 0
-
-
 def test_an_interrupt_outside_of_a_compile(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -225,13 +216,6 @@ def test_an_alarm_from_outside_is_nothing() -> None:
     assert run_on_device(None, _ALARM) == "nothing"
 
 
-def test_it_is_a_module_too() -> None:
-    done = run_program("list", "no-such-file.foz")
-    assert done.code == ExitCode.BAD_INPUT
-    assert done.err.startswith("error: no-such-file.foz")
-    assert "Traceback" not in done.err
-
-
 def test_help_loads_nothing_that_only_work_needs() -> None:
     source = """
 import sys
@@ -243,25 +227,6 @@ def main():
 """
     loaded = set(run_on_device(None, source))
     assert sorted(loaded & {"numpy", "trio", "msgspec", "cffi", "_cffi_backend", "xxhash"}) == []
-
-
-def test_a_reader_that_goes_away_ends_it_quietly() -> None:
-    reading, writing = os.pipe()
-    os.close(reading)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "orchestrator", "list", "sample", "--pipelines"],
-            cwd=REPOSITORY,
-            stdout=writing,
-            stderr=subprocess.PIPE,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    finally:
-        os.close(writing)
-    assert done.returncode == ExitCode.BROKEN_PIPE
-    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(

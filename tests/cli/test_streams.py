@@ -74,6 +74,25 @@ def test_a_document_for_a_closed_stdout_is_bad_input() -> None:
     assert "stdout cannot be written: it is closed" in done.stderr
 
 
+def test_a_reader_that_goes_away_ends_it_quietly() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "orchestrator", "list", "sample", "--pipelines"],
+            cwd=REPOSITORY,
+            stdout=writing,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    finally:
+        os.close(writing)
+    assert done.returncode == ExitCode.BROKEN_PIPE
+    assert done.stderr == ""
+
+
 _PRINTING = """
 import ctypes, sys
 from orchestrator.cli.program import main
