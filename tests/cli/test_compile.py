@@ -254,13 +254,6 @@ def test_shards_make_up_the_set(call: Call, small_set: Path, tmp_path: Path) -> 
     assert "shard 1/2" in shown.out
 
 
-@pytest.mark.parametrize("text", ["2", "0/2", "3/2", "one/two"])
-def test_no_such_shard(call: Call, small_set: Path, text: str) -> None:
-    done = call("compile", small_set, "-d", "simulated", "--shard", text)
-    assert done.code == ExitCode.BAD_INPUT
-    assert f"--shard '{text}'" in done.err
-
-
 def test_the_sample_and_its_manifest_are_the_same_set(call: Call, tmp_path: Path) -> None:
     compile_json(call, "sample", "--cache-dir", tmp_path)
     document = compile_json(call, sample_manifest_path(), "--cache-dir", tmp_path)
@@ -551,7 +544,7 @@ def test_a_signal_that_the_caller_ignores_stays_ignored(call: Call, small_set: P
 
 
 def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Path, tmp_path: Path) -> None:
-    arguments = ("compile", str(cut_set), "-d", "simulated", "--cache-dir", str(tmp_path))
+    arguments = ("compile", cut_set, "-d", "simulated", "--cache-dir", tmp_path)
     done = call(*arguments)
     assert done.code == ExitCode.PIPELINES_FAILED
     last = done.out.splitlines()[-1]
