@@ -24,6 +24,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -62,7 +63,7 @@ from orchestrator.children.protocol import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
-from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest
+from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
@@ -266,9 +267,7 @@ def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[PipelineSet, ProfiledOp
 
 
 def _opener(job: SampleJob | CacheJob) -> DeviceOpener:
-    def opener(request: DeviceRequest) -> Device:
-        return open_for_child("", job.device, request)
-
+    opener = partial(open_for_child, "", job.device)
     if isinstance(job, SampleJob) and job.mode is CacheMode.BINARIES:
         return with_features(opener, frozenset({PIPELINE_BINARIES}))
     return opener
