@@ -414,7 +414,7 @@ def test_compacting_loses_nothing_and_gives_the_disk_back(tmp_path: Path) -> Non
     half = tmp_path / f"{STORE_NAME}.compact"
     half.write_bytes(b"half a copy")
     before = (tmp_path / STORE_NAME).stat().st_size
-    assert BinaryStore.compact(tmp_path) > before / 2
+    assert (BinaryStore.compact(tmp_path) or 0) > before / 2
     assert not half.exists()
     assert (tmp_path / STORE_NAME).stat().st_mode & 0o777 == 0o600
     with BinaryStore.open(tmp_path) as store:
