@@ -448,7 +448,7 @@ class PipelineSession:
 
         A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
         begins all the same, so that a pipeline that takes longer than a frame gets its turn. Once the session
-        finishes there is no limit, and none is set. `Progress.eta_s` supposes that limits go on as of late.
+        finishes there is no limit, and none is set. `Progress.eta_s` assumes that limits go on as of late.
 
         Args:
             seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
