@@ -34,7 +34,6 @@ from orchestrator.devices.device import (
     destroyed_on_failure,
     joined,
 )
-from orchestrator.devices.request import PIPELINE_BINARIES as PIPELINE_BINARIES
 from orchestrator.errors import DeviceError
 
 PIPELINE_BINARY_MISSING: Final = 1000483000

@@ -37,7 +37,6 @@ from attrs import define, evolve, field, frozen
 from outcome import Outcome, Value, capture
 
 from orchestrator.devices import open_device
-from orchestrator.devices.binaries import PIPELINE_BINARIES
 from orchestrator.devices.device import (
     CacheMode,
     Device,
@@ -48,7 +47,7 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
-from orchestrator.devices.request import DeviceRequest, Feature
+from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Feature
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
