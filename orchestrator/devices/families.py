@@ -25,7 +25,7 @@ import msgspec
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
-from orchestrator.devices.selectors import environment_of, library_path
+from orchestrator.devices.selectors import driver_manifests, environment_of, library_path
 from orchestrator.errors import NoDeviceError
 
 SELECTOR: Final = "radv"
@@ -128,7 +128,7 @@ def require_family(selector: str) -> None:
 
 def _texts_of_families() -> tuple[str, ...]:
     """Texts of the driver's library from the first family on; none where it cannot be found or read."""
-    manifests = dict(_environment())["VK_DRIVER_FILES"].split(os.pathsep)
+    manifests = driver_manifests(dict(_environment()))
     try:
         named = [library_path(Path(each)) for each in manifests]
         # A system may have drivers of other architectures beside its own.

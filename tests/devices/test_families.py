@@ -108,6 +108,17 @@ def test_the_library_for_this_architecture_is_looked_into(
     assert asked == []  # the library said it, without the driver
 
 
+@pytest.mark.parametrize("variable", ["VK_DRIVER_FILES", "VK_ICD_FILENAMES"])
+def test_drivers_are_named_as_a_loader_takes_it(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = driver_manifest("radv:navi21")
+    asked = asked_families(monkeypatch)
+    for other in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES"):
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(variable, str(manifest))
+    require_family("radv:navi21")
+    assert asked == []
+
+
 def test_patterns_stand_for_the_families_that_fit() -> None:
     driver_manifest("radv:navi21")
     assert [each.selector for each in expand("RADV:Navi2?")] == [
