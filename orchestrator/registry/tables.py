@@ -326,6 +326,8 @@ class AnyDevice(msgspec.Struct, frozen=True):
         """Value of a property, or None where the device or the registry does not have it."""
         if (struct, member) in self.properties:
             return self.properties[struct, member]
+        if (struct, member) == ("VkPhysicalDeviceProperties", "apiVersion"):
+            return self.api_version
         known = registry()
         if struct not in known.structs and struct not in known.aliases:
             return None

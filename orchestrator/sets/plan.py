@@ -53,7 +53,7 @@ from orchestrator.sets.image.built import (
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, PipelineJobs
 
-PLAN_FORMAT: Final = 6
+PLAN_FORMAT: Final = 7
 """Version of the bytes, and of what decoding makes of a set: raised where either changes."""
 
 _MOST_CODE: Final = 16 << 20

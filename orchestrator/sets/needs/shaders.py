@@ -163,8 +163,8 @@ LIMITED_STAGES: Final = sum(
 )
 """VkShaderStageFlags of stages whose entry points may exceed a limit."""
 
-# Newest minor version of SPIR-V 1.x for each core version ("Versions and Formats" of the appendix).
-_SPIRV_VERSIONS = (("VK_VERSION_1_0", 0), ("VK_VERSION_1_1", 3), ("VK_VERSION_1_2", 5), ("VK_VERSION_1_3", 6))
+# Newest minor version of SPIR-V 1.x for Vulkan 1.0, 1.1 and so on ("Versions and Formats" of the appendix).
+_SPIRV_VERSIONS = (0, 3, 5, 6)
 _NEWEST_MINOR = 6
 
 # SPIR-V extensions that vk.xml does not list and that need nothing: a consumer may ignore the decorations or
@@ -241,11 +241,13 @@ class ShaderRequirements:
         text = f"SPIR-V {major}.{minor}"
         if major != 1 or minor > _NEWEST_MINOR:
             return f"{text}, unknown to registry {registry().version}"
-        newest = max(most for version, most in _SPIRV_VERSIONS if self._answers.version(version))
-        if minor <= newest or (minor <= 4 and self._answers.extension("VK_KHR_spirv_1_4")):
+        core = next(core for core, newest in enumerate(_SPIRV_VERSIONS) if minor <= newest)
+        # A driver takes what its own version has. Captures of applications that asked for an older one, which
+        # the specification does not allow them, would else be skipped.
+        is_older = self._answers.exceeded("VkPhysicalDeviceProperties", "apiVersion", 1 << 22 | core << 12)
+        if is_older is None or (minor <= 4 and self._answers.extension("VK_KHR_spirv_1_4")):
             return None
-        needed = next(version for version, most in _SPIRV_VERSIONS if minor <= most)
-        return f"{text}: needs {name_text(needed)}"
+        return f"{text}: needs Vulkan 1.{core}"
 
     def _capability(self, number: int) -> str | None:
         known = registry().spirv_capabilities.get(number)

@@ -46,6 +46,8 @@ class Bare:
         return (struct, member) in self.features
 
     def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
+        if (struct, member) == ("VkPhysicalDeviceProperties", "apiVersion"):
+            return self.api_version
         return self.properties.get((struct, member))
 
     def format_features(self, format_number: int) -> tuple[int, int, int]:

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.request import ApplicationInfo, DeviceRequest, EnabledCapabilities
 from orchestrator.registry import registry
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.needs.context import count_descriptors
@@ -29,7 +31,9 @@ ROOMY: dict[tuple[str, str], int | float | tuple[int, ...]] = {
 }
 
 
-def module(device: Bare, *capabilities: int, extensions: tuple[str, ...] = (), spirv: int = 0) -> str | None:
+def module(
+    device: DeviceCapabilities, *capabilities: int, extensions: tuple[str, ...] = (), spirv: int = 0
+) -> str | None:
     code = compute_module(capabilities=capabilities, extensions=extensions, version=1 << 16 | spirv << 8)
     return RequirementChecker(device).module(walk_spirv(code))
 
@@ -115,6 +119,15 @@ def test_versions_of_spirv_beyond_core() -> None:
     assert module(by_extension, 1, spirv=4) is None
     assert module(by_extension, 1, spirv=5) == "SPIR-V 1.5: needs Vulkan 1.2"
     assert module(Everything(), 1, spirv=9) == f"SPIR-V 1.9, unknown to registry {registry().version}"
+
+
+def test_the_version_of_spirv_is_judged_by_the_devices_own_version() -> None:
+    application = ApplicationInfo(api_version=version(1, 2))
+    older = EnabledCapabilities(Bare(api_version=version(1, 4)), DeviceRequest(application))
+    assert older.api_version == version(1, 2)
+    assert module(older, 1, spirv=6) is None
+    newer = EnabledCapabilities(Bare(api_version=version(1, 2)), DeviceRequest(application))
+    assert module(newer, 1, spirv=6) == "SPIR-V 1.6: needs Vulkan 1.3"
 
 
 def stage(device: Bare, code: bytes, bit: int = 0x20, name: str = "main", **members: Any) -> str | None:
