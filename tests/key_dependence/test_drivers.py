@@ -70,11 +70,11 @@ def test_it_finds_what_others_found_and_nothing_else() -> None:
     assert second.given == (("VkPhysicalDeviceFeatures", "robustBufferAccess"),)
     assert {each.aspect for each in profile.depends} == {"feature"}
     assert {"1.2", "1.3.1"} & {each.name for each in profile.independent}
-    # The SPIR-V of most pipelines needs a newer version.
+    # Subgroup operations have properties since 1.1 only.
     (oldest,) = [each for each in profile.independent if each.name == "1.0"]
-    assert oldest.untried == ("compute", "graphics", "ray tracing")
+    assert oldest.untried == ("ray tracing",)
     (told,) = [each for each in profile.not_tried if each.name == "1.0"]
-    assert "needs Vulkan 1.2" in told.reason
+    assert "subgroupSupportedOperations" in told.reason
     assert not profile.is_doubtful
     assert all(each.usable for each in profile.kinds)
     # Our own features leave this driver's keys alone, which is what capabilities.py takes for proven.
