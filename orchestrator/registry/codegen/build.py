@@ -34,6 +34,9 @@ Requirements = Mapping[str, str | None]
 
 _NAME = re.compile(r"[A-Za-z_]\w*")
 
+# Capabilities that vk.xml omits, by the SPIR-V extension that enables them in the SPIR-V grammar.
+_OMITTED = {"Groups": "SPV_AMD_shader_ballot"}
+
 
 class RegistryError(Exception):
     """The registry holds something that the tables cannot express; the message names it."""
@@ -90,6 +93,11 @@ class _Builder:
         reached = sorted(self._reached())
         structs = {name: self._struct(name, reached) for name in reached}
         enums = self._enums(structs.values())
+        spirv_extensions = {
+            each.name: Enabled(each.name, self._enables(each.enable))
+            for each in sorted(self._vk.spirv, key=lambda each: str(each.name))
+            if each.extension
+        }
         return Registry(
             version=self._vk.headerVersionComplete,
             structs=structs,
@@ -101,12 +109,8 @@ class _Builder:
             enums=enums,
             extensions={name: self._extension(each) for name, each in sorted(self._vk.extensions.items())},
             dynamic_states=self._dynamic_states(),
-            spirv_capabilities=self._capabilities(numbers),
-            spirv_extensions={
-                each.name: Enabled(each.name, self._enables(each.enable))
-                for each in sorted(self._vk.spirv, key=lambda each: str(each.name))
-                if each.extension
-            },
+            spirv_capabilities=self._capabilities(numbers, spirv_extensions),
+            spirv_extensions=spirv_extensions,
             formats=self._formats(),
             constants=self._constants,
         )
@@ -319,8 +323,13 @@ class _Builder:
             result[int(each.value)] = Enabled(each.name, known)
         return result
 
-    def _capabilities(self, numbers: Mapping[str, int]) -> dict[int, Enabled]:
-        result: dict[int, Enabled] = {}
+    def _capabilities(
+        self, numbers: Mapping[str, int], spirv_extensions: Mapping[str, Enabled]
+    ) -> dict[int, Enabled]:
+        result = {
+            numbers[name]: Enabled(name, spirv_extensions[extension].enable)
+            for name, extension in _OMITTED.items()
+        }
         for each in self._vk.spirv:
             if not each.capability:
                 continue

@@ -64,6 +64,13 @@ def test_an_extension_with_a_long_name_is_refused_in_few_words() -> None:
     assert len(found) < 200
 
 
+def test_capability_that_only_the_spirv_grammar_lists() -> None:
+    groups = 18
+    assert module(Everything(), groups, extensions=("SPV_AMD_shader_ballot",)) is None
+    text = "SPIR-V capability Groups (18): needs extension VK_AMD_shader_ballot"
+    assert module(Everything(without=frozenset({"VK_AMD_shader_ballot"})), groups) == text
+
+
 def test_capability_by_extension_is_not_by_the_version_that_took_it_over() -> None:
     # Vulkan 1.1 made DrawParameters a feature; the extension alone enabled it before.
     draw_parameters = 4427
