@@ -47,6 +47,7 @@ from typing import Any, Final, Self, TypeVar
 import lmdb
 import msgspec
 from attrs import define, evolve, field, frozen
+from msgspec.structs import replace
 
 from orchestrator.devices.binaries import MOST_KEY_BYTES, PipelineBinary
 from orchestrator.devices.device import DeviceIdentity
@@ -197,6 +198,16 @@ class _Entry(msgspec.Struct, frozen=True, array_like=True):
     cost_ns: int
     binaries: list[tuple[bytes, bytes, int]]  # key, hash of the bytes, size
     identifiers: bytes = b""
+
+    @property
+    def size(self) -> int:
+        """Bytes of its binaries."""
+        return sum(size for _, _, size in self.binaries)
+
+    @property
+    def worth(self) -> float:
+        """Its value: ns that keeping it saves for each byte."""
+        return (self.cost_ns or _UNKNOWN_COST_NS) / (self.size + _ENTRY_BYTES)
 
 
 _decode_entry = msgspec.msgpack.Decoder(_Entry)
@@ -570,6 +581,7 @@ class BinaryStore:
         now: int,
     ) -> PutReport:
         tables, key = self._tables, owner.prefix + pipeline.state_key
+        contents = [each.data for each in pipeline.binaries]
         entry = _Entry(
             pipeline.driver_key,
             pipeline.cost_ns,
@@ -579,29 +591,18 @@ class BinaryStore:
             ],
             pipeline.identifiers,
         )
-        size = pipeline.size
-        cost = pipeline.cost_ns
         known = self._met(transaction, owner, key)
-        same = (
-            known is not None
-            and known.driver_key == entry.driver_key
-            and known.binaries == entry.binaries
-            and known.identifiers == entry.identifiers
-        )
-        stored = 0
-        collisions = shared = 0
-        if same and known is not None:
-            cost = cost or known.cost_ns
-        if not same or known is None or cost != known.cost_ns:
-            encoded = msgspec.msgpack.encode(msgspec.structs.replace(entry, cost_ns=cost))
+        same = known is not None and replace(entry, cost_ns=known.cost_ns) == known
+        if known is not None and same and not entry.cost_ns:
+            entry = known
+        if entry != known:
+            encoded = msgspec.msgpack.encode(entry)
             transaction.put(key, _sealed(encoded, owner.digest, key), db=tables["pipelines"])
+        collisions = shared = 0
         if same:  # which says nothing of the payloads
-            stored = sum(
-                map(partial(self._mend, transaction), hashes, (each.data for each in pipeline.binaries))
-            )
+            stored = sum(map(partial(self._mend, transaction), hashes, contents))
         else:
-            for (_, digest, _), binary in zip(entry.binaries, pipeline.binaries, strict=True):
-                stored += self._refer(transaction, digest, binary.data)
+            stored = sum(map(partial(self._refer, transaction), hashes, contents))
             if known is not None:
                 self._forget_binaries(transaction, known)
                 self._forget_names(transaction, key, known)
@@ -609,8 +610,8 @@ class BinaryStore:
                 transaction.put(name, b"", db=tables[table])
             if pipeline.driver_key:
                 collisions, shared = self._namesakes(transaction, owner, key, entry)
-        transaction.put(key, _USE.pack(age + _worth(cost, size), now), db=tables["use"])
-        return PutReport(1, int(same), collisions, shared, 0, size, stored)
+        transaction.put(key, _USE.pack(age + entry.worth, now), db=tables["use"])
+        return PutReport(1, int(same), collisions, shared, 0, entry.size, stored)
 
     def _namesakes(self, transaction: Any, owner: _Owner, key: bytes, entry: _Entry) -> tuple[int, int]:
         """(1, 0) if another state has the driver's key and other binaries, (0, 1) if the same ones."""
@@ -713,8 +714,7 @@ class BinaryStore:
         for key in keys:
             entry = self._entry(transaction, owner, key)
             if entry is not None:
-                worth = _worth(entry.cost_ns, sum(size for _, _, size in entry.binaries))
-                transaction.put(key, _USE.pack(age + worth, now), db=self._tables["use"])
+                transaction.put(key, _USE.pack(age + entry.worth, now), db=self._tables["use"])
 
     def remove(self, generation: Generation, state_keys: Sequence[bytes]) -> int:
         """Remove pipelines, such as those that the driver refused; returns how many there were.
@@ -891,8 +891,7 @@ class BinaryStore:
             for _, digest, _ in entry.binaries:
                 counts[digest] = counts.get(digest, 0) + 1
             used = rows["use"].get(key, b"")
-            worth = _worth(entry.cost_ns, sum(size for _, _, size in entry.binaries))
-            right["use"][key] = used if _use_in(used)[1] else _USE.pack(age + worth, now)
+            right["use"][key] = used if _use_in(used)[1] else _USE.pack(age + entry.worth, now)
         right["references"] = {
             digest: _REFERENCE.pack(count, payloads[digest]) for digest, count in counts.items()
         }
@@ -1054,7 +1053,7 @@ class BinaryStore:
                 for entry in self._entries(transaction, owner):
                     pipelines += 1
                     binaries += len(entry.binaries)
-                    size += sum(each for _, _, each in entry.binaries)
+                    size += entry.size
                 shared: dict[bytes, int] = {}
                 for key, _ in _from(transaction, self._tables["keys"], owner.prefix):
                     length = int.from_bytes(key[4:5], "big")  # a damaged key may end before it
@@ -1439,9 +1438,9 @@ class _Opening:
 
     def _compact(self) -> int:
         """Replace the file by a copy without unused pages; returns the bytes that this freed."""
-        made, before = self._compacted, self.operations.stat(self.path).size
+        before = self.operations.stat(self.path).size
         nonce = read_mark(self.path) or b""
-        with self._made_or_gone(made):
+        with self._made_or_gone() as made:
             environment = self._environment(self.bound_bytes or DEFAULT_BOUND, read_only=True)
             try:
                 environment.copy(os.fsencode(made), compact=True)
@@ -1513,8 +1512,8 @@ class _Opening:
 
     def _make(self) -> None:
         self._remove_lock()
-        nonce, made = os.urandom(16), self._compacted
-        with self._made_or_gone(made):
+        nonce = os.urandom(16)
+        with self._made_or_gone() as made:
             # LMDB takes an empty file for a new one, and makes one that the umask may keep from its owner.
             os.close(self.operations.open_lock(made))
             with self._told_of_size(self.bound_bytes or DEFAULT_BOUND) as size:
@@ -1526,13 +1525,13 @@ class _Opening:
         self.operations.sync_directory(self.path.parent)
 
     @contextmanager
-    def _made_or_gone(self, made: Path) -> Iterator[None]:
-        """Remove what a block could not finish: the disk may be full of it."""
+    def _made_or_gone(self) -> Iterator[Path]:
+        """The file in which a block makes a store, removed if it fails: the disk may be full of it."""
         try:
-            yield
+            yield self._compacted
         except BaseException:
             with suppress(OSError):
-                self.operations.unlink(made)
+                self.operations.unlink(self._compacted)
             raise
 
     def _environment(self, bound_bytes: int, *, read_only: bool) -> Any:
@@ -1635,11 +1634,6 @@ def _bound_of(transaction: Any, tables: dict[str, Any]) -> int | None:
 
 def _stamp(nonce: bytes) -> bytes:
     return b"pipeline binaries " + nonce.hex().encode() + b"\n"
-
-
-def _worth(cost_ns: int, size: int) -> float:
-    """The value of a pipeline: ns that keeping it saves for each byte."""
-    return (cost_ns or _UNKNOWN_COST_NS) / (size + _ENTRY_BYTES)
 
 
 def _generation_in(value: Any, digest: bytes) -> _KnownGeneration | None:
