@@ -86,7 +86,7 @@ from orchestrator.stores.files.recovery import (
     has_previous,
     is_sentinel_of,
     keep_as_previous,
-    leftover_of,
+    leftovers_in,
     loading_sentinel,
     previous_path,
     quarantine_file,
@@ -1092,17 +1092,7 @@ def sweep_directory(
         SaveError: The directory could not be listed, or a lock file not be opened.
     """
     swept = SweepReport()
-    try:
-        names = operations.list_directory(directory)
-    except FileNotFoundError:
-        return SweepReport()
-    except OSError as error:
-        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
-    leftovers: dict[str, list[str]] = {}
-    for each in names:
-        if (of := leftover_of(each)) is not None:
-            leftovers.setdefault(of, []).append(each)
-    for name, own in sorted(leftovers.items()):
+    for name, own in leftovers_in(directory, operations).items():
         path = directory / name
         if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
             continue

@@ -47,7 +47,7 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.mac import MAC_SIZE, MacKey
-from orchestrator.stores.files.recovery import SweepReport, leftover_of, previous_path, sweep_file
+from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previous_path, sweep_file
 from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
 from orchestrator.stores.kinds import (
     CACHE_FILE_SUFFIX,
@@ -536,16 +536,10 @@ class PackWriter:
         Raises:
             SaveError: The directory could not be listed.
         """
-        try:
-            names = set(map(leftover_of, self.operations.list_directory(self.directory)))
-        except FileNotFoundError:
-            return SweepReport()
-        except OSError as error:
-            raise SaveError(self.directory, "listing the directory", likely_cause(error)) from error
         swept = SweepReport()
-        for name in sorted(filter(None, names)):
+        for name, own in leftovers_in(self.directory, self.operations).items():
             if name in (MANIFEST, MANIFEST_MAC) or name.endswith(BINARIES_SUFFIX):
-                swept += sweep_file(self.directory / name, self.operations, dry_run=dry_run)
+                swept += sweep_file(self.directory / name, self.operations, names=own, dry_run=dry_run)
         return swept
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:

@@ -332,8 +332,8 @@ def settle_kills(
     Raises:
         OSError: As `settle_death`.
     """
-    names = [each for each in operations.list_directory(directory) if each.endswith(SENTINEL_SUFFIX)]
-    for name in {loaded for each in names if (loaded := leftover_of(each)) is not None}:
+    names = operations.list_directory(directory)
+    for name in {loaded for each in names if (loaded := loaded_by(each)) is not None}:
         for process_id in process_ids:
             settle_death(directory / name, process_id, crashed=False, operations=operations)
 
@@ -450,6 +450,25 @@ def leftover_of(name: str) -> str | None:
     """The file's name, from the name of its temporary or sentinel; None for any other name."""
     match = _LEFTOVER.fullmatch(name)
     return None if match is None else match["name"]
+
+
+def leftovers_in(directory: Path, operations: FileOperations) -> dict[str, list[str]]:
+    """Names of temporaries and sentinels in a directory, by the names of their files, sorted by these.
+
+    Raises:
+        SaveError: The directory is there and could not be listed.
+    """
+    try:
+        names = operations.list_directory(directory)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
+    found: dict[str, list[str]] = {}
+    for each in names:
+        if (of := leftover_of(each)) is not None:
+            found.setdefault(of, []).append(each)
+    return dict(sorted(found.items()))
 
 
 def sweep_file(
