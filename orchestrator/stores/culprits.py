@@ -7,7 +7,7 @@ a new driver gets another chance. Only pipelines that failed again alone in a fr
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -87,10 +87,12 @@ def add_culprits(
     """
     new = {each.key: each for each in culprits}
 
-    def change(known: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
-        return (*(each for each in known if each.key not in new), *new.values())[-MOST_CULPRITS:]
+    def make() -> tuple[bytes]:
+        held = load_quarantine(directory, identity, operations).profile
+        kept = () if held is None else (each for each in held.culprits if each.key not in new)
+        return (_encode(Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:])),)
 
-    return _change(directory, identity, change, operations)
+    return CULPRITS.write(cache_path(directory, identity), make, operations)
 
 
 def remove_culprits(
@@ -98,18 +100,13 @@ def remove_culprits(
     identity: DeviceIdentity,
     keys: Iterable[str],
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
-    """Take pipelines out of the quarantine of a device. Returns the file.
+) -> None:
+    """Take pipelines out of the quarantine of a device.
 
     Raises:
-        SaveError: As `Kind.write`.
+        SaveError: As `clear_quarantine`.
     """
-    gone = frozenset(keys)
-
-    def change(known: tuple[Culprit, ...]) -> tuple[Culprit, ...]:
-        return tuple(each for each in known if each.key not in gone)
-
-    return _change(directory, identity, change, operations)
+    clear_quarantine(_FILE.path(directory, identity), keys, operations)
 
 
 def quarantines(
@@ -135,7 +132,7 @@ def clear_quarantine(
     """Empty the quarantine at a path, or take some keys out of it; returns how many culprits were removed.
 
     Raises:
-        SaveError: As `Kind.write`.
+        SaveError: As `Kind.write`, or it cannot be read.
     """
     gone = None if keys is None else frozenset(keys)
     count = 0
@@ -151,20 +148,6 @@ def clear_quarantine(
 
     CULPRITS.write(cache_file_of(path), make, operations)
     return count
-
-
-def _change(
-    directory: Path,
-    identity: DeviceIdentity,
-    change: Callable[[tuple[Culprit, ...]], tuple[Culprit, ...]],
-    operations: FileOperations,
-) -> Path:
-    def make() -> tuple[bytes]:
-        held = load_quarantine(directory, identity, operations).profile
-        culprits = change(held.culprits if held is not None else ())
-        return (_encode(Quarantine.of(identity, culprits=culprits)),)
-
-    return CULPRITS.write(cache_path(directory, identity), make, operations)
 
 
 def _encode(quarantine: Quarantine) -> bytes:
