@@ -1,4 +1,4 @@
-"""Profiles: kept beside the cache file, and used only for the device and driver that they are about."""
+"""Profiles of any kind: kept beside the cache file, and used only for their device and driver."""
 
 from __future__ import annotations
 
@@ -50,11 +50,6 @@ def test_profiles_call_a_start_so_and_those_of_earlier_versions_are_read(tmp_pat
     assert beside.problem == ""
 
 
-def test_the_directory_is_created(tmp_path: Path) -> None:
-    save_profile(tmp_path / "new" / "deep", IDENTITY, profile())
-    assert load_profile(tmp_path / "new" / "deep", IDENTITY).profile == profile()
-
-
 @pytest.mark.parametrize("field", ProfileIdentity.__struct_fields__)
 def test_a_profile_of_another_device_or_driver_is_named_and_not_used(tmp_path: Path, field: str) -> None:
     value = "ff" * 16 if field == "pipeline_cache_uuid" else 77
@@ -72,16 +67,6 @@ def test_another_build_of_the_driver_has_a_file_of_its_own(tmp_path: Path) -> No
     assert load_profile(tmp_path, other).problem == ""
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"identity": 1}', b"\xff\xfe", b"[]"])
-def test_damage_is_named_and_never_raised(tmp_path: Path, content: bytes) -> None:
-    path = profile_path(tmp_path, IDENTITY)
-    path.write_bytes(content)
-    path.chmod(0o600)
-    loaded = load_profile(tmp_path, IDENTITY)
-    assert loaded.profile is None
-    assert "damaged" in loaded.problem
-
-
 @pytest.mark.parametrize("batch", [0, -5])
 def test_a_batch_of_no_pipelines_is_damage(tmp_path: Path, batch: int) -> None:
     save_profile(tmp_path, IDENTITY, profile(batch=batch))
@@ -93,10 +78,3 @@ def test_a_batch_of_no_pipelines_is_damage(tmp_path: Path, batch: int) -> None:
 def test_another_format_is_named(tmp_path: Path) -> None:
     save_profile(tmp_path, IDENTITY, profile(format=99))
     assert "format 99" in load_profile(tmp_path, IDENTITY).problem
-
-
-def test_a_file_that_others_may_write_is_not_followed(tmp_path: Path) -> None:
-    save_profile(tmp_path, IDENTITY, profile()).chmod(0o666)
-    loaded = load_profile(tmp_path, IDENTITY)
-    assert loaded.profile is None
-    assert loaded.problem

@@ -12,13 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from attrs import evolve
 
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128
-from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import DURATIONS
+from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.run_notes import (
     Durations,
     Keys,
@@ -114,15 +111,3 @@ def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
     known = read_durations(tmp_path / "device.durations")
     assert known.keys.tolist() == list(range(2 * rounds))
     assert known.duration_ns.tolist() == 2 * list(range(1, rounds + 1))
-
-
-def test_times_are_not_recorded_while_another_process_writes_for_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("orchestrator.stores.run_notes.DURATIONS", evolve(DURATIONS, lock_wait_s=0.0))
-    cache_file = tmp_path / "device.pipeline-cache"
-    with writer_lock(cache_file) as held:
-        assert held
-        with pytest.raises(SaveError, match="another process"):
-            add_durations(cache_file, np.array([1], np.uint64), np.array([1], np.int64))
-    assert not (tmp_path / "device.durations").exists()

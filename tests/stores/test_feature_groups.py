@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.run_notes import (
     MOST_GROUPS,
@@ -77,14 +75,6 @@ def test_what_is_damaged_says_so_and_is_replaced(cache_file: Path, content: byte
     assert str(FEATURE_GROUPS.path(cache_file)) in problem
     add_feature_groups(cache_file, [MadeFor(GAME, 3)])
     assert read_feature_groups(cache_file) == ((MadeFor(GAME, 3),), "")
-
-
-def test_a_writer_that_does_not_get_its_turn_says_so(cache_file: Path) -> None:
-    with writer_lock(cache_file) as held:
-        assert held
-        with pytest.raises(SaveError, match="another process"):
-            add_feature_groups(cache_file, [MadeFor(GAME, 3)])
-    assert read_feature_groups(cache_file) == ((), "")
 
 
 def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:

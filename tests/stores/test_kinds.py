@@ -373,7 +373,9 @@ def test_what_names_another_build_of_a_driver_here_is_pruned(kind: Kind, cache_f
 
 def test_a_file_leads_to_its_cache_file(kind: Kind, cache_file: Path) -> None:
     path = path_of(kind, cache_file)
+    assert path.name.endswith(kind.suffix)
     assert (kind_of(path), cache_file_of(path)) == (kind, cache_file)
+    assert (kind_of(cache_file), cache_file_of(cache_file)) == (None, cache_file)
 
 
 def test_the_table_is_tried_whole(kind: Kind) -> None:

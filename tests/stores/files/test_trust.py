@@ -110,15 +110,6 @@ def test_what_others_may_read_is_trusted(tmp_path: Path) -> None:
     assert loaded_keys(path)[0] == OLD
 
 
-def test_what_is_refused_never_becomes_a_file_of_ours(tmp_path: Path) -> None:
-    # As the previous generation it would be trusted.
-    path = path_in(tmp_path)
-    path.write_bytes(file_of(OLD))
-    path.chmod(0o666)
-    save_cache_file(path, IDENTITY, data_of(OURS))
-    assert readable(path) == [OURS]
-
-
 def test_a_system_without_owners_refuses_nothing(tmp_path: Path) -> None:
     class NoOwners(FileOperations):
         def effective_user(self) -> int | None:
