@@ -1,7 +1,4 @@
-"""Samples for the tests of the stores.
-
-What the tests of the stores have in common: an identity, driver's data that fits it, fault sweeps.
-"""
+"""What the tests of the stores have in common: an identity, data that fits it, damage, fault sweeps."""
 
 from __future__ import annotations
 
@@ -47,6 +44,20 @@ def file_content(identity: DeviceIdentity = NAVI21, data: bytes | None = None) -
     """A good cache file."""
     data = driver_data(identity) if data is None else data
     return PipelineCachePrefixHeader.describe(identity, data).pack() + data
+
+
+def flipped_bits(content: bytes) -> Iterator[bytes]:
+    """Content with one bit that is wrong, for each of its bits."""
+    for bit in range(len(content) * 8):
+        damaged = bytearray(content)
+        damaged[bit // 8] ^= 1 << bit % 8
+        yield bytes(damaged)
+
+
+def other_lengths(content: bytes) -> Iterator[bytes]:
+    """Content that was cut anywhere, or has a byte too many."""
+    yield from (content[:length] for length in range(len(content)))
+    yield content + b"\0"
 
 
 def sweep(clean_calls: int) -> Iterator[FaultyFileOperations]:

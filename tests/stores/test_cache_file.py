@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import struct
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from orchestrator.stores.cache_file import (
     LoadPolicy,
     LoadResult,
     LoadStatus,
-    PipelineCachePrefixHeader,
     cache_path,
     read_cache_file,
     save_cache_file,
@@ -29,6 +27,7 @@ from tests.stores.samples import (
     assert_no_open_descriptors,
     driver_data,
     file_content,
+    flipped_bits,
     sweep,
     temporaries,
 )
@@ -126,11 +125,8 @@ def test_only_the_driver_version_is_relaxed_and_only_on_request(tmp_path: Path) 
 def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
     content = file_content(data=driver_data(payload=b"\x00\xff" * 20))
     path = tmp_path / "file"
-    refused = 0
-    for bit in range(len(content) * 8):
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        result = offer(path, bytes(flipped))
+    for bit, flipped in enumerate(flipped_bits(content)):
+        result = offer(path, flipped)
         if bit < 8 * 8:
             expected = LoadStatus.BAD_MAGIC
         elif bit < 12 * 8:
@@ -140,8 +136,6 @@ def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
         else:
             expected = LoadStatus.HASH_MISMATCH
         assert (result.status, result.data) == (expected, b""), bit
-        refused += 1
-    assert refused == len(content) * 8
 
 
 def test_every_truncation_is_refused(tmp_path: Path) -> None:
@@ -176,22 +170,6 @@ def test_every_zero_tail_is_refused(tmp_path: Path) -> None:
         }, kept
 
 
-def test_random_damage_is_refused(tmp_path: Path) -> None:
-    content = file_content(data=driver_data(payload=random.Random(1).randbytes(5000)))
-    chance = random.Random(2)
-    for _ in range(300):
-        damaged = bytearray(content)
-        for _ in range(chance.randrange(1, 9)):
-            damaged[chance.randrange(len(damaged))] ^= chance.randrange(1, 256)
-        if damaged != content:
-            assert offer(tmp_path / "file", bytes(damaged)).status is not LoadStatus.LOADED
-
-
-def sealed(data: bytes, identity: DeviceIdentity = NAVI21) -> bytes:
-    """A file whose own header is all right, whatever the data is."""
-    return PipelineCachePrefixHeader.describe(identity, data).pack() + data
-
-
 @pytest.mark.parametrize(
     ("data", "field"),
     [
@@ -206,12 +184,12 @@ def sealed(data: bytes, identity: DeviceIdentity = NAVI21) -> bytes:
 def test_proven_data_whose_vulkan_header_disagrees_is_refused(
     tmp_path: Path, data: bytes, field: str
 ) -> None:
-    result = offer(tmp_path / "file", sealed(data))
+    result = offer(tmp_path / "file", file_content(data=data))
     assert (result.status, result.field) == (LoadStatus.VULKAN_HEADER_MISMATCH, field)
 
 
 def test_a_header_without_data_is_empty(tmp_path: Path) -> None:
-    result = offer(tmp_path / "file", sealed(b""))
+    result = offer(tmp_path / "file", file_content(data=b""))
     assert (result.status, result.field) == (LoadStatus.EMPTY, "dataSize")
 
 

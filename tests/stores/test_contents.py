@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.stores.run_notes import CacheContents, Durations, add_contents, read_contents
+from tests.stores.samples import flipped_bits, other_lengths
 
 FIRST, SECOND, OTHER = (bytes([number] * 16) for number in range(1, 4))
 
@@ -64,15 +65,13 @@ def test_the_newest_are_kept_when_there_are_too_many(
 def test_no_flipped_bit_and_no_other_length_is_accepted(cache_file: Path) -> None:
     path = cache_file.with_suffix(".contents")
     good = path.read_bytes()
-    for bit in range(len(good) * 8):
-        damaged = bytearray(good)
-        damaged[bit // 8] ^= 1 << bit % 8
+    for damaged in flipped_bits(good):
         path.write_bytes(damaged)
         known = read_contents(cache_file)
         assert (len(known), known.data_hash) == (0, b"")
         assert str(path) in known.problem
-    for size in (*range(len(good)), len(good) + 1):
-        path.write_bytes((good + b"\0")[:size])
+    for damaged in other_lengths(good):
+        path.write_bytes(damaged)
         assert len(read_contents(cache_file)) == 0
 
 

@@ -1,7 +1,4 @@
-"""Recorded compile times.
-
-Compile times kept from run to run: what is saved is read, newer times win, damage is as good as nothing.
-"""
+"""Compile times that are kept: what is saved is read, newer times win, damage is as good as nothing."""
 
 from __future__ import annotations
 
@@ -24,6 +21,7 @@ from orchestrator.stores.run_notes import (
     durations_path,
     read_durations,
 )
+from tests.stores.samples import flipped_bits, other_lengths
 
 
 def columns(**times: int) -> tuple[Keys, Nanoseconds]:
@@ -66,15 +64,13 @@ def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "times.durations"
     add_durations(tmp_path / "times.pipeline-cache", *columns(k1=10, k2=20))
     good = path.read_bytes()
-    for bit in range(len(good) * 8):
-        damaged = bytearray(good)
-        damaged[bit // 8] ^= 1 << bit % 8
+    for damaged in flipped_bits(good):
         path.write_bytes(damaged)
         read = read_durations(path)
         assert len(read) == 0
         assert str(path) in read.problem
-    for size in (*range(len(good)), len(good) + 1):
-        path.write_bytes((good + b"\0")[:size])
+    for damaged in other_lengths(good):
+        path.write_bytes(damaged)
         assert len(read_durations(path)) == 0
     path.unlink()
     path.mkdir()
@@ -85,8 +81,6 @@ def test_a_time_below_0_is_damage(tmp_path: Path) -> None:
     path = durations_path(tmp_path, simulated_identity())
     body = np.array([3], "<u8").tobytes() + np.array([-1], "<i8").tobytes()
     path.write_bytes(struct.pack("<7sBQ16s", b"ORCHDUR", 1, 1, content_hash128(body)) + body)
-    path.chmod(0o600)
-    tmp_path.chmod(0o700)
     assert "at byte 40: a compile time is below 0 ns" in read_durations(path).problem
 
 
