@@ -1,7 +1,7 @@
-"""Counts of the fault suites.
+"""Counts what the fault suites went through, and runs their harnesses.
 
-Count what the fault suites went through, and print it at the end of a run: a suite that is exhaustive must
-show how much that was, or one that silently shrank would look the same.
+The counts are printed at the end of a run: a suite that is exhaustive must show how much that was, or one
+that silently shrank would look the same.
 
 The counts travel as properties of the tests' reports, so that those of tests that ran in another process are
 here too.
@@ -9,12 +9,18 @@ here too.
 
 from __future__ import annotations
 
+import json
 import shutil
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests.drivers import REPOSITORY
 
 COUNT = "count: "
 
@@ -38,6 +44,24 @@ def fast_path() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
     yield directory
     shutil.rmtree(directory)
+
+
+def run_harness(
+    name: str, environment: Mapping[str, str] | None = None, /, **options: object
+) -> tuple[dict[str, Any], str]:
+    """Run a harness in a process of its own; what it reports, and what it says on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-m", f"tests.stores.faults.{name}", json.dumps(options)],
+        cwd=REPOSITORY,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    said = done.stderr[-4000:]
+    assert done.returncode == 0, said
+    return json.loads(done.stdout.rstrip().rpartition("\n")[2]), said
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -4,9 +4,9 @@ A program that saves in processes which it kills with SIGKILL at random moments,
 after each. Run by the tests as a process of its own, since it forks: its children start in a millisecond,
 with everything imported, which is what makes hundreds of kills affordable.
 
-Writers   load, compile new pipelines, save_merged, acknowledge on a pipe; again opener    loads all the
-while, and every few loads saves something itself; never killed before the end harness   kills a writer, then
-looks: everything that was acknowledged must load
+    writers   load, compile new pipelines, save_merged, acknowledge on a pipe; again
+    opener    loads all the while, and every few loads saves something itself; never killed before the end
+    harness   kills a writer, then looks: everything that was acknowledged must load
 
 Guarantees: the seed decides what is killed when, as far as a scheduler lets it. Ends with a JSON document on
 stdout. Assumptions: POSIX. One thread, so that forking is safe.
@@ -36,7 +36,7 @@ from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOper
 from tests.stores.faults.sets import compile_keys, keys_in, path_in
 
 # Those who kill know that it was not the driver.
-FORGIVEN = 1 << 20
+POLICY = LoadPolicy(tolerated_crashes=1 << 20)
 OPENER = 7000
 BAD = frozenset(LoadStatus) - {LoadStatus.LOADED, LoadStatus.MISSING}
 
@@ -113,16 +113,12 @@ def write_forever(options: Options, first: int, acknowledge: int) -> NoReturn:
     """Load, compile the next pipeline, save, acknowledge; until killed."""
     path = path_in(Path(options.directory))
     device = SimulatedDevice()
-    cache, result = load_into_cache(
-        device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
-    )
+    cache, result = load_into_cache(device, path, POLICY, operations=options.operations)
     assert result.status not in BAD, result
     key = first
     while True:
         compile_keys(device, cache, frozenset({key}))
-        report = save_merged(
-            device, path, cache, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
-        )
+        report = save_merged(device, path, cache, POLICY, operations=options.operations)
         if report.saved_bytes:
             os.write(acknowledge, key.to_bytes(4, "little"))
             key += 1
@@ -136,9 +132,7 @@ def open_until_told(options: Options, acknowledged: mmap.mmap, told: mmap.mmap) 
     while not told[0]:
         before = {key for key in range(1, OPENER) if acknowledged[key]}
         device = SimulatedDevice()
-        cache, result = load_into_cache(
-            device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
-        )
+        cache, result = load_into_cache(device, path, POLICY, operations=options.operations)
         found = keys_in(device.pipeline_cache_data(cache).data)
         missing = (before | set(range(OPENER, OPENER + own))) - found
         if result.status in BAD or missing:
@@ -147,9 +141,7 @@ def open_until_told(options: Options, acknowledged: mmap.mmap, told: mmap.mmap) 
         loads += 1
         if loads % options.opener_saves == 0:
             compile_keys(device, cache, frozenset({OPENER + own}))
-            report = save_merged(
-                device, path, cache, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
-            )
+            report = save_merged(device, path, cache, POLICY, operations=options.operations)
             own += bool(report.saved_bytes)
         device.close()
         told[8:16] = loads.to_bytes(8, "little")
@@ -216,9 +208,7 @@ def run(options: Options) -> Report:
 def _look(path: Path, acknowledged: mmap.mmap, report: Report, options: Options) -> None:
     expected = {key for key in range(1, 8000) if acknowledged[key]}
     device = SimulatedDevice()
-    cache, result = load_into_cache(
-        device, path, LoadPolicy(tolerated_crashes=FORGIVEN), operations=options.operations
-    )
+    cache, result = load_into_cache(device, path, POLICY, operations=options.operations)
     found = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     if missing := expected - found:

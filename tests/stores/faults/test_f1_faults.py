@@ -41,8 +41,6 @@ MODES = (*FAILURES, Fault.KILL)
 HOUR_NS = 3600 * 10**9
 AGAIN: Keys = frozenset(range(101, 104))
 
-# A device that is gone for good, and a process that is gone, cannot take their sentinel away.
-
 
 @define
 class Violations:
@@ -127,16 +125,14 @@ def _check_next(situation: Situation, path: Path, operations: FaultyFileOperatio
     return wrong
 
 
-def run_suite(directory: Path, inner: FileOperations | None = None) -> Violations:
+def run_suite(directory: Path) -> Violations:
     """Every situation, every mode, every call until none fires."""
     violations = Violations()
     for situation in SITUATIONS:
         for mode in MODES:
             at, calls = 0, 1
             while at <= calls:
-                operations = (
-                    FaultyFileOperations(mode, at) if inner is None else FaultyFileOperations(mode, at, inner)
-                )
+                operations = FaultyFileOperations(mode, at)
                 folder = directory / "case"
                 folder.mkdir(mode=0o700)
                 wrong = run_case(situation, folder, operations)

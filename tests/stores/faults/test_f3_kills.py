@@ -6,16 +6,12 @@ everything that was acknowledged is there.
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.drivers import REPOSITORY
-from tests.stores.faults.conftest import CountCases
+from tests.stores.faults.conftest import CountCases, run_harness
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: needs fork and SIGKILL")
 
@@ -23,29 +19,9 @@ KILLS = 200
 SEED = 20_261_121
 
 
-def run_harness(directory: Path, **options: Any) -> dict[str, Any]:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.stores.faults.kill_harness",
-            json.dumps({"directory": str(directory), "seed": SEED, **options}),
-        ],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    report: dict[str, Any] = json.loads(done.stdout)
-    report["stderr"] = done.stderr
-    return report
-
-
 def test_what_was_acknowledged_survives_kills(fast_path: Path, count_cases: CountCases) -> None:
-    report = run_harness(fast_path, kills=KILLS)
-    assert report["wrong"] == [], report["stderr"][-4000:]
+    report, said = run_harness("kill_harness", directory=str(fast_path), seed=SEED, kills=KILLS)
+    assert report["wrong"] == [], said
     assert report["kills"] == KILLS
     assert report["acknowledged"] > KILLS
     assert report["opened"] > KILLS
@@ -58,6 +34,6 @@ def test_what_was_acknowledged_survives_kills(fast_path: Path, count_cases: Coun
 
 def test_a_lock_that_is_left_out_is_found(fast_path: Path) -> None:
     """Test of the test."""
-    assert run_harness(
-        fast_path, kills=KILLS, locks=False, longest_ms=300.0, opener_saves=1, stop_at_first=True
-    )["wrong"]
+    options = {"locks": False, "longest_ms": 300.0, "opener_saves": 1, "stop_at_first": True}
+    report, _ = run_harness("kill_harness", directory=str(fast_path), seed=SEED, kills=KILLS, **options)
+    assert report["wrong"]

@@ -31,8 +31,8 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.cache_file import LoadPolicy, cache_path, load_into_cache, save_merged
-from tests.stores.faults.kill_harness import FORGIVEN, forked
+from orchestrator.stores.cache_file import cache_path, load_into_cache, save_merged
+from tests.stores.faults.kill_harness import POLICY, forked
 
 SHARES = (range(1000), range(500, 1500))
 UNION = 1500
@@ -131,7 +131,7 @@ def compile_share(options: Options, source: PipelineSet, keys: list[int], number
     """Load, compile what is missing, save after each batch that had something new."""
     device = open_device(options.selector)
     path = cache_path(Path(options.directory), device.identity)
-    cache, _ = load_into_cache(device, path, LoadPolicy(tolerated_crashes=FORGIVEN))
+    cache, _ = load_into_cache(device, path, POLICY)
     prepared = device.prepare(image_of(source, keys, numbers, device))
     unsaved = False
     for start in range(0, len(numbers), options.batch):
@@ -148,7 +148,7 @@ def compile_share(options: Options, source: PipelineSet, keys: list[int], number
 
 
 def _save(device: Device, path: Path, cache: PipelineCache) -> bool:
-    report = save_merged(device, path, cache, LoadPolicy(tolerated_crashes=FORGIVEN))
+    report = save_merged(device, path, cache, POLICY)
     return report.skipped is None or report.skipped.startswith("nothing is new")
 
 

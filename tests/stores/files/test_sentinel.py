@@ -202,13 +202,11 @@ def test_a_supervisor_speaks_of_its_own_process_only(path: Path) -> None:
 
 
 def test_a_crash_is_forgiven_as_often_as_is_said(path: Path) -> None:
-    for number in range(3):
-        sentinel_of(path, file_of(OLD), number)
+    accused(path, deaths=3)
     assert load(path, tolerated_crashes=3)[0] == OLD
     # It loaded, so that those deaths are no evidence any more.
     assert sentinels(path) == []
-    for number in range(3):
-        sentinel_of(path, file_of(OLD), number)
+    accused(path, deaths=3)
     keys, result = load(path, tolerated_crashes=2)
     assert (keys, result.status) == (NOTHING, LoadStatus.CRASHED_LAST_TIME)
 
