@@ -6,7 +6,6 @@ import errno
 import os
 import random
 import shutil
-import signal
 import stat
 import struct
 import subprocess
@@ -65,11 +64,48 @@ def store(tmp_path: Path) -> Iterator[BinaryStore]:
 
 
 def pipeline(
-    state: int, *contents: bytes, driver_key: bytes | None = None, cost_ns: int = 1_000_000
+    state: int,
+    *contents: bytes,
+    driver_key: bytes | None = None,
+    cost_ns: int = 1_000_000,
+    identifiers: bytes = b"",
 ) -> StoredPipeline:
     key = b"key %d" % state if driver_key is None else driver_key
     binaries = tuple(PipelineBinary(b"binary " + each[:20], each) for each in contents)
-    return StoredPipeline(b"state %d" % state, key, binaries, cost_ns)
+    return StoredPipeline(b"state %d" % state, key, binaries, cost_ns, identifiers)
+
+
+def named(state: int, content: bytes, identifiers: bytes, driver_key: bytes = b"key") -> StoredPipeline:
+    """A pipeline that can be looked up by identifiers of its modules."""
+    return pipeline(state, content, driver_key=driver_key, identifiers=identifiers)
+
+
+def started(program: str, *arguments: object) -> subprocess.Popen[str]:
+    """A process of its own that is told by lines what to do, and answers by lines."""
+    return subprocess.Popen(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        cwd=REPOSITORY,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+
+
+def killed(process: subprocess.Popen[str]) -> list[int]:
+    """Kill a process; the numbers that it wrote in whole lines and nobody read yet."""
+    with process:
+        process.kill()
+        assert process.stdout is not None
+        lines = process.stdout.read().splitlines(keepends=True)
+    return [int(line) for line in lines if line.endswith("\n")]
+
+
+def output_of(*command: str) -> str:
+    """What a command prints, which must end well."""
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
 
 
 def found(store: BinaryStore, state: int, driver_key: bytes | None = None) -> tuple[str, list[bytes]]:
@@ -108,9 +144,6 @@ def test_one_key_for_equal_pipelines_is_shared(store: BinaryStore) -> None:
 
 
 def test_identifiers_and_the_drivers_key_name_a_pipeline_together(store: BinaryStore) -> None:
-    def named(state: int, content: bytes, identifiers: bytes, driver_key: bytes = b"key") -> StoredPipeline:
-        return replace(pipeline(state, content, driver_key=driver_key), identifiers=identifiers)
-
     def look(identifiers: bytes, driver_key: bytes = b"key") -> tuple[str, bytes]:
         with store.reading(GENERATION) as reader:
             outcome, pipeline = reader.find_identified(identifiers, driver_key)
@@ -371,14 +404,7 @@ with BinaryStore.open(Path(sys.argv[1]), bound_bytes=64 << 20) as store:
 
 
 def test_a_store_may_grow_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _GROWING, str(tmp_path)],
-        cwd=REPOSITORY,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        bufsize=1,
-    )
+    writer = started(_GROWING, tmp_path)
     assert writer.stdin is not None
     assert writer.stdout is not None
     tell, answer, open_it = writer.stdin.write, writer.stdout.readline, lmdb.open
@@ -639,11 +665,7 @@ with BinaryStore.open(Path(sys.argv[1])) as store:
     assert found(store, 3)[0] == "found"
     assert store.verify().problems == ()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "cannot be written" in done.stdout
+    assert "cannot be written" in output_of(sys.executable, "-c", code, str(tmp_path))
 
 
 def test_a_copy_that_does_not_fit_the_disk_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -660,11 +682,7 @@ except StoreError as error:
     print(error)
 """
     before = sorted(tmp_path.iterdir())
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert str(path) in done.stdout
+    assert str(path) in output_of(sys.executable, "-c", code, str(tmp_path))
     assert sorted(tmp_path.iterdir()) == before
     with BinaryStore.open(tmp_path) as store:
         assert store.verify().problems == ()
@@ -721,16 +739,10 @@ def test_a_file_system_that_is_full_is_an_error_and_loses_nothing(tmp_path: Path
     mount = 'mount -t tmpfs -o size=6m tmpfs "$1" && shift'
     if subprocess.run([*enter, mount, "sh", str(tmp_path)], capture_output=True).returncode:
         unsupported("no file system can be mounted here (unshare --map-root-user --mount)")
-    done = subprocess.run(
-        [*enter, f'{mount} && exec "$@"', "sh", str(tmp_path), sys.executable, "-c", _FULL, str(tmp_path)],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert "cannot be written: No space left on device" in done.stdout
-    assert done.stdout.count("open:") == 2
-    assert "No space left" in done.stdout
+    program = (sys.executable, "-c", _FULL, str(tmp_path))
+    said = output_of(*enter, f'{mount} && exec "$@"', "sh", str(tmp_path), *program)
+    assert "cannot be written: No space left on device" in said
+    assert said.count("open:") == 2
 
 
 def test_the_same_store_once_a_process(tmp_path: Path) -> None:
@@ -786,39 +798,18 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path) -> N
     acknowledged: list[int] = []
     firsts = iter(range(0, 10**9, 10**5))
 
-    def start() -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-c", _WRITER, str(tmp_path), str(next(firsts))],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    writers = [start(), start()]
+    writers = [started(_WRITER, tmp_path, next(firsts)) for _ in range(2)]
     try:
         for number in range(KILLS):
             victim = writers[number % 2]
             assert victim.stdout is not None
             acknowledged.append(int(victim.stdout.readline()))  # it is at work
             time.sleep(noise.random() * 0.15)
-            victim.send_signal(signal.SIGKILL)
-            acknowledged += [
-                int(line) for line in victim.stdout.read().splitlines(keepends=True) if line.endswith("\n")
-            ]
-            victim.wait()
-            victim.stdout.close()
-            writers[number % 2] = start()
+            acknowledged += killed(victim)
+            writers[number % 2] = started(_WRITER, tmp_path, next(firsts))
     finally:
         for writer in writers:
-            writer.kill()
-            writer.wait()
-            if writer.stdout is not None:
-                acknowledged += [
-                    int(line)
-                    for line in writer.stdout.read().splitlines(keepends=True)
-                    if line.endswith("\n")
-                ]
-                writer.stdout.close()
+            acknowledged += killed(writer)
     with BinaryStore.open(tmp_path) as store:
         assert store.set_aside == ""
         assert store.verify().problems == ()
@@ -849,21 +840,11 @@ def test_killed_compactions_lose_nothing(tmp_path: Path) -> None:
     noise = random.Random(9)
     acknowledged: list[int] = []
     for number in range(COMPACTIONS):
-        victim = subprocess.Popen(
-            [sys.executable, "-c", _COMPACTOR, str(tmp_path), str(number * 10**5 + 4)],
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        victim = started(_COMPACTOR, tmp_path, number * 10**5 + 4)
         assert victim.stdout is not None
         acknowledged.append(int(victim.stdout.readline()))
         time.sleep(noise.random() * 0.05)
-        victim.kill()
-        acknowledged += [
-            int(each) for each in victim.stdout.read().splitlines(keepends=True) if each[-1] == "\n"
-        ]
-        victim.wait()
-        victim.stdout.close()
+        acknowledged += killed(victim)
         with BinaryStore.open(tmp_path) as store:
             assert store.set_aside == ""
             assert store.verify().problems == ()
@@ -877,9 +858,7 @@ def test_killed_compactions_lose_nothing(tmp_path: Path) -> None:
 def test_a_check_beside_a_writer_finds_nothing_wrong(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path, bound_bytes=64 << 20):
         pass
-    writer = subprocess.Popen(
-        [sys.executable, "-c", _WRITER, str(tmp_path), "0"], cwd=REPOSITORY, stdout=subprocess.PIPE, text=True
-    )
+    writer = started(_WRITER, tmp_path, 0)
     try:
         assert writer.stdout is not None
         for _ in range(40):
@@ -1005,9 +984,6 @@ def decode_generation(store: BinaryStore, generation: Generation) -> binary_stor
 
 
 def test_an_index_that_names_another_pipeline_gives_nobody_its_binaries(store: BinaryStore) -> None:
-    def named(state: int, content: bytes, identifiers: bytes) -> StoredPipeline:
-        return replace(pipeline(state, content, driver_key=b"key"), identifiers=identifiers)
-
     store.put(GENERATION, [named(1, b"one", b"a"), named(2, b"two", b"b")])
     with damaging(store) as put:
         wrong, right = sorted(entries(store, "identified"))
