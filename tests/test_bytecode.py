@@ -69,19 +69,24 @@ def kept(folder: Path) -> Path:
     return found
 
 
+def damage(path: Path, how: str) -> None:
+    """Make a file of kept byte code empty, or cut it, or change one bit or its first bytes."""
+    data = path.read_bytes()
+    middle = len(data) // 2
+    flipped = data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
+    bad = {"empty": b"", "cut": data[:300], "bit": flipped, "other": bytes(4) + data[4:]}
+    path.write_bytes(bad[how])
+
+
 def test_the_second_process_compiles_nothing(folder: Path) -> None:
     assert compiled(folder) > 10
     assert compiled(folder) == 0
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "other"])
-def test_a_damaged_file_costs_time_alone(folder: Path, damage: str) -> None:
+@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other"])
+def test_a_damaged_file_costs_time_alone(folder: Path, how: str) -> None:
     first = compiled(folder)
-    path = kept(folder)
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    bad = {"empty": b"", "cut": bytes(data[:1000]), "bit": bytes(data), "other": bytes(4) + bytes(data[4:])}
-    path.write_bytes(bad[damage])
+    damage(kept(folder), how)
     assert compiled(folder) == first
     assert compiled(folder) == 0
 
@@ -140,15 +145,8 @@ def test_what_several_processes_compile_is_kept_together(
 
 def test_the_process_that_compiles_pipelines_keeps_its_own(folder: Path, tmp_path: Path) -> None:
     """It is a fork, and is ended without the interpreter's end."""
-    command = [sys.executable, "-m", "orchestrator", "compile", str(sample_path()), "-d", "simulated"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    subprocess.run(
-        [*command, "--cache-dir", str(tmp_path / "cache"), "--json"],
-        capture_output=True,
-        cwd=REPOSITORY,
-        env=environment | {"PYTHONPYCACHEPREFIX": str(folder)},
-        check=True,
-    )
+    command = ["-m", "orchestrator", "compile", str(sample_path()), "-d", "simulated", "--json"]
+    output_of(*command, "--cache-dir", str(tmp_path / "cache"), PYTHONPYCACHEPREFIX=str(folder))
     names = _read(str(kept(folder)))
     for module in ("run.supervisor", "run.execution", "run.keeping", "run.caches", "cli.compile_arguments"):
         assert any(f"orchestrator.{module}." in name for name in names), module
@@ -257,14 +255,10 @@ def test_modules_of_a_folder_that_is_not_searched_are_not_given(sources: Path, t
     assert loaders(imported(tmp_path, moved)) == [READ] * 4
 
 
-@pytest.mark.parametrize("damage", ["empty", "cut", "bit", "other"])
-def test_a_damaged_file_of_modules_costs_time_alone(damage: str, sources: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["empty", "cut", "bit", "other"])
+def test_a_damaged_file_of_modules_costs_time_alone(how: str, sources: Path, tmp_path: Path) -> None:
     imported(tmp_path, sources)
-    path = tmp_path / "kept"
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    bad = {"empty": b"", "cut": bytes(data[:300]), "bit": bytes(data), "other": bytes(4) + bytes(data[4:])}
-    path.write_bytes(bad[damage])
+    damage(tmp_path / "kept", how)
     assert loaders(imported(tmp_path, sources)) == [READ] * 4
     assert loaders(imported(tmp_path, sources)) == [KEPT] * 3 + [READ]
 
