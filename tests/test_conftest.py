@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.drivers import REPOSITORY, driver_environment, driver_manifest, run_on_device
+from tests.drivers import driver_environment, driver_manifest, run_on_device
+from tests.test_isolation import run
 
 MODULE = """
 import pytest
@@ -32,29 +30,9 @@ def test_runs(): pass
 
 def outcomes(folder: Path, source: str, **environment: str) -> dict[str, int]:
     """Outcomes of a test module in a process of its own, by name."""
-    path = folder / "test_left_out.py"
-    path.write_text(source, "utf-8")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-p",
-            "tests.conftest",
-            "-p",
-            "no:cacheprovider",
-            "-c",
-            "pyproject.toml",
-            str(path),
-        ],
-        cwd=REPOSITORY,
-        env={**os.environ, "ORCHESTRATOR_CORPORA": str(folder / "absent"), **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)", done.stdout.splitlines()[-1])
+    absent = str(folder / "absent")
+    printed = run(folder, "-q", module=source, ORCHESTRATOR_CORPORA=absent, **environment)
+    counts = re.findall(r"(\d+) (passed|failed|skipped|errors?)", printed.splitlines()[-1])
     return {name.rstrip("s"): int(number) for number, name in counts}
 
 

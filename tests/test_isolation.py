@@ -66,22 +66,11 @@ def test_fails_while_the_other_runs():
 
 def run(folder: Path, *arguments: str, module: str = MODULE, **environment: str) -> str:
     """Output of a session over a module, in a process of its own."""
-    path = folder / "test_relayed.py"
+    path = folder / "test_module.py"
     path.write_text(module, "utf-8")
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "tests.conftest",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        "pyproject.toml",
-        str(path),
-    ]
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, *arguments],
+        [*command, "-c", "pyproject.toml", str(path), *arguments],
         cwd=REPOSITORY,
         env={**os.environ, **environment},
         capture_output=True,
