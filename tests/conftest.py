@@ -1,6 +1,4 @@
-"""Fixtures of all tests.
-
-Fixtures for real drivers and captured sets, and the rule that nothing is left out silently in CI.
+"""Fixtures for real drivers and captured sets, and the rule that nothing is left out silently in CI.
 
 Guarantees: with CI set, a test or module that skips fails instead, unless it skips because the corpora are
 absent or because a device cannot show the case (tests.drivers.unsupported). Devices that a test opened are

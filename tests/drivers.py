@@ -1,7 +1,4 @@
-"""Real drivers and real pipeline sets for the tests.
-
-What tests share to reach real drivers and real pipeline sets: where they are, and what happens where they
-are not.
+"""What tests share to reach real drivers and captured sets: where they are, and what happens without them.
 
 Guarantees: absence is one thing, decided in one place. missing() skips with the reason on a developer's
 machine and fails where the environment sets CI, so that a green run there means that everything ran.

@@ -1,10 +1,9 @@
-"""Runs the tests of each real device in a process of their own.
+"""Runs the tests of each real device in a process of their own, because one process is one driver.
 
-One process is one driver, so the tests of each real device run in a process of its own, and a test does not
-have to know. All tests of one target go to one child pytest; what it reports is replayed here as if the
-tests had run here, with their failures, durations and captured output. The children run one after another,
-beside the tests of the session's own process, which come first. Where nearly all tests are run, those of the
-command line go to a child, too: else two processors are half idle.
+A test does not have to know. All tests of one target go to one child pytest; what it reports is replayed here
+as if the tests had run here, with their failures, durations and captured output. The children run one after
+another, beside the tests of the session's own process, which come first. Where nearly all tests are run,
+those of the command line go to a child, too: else two processors are half idle.
 
 Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
 session; the process of the session itself never opens a driver on behalf of such a test. No child is left.

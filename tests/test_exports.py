@@ -1,8 +1,4 @@
-"""The public names, and what importing them costs.
-
-What `import orchestrator` promises: names that exist and are described, and a quick import that works on a
-machine without a Vulkan loader.
-"""
+"""What `import orchestrator` promises: names that exist, a quick import, and no need of a Vulkan loader."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Layouts of structures by a C compiler.
-
-What a C compiler says about the layout of structures, for the tests of the tables and the bindings.
+"""What a C compiler says about the layout of structures, for the tests of the tables and the bindings.
 
 Guarantees: one compilation a call; absence of the compiler goes through tests.drivers.missing.
 """

@@ -1,7 +1,4 @@
-"""Fixtures of the tests of the stores.
-
-Private permissions for what the tests of the stores create, since the stores refuse what others may write.
-"""
+"""Private permissions for what tests of the stores create, since the stores refuse what others may write."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Targets of the fuzz suite.
+"""What the fuzz suite throws bytes at: every place where bytes of unknown origin are first looked at.
 
-What the fuzz suite throws bytes at: every place where bytes of unknown origin are first looked at, each with
-good inputs to start from and a ceiling on the memory that it may take for so many bytes.
+Each has good inputs to start from, and a ceiling on the memory that it may take for so many bytes.
 
 Guarantees: a target raises typed errors only, or it has a bug; whatever else it lets out is a finding. The
 ceiling is on what Python and numpy allocate at a time (tracemalloc), the input apart.

@@ -1,12 +1,11 @@
-"""Kill processes that save. Usage: python -m tests.stores.faults.kill_harness OPTIONS-AS-JSON.
+"""Kills processes that save. Usage: python -m tests.stores.faults.kill_harness OPTIONS-AS-JSON.
 
-A program that saves in processes which it kills with SIGKILL at random moments, and looks at what is there
-after each. Run by the tests as a process of its own, since it forks: its children start in a millisecond,
-with everything imported, which is what makes hundreds of kills affordable.
+The tests run it as a process of its own, since it forks: its children start in a millisecond, with everything
+imported, which makes hundreds of kills affordable.
 
     writers   load, compile new pipelines, save_merged, acknowledge on a pipe; again
     opener    loads all the while, and every few loads saves something itself; never killed before the end
-    harness   kills a writer, then looks: everything that was acknowledged must load
+    harness   kills a writer at a random moment, then looks: everything that was acknowledged must load
 
 Guarantees: the seed decides what is killed when, as far as a scheduler lets it. Ends with a JSON document on
 stdout. Assumptions: POSIX. One thread, so that forking is safe.

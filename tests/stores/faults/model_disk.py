@@ -1,7 +1,4 @@
-"""A file system with crash states.
-
-A file system in memory that forgets what was not synced, so that every state a power loss can leave can be
-built and looked at.
+"""A file system in memory that forgets what was not synced: every state that a power loss can leave is built.
 
 What POSIX promises, and no more, is what lasts. Content: what was written before an fsync of the file that
 returned. Names: what was created, renamed, linked or removed before an fsync of its directory that

@@ -1,7 +1,6 @@
-"""The operations of the stores, each with its situation and what may be there afterwards.
+"""Every operation of the stores in every situation that has a path of its own, and what may be there then.
 
-Every operation of the stores in every situation that has a path of its own, as data, so that one suite fails
-every call of each, and another cancels at every call.
+They are data, so that one suite fails every call of each, and another cancels at every call.
 """
 
 from __future__ import annotations

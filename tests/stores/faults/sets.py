@@ -1,7 +1,6 @@
-"""Sets of simulated pipelines, as cache data and back.
+"""Cache data whose content is known: sets of simulated pipelines by key.
 
-Cache data whose content is known: sets of pipelines by key, on the simulated device, so that a test can say
-which save it is looking at, and whether a merge is the union.
+So a test can say which save it is looking at, and whether a merge is the union.
 """
 
 from __future__ import annotations

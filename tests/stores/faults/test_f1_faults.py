@@ -1,7 +1,7 @@
-"""F1: every call of every operation, six failures each.
+"""F1: every persistence call of every operation fails, in six ways.
 
-Every persistence call of every operation fails, in six ways; whatever the operation then says, what is
-there afterwards is what was there before or what was to come, whole, and the next operation works.
+Whatever the operation then says, what is there afterwards is what was there before or what was to come,
+whole, and the next operation works.
 """
 
 from __future__ import annotations

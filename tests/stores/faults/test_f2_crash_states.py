@@ -1,7 +1,7 @@
-"""F2: every crash state of saves and merges.
+"""F2: the power goes off anywhere in a series of saves and merges.
 
-The power goes off anywhere in a series of saves; whatever of what was not synced lasts, the next start
-has the last state that was acknowledged, or the one that was on its way.
+Whatever lasts of what was not synced, the next start has the last state that was acknowledged, or the one
+that was on its way.
 """
 
 from __future__ import annotations

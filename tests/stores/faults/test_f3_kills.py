@@ -1,7 +1,6 @@
-"""F3: kill -9.
+"""F3: processes that save are killed at random moments, while another one opens and saves.
 
-Processes that save are killed with SIGKILL at random moments, while another one opens and saves;
-everything that was acknowledged is there.
+Everything that was acknowledged is there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""F4: damaged files.
+"""F4: a file that is damaged in any way is refused, never reaches a driver, and never ends the process.
 
-A file that is damaged in any way is refused, never reaches a driver, and never ends the process; with a
-previous generation, that one is loaded instead.
+With a previous generation, that one is loaded instead.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""F5: fuzz.
+"""F5: whatever bytes come, errors are typed, and memory stays within a ceiling.
 
-Whatever bytes come, from an archive, a document, a module, a cache file or a child process: typed errors
-only, and memory within a ceiling.
+The bytes are those of an archive, a document, a module, a cache file or a child process.
 
 How long: a few hundred inputs a target, the same in each run. ORCHESTRATOR_FUZZ_SECONDS=60 goes on for that
 long a target, with other inputs each time; the seed of a failing round is in its message.

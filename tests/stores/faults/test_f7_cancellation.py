@@ -1,8 +1,6 @@
-"""F7: cancelled at every call.
+"""F7: a cancellation reaches an operation of the stores as an exception, at any of its calls.
 
-F7, the side of the stores. A cancellation reaches an operation of the stores as an exception, at any of its
-calls; afterwards nothing is open, locked or left on the device, and the files are what they were or were to
-be.
+Afterwards nothing is open, locked or left on the device, and the files are what they were or were to be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""Two processes, one directory, 1,000 pipelines each.
+"""Two processes compile 1,000 pipelines each, half of them shared, and save into one directory.
 
-Two processes that compile 1,000 pipelines each, half of them shared, save into one directory and are killed
-at random and started again; in the end everything is there.
+They are killed at random and started again; in the end everything is there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Two processes, one directory, kills. Usage: python -m tests.stores.faults.union_harness OPTIONS-AS-JSON.
+"""Two processes save into one directory. Usage: python -m tests.stores.faults.union_harness OPTIONS-AS-JSON.
 
-Two processes that compile sets which overlap by half save into one directory at a time; both are killed at
-random and started again until each has compiled all of its set once. Then all of both must be there. Run by
-the tests as a process of its own, in the environment of one driver.
+Their sets overlap by half. Both are killed at random and started again until each has compiled all of its set
+once. Then all of both must be there. The tests run it as a process of its own, in the environment of one
+driver.
 
 Guarantees: the driver is entered in the children only, so that each start is a new one. Ends with a JSON
 document on stdout. The seed decides who is killed when, as far as a scheduler lets it. Assumptions: POSIX.
