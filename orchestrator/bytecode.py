@@ -168,30 +168,14 @@ class _KeptModule:
     """The byte code of a module.
 
     Args:
-        origin: Path of its source.
-        cached: Path of the interpreter's own byte code.
-        is_package: Whether it is a package.
-        modified_ns: When its source was modified.
-        size: Of its source, bytes.
+        fields: Path of its source, path of the interpreter's own byte code, whether it is a package, when its
+            source was modified, ns, and the size of that, bytes.
         code: Its byte code, marshalled: of what earlier processes needed, this one may need little.
     """
 
-    def __init__(
-        self,
-        origin: str,
-        cached: str | None,
-        is_package: bool,
-        modified_ns: int,
-        size: int,
-        code: bytes | memoryview,
-    ) -> None:
-        self.origin, self.cached, self.is_package, self.code = origin, cached, is_package, code
-        self._state = modified_ns, size
-
-    @property
-    def fields(self) -> _Fields:
-        """Those that it was made of, but for the code."""
-        return (self.origin, self.cached, self.is_package, *self._state)
+    def __init__(self, fields: _Fields, code: bytes | memoryview) -> None:
+        self.fields, self.code = fields, code
+        self.origin, self.cached, self.is_package, *self._state = fields
 
     @property
     def root(self) -> str:
@@ -205,7 +189,7 @@ class _KeptModule:
             found = os.stat(self.origin)  # noqa: PTH116 - for some hundred modules
         except OSError:
             return False
-        return (found.st_mtime_ns, found.st_size) == self._state
+        return [found.st_mtime_ns, found.st_size] == self._state
 
 
 class _KeptLoader(SourceFileLoader):
@@ -234,12 +218,12 @@ def _module(name: str) -> _KeptModule | None:
     if code is None:
         return None
     is_package = spec.submodule_search_locations is not None
-    marshalled = marshal.dumps(code)
-    return _KeptModule(spec.origin, spec.cached, is_package, found.st_mtime_ns, found.st_size, marshalled)
+    fields = spec.origin, spec.cached, is_package, found.st_mtime_ns, found.st_size
+    return _KeptModule(fields, marshal.dumps(code))
 
 
 def _modules(path: str) -> dict[str, _KeptModule]:
-    return {name: _KeptModule(*(*fields, code)) for name, (fields, code) in _read(path).items()}
+    return {name: _KeptModule(*entry) for name, entry in _read(path).items()}
 
 
 def _hidden(known: dict[str, _KeptModule]) -> Iterable[str]:
