@@ -642,7 +642,8 @@ class VulkanDevice:
             rest = 0 if following < 0 else bound.address + following
             with bound.one_info(index, capture_statistics=True) as infos:
                 kind = bound.image.kind_of(index)
-                return inspect_executables(self.context, self._creation, kind, infos, rest)
+                links = bool(bound.image.libraries_of(index))
+                return inspect_executables(self.context, self._creation, kind, infos, rest, links=links)
 
     def close(self) -> None:
         """See `Device.close`. Waits for the calls in flight; none begins any more."""

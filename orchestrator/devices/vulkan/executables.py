@@ -37,6 +37,8 @@ def inspect_executables(
     kind: PipelineKind,
     infos: npt.NDArray[np.uint8],
     rest: int,
+    *,
+    links: bool,
 ) -> PipelineExecutables:
     """Create a pipeline, ask for its executables, and destroy it.
 
@@ -46,13 +48,18 @@ def inspect_executables(
         kind: What the pipeline is.
         infos: A copy of its create info, shape (1, stride), whose flags capture statistics; it is changed.
         rest: Address of the structure after the creation feedback in its chain, or 0.
+        links: Whether it links libraries. Times of its stages are then unknown.
 
     Raises:
         DriverError: The driver refused a query.
     """
     info = ffi.from_buffer(COMMANDS[kind][1], infos)[0]
-    alone = kind is PipelineKind.COMPUTE
-    stages = [info.stage] if alone else [info.pStages[each] for each in range(info.stageCount)]
+    if kind is PipelineKind.COMPUTE:
+        stages = [info.stage]
+    else:
+        # RADV (25.0.7) also writes feedback of a graphics library's stages: beyond the end of an array of
+        # stageCount entries, and in its own order.
+        stages = [] if links else [info.pStages[each] for each in range(info.stageCount)]
     flags = [int(each.stage) for each in stages]
     whole = ffi.new("VkPipelineCreationFeedback *")
     of_stages = ffi.new("VkPipelineCreationFeedback[]", max(1, len(flags)))

@@ -6,14 +6,25 @@ left as they are.
 
 from __future__ import annotations
 
-import numpy as np
+import json
+from typing import Any
 
-from orchestrator.devices.device import ExecutableInspector
+import numpy as np
+import pytest
+
+from orchestrator.devices.device import NO_SOURCE, ExecutableInspector
 from orchestrator.devices.request import EXECUTABLE_INFO
+from orchestrator.devices.vulkan import executables
+from orchestrator.devices.vulkan.instance import new_struct
+from orchestrator.sets.archive.reader import CombinedRecords
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.records import RecordTag
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver, unsupported
+from tests.sets.image.test_image_builder import Records, hexed
+
+NAVI21 = "radv:navi21"
 
 
 @each_driver
@@ -51,4 +62,48 @@ def test_executables_of_every_kind(
     again = device.create_pipelines(prepared, everything[:12], cache)
     assert set(again.feedback_flags.tolist()) == {3}
     assert device.pipeline_cache_data(cache).data == before
+    prepared.close()
+
+
+def graphics(sample: PipelineSet, key: int) -> dict[str, Any]:
+    """A pipeline of the sample, as it was recorded."""
+    document = json.loads(sample.records.payload(RecordTag.GRAPHICS_PIPELINE, key).rstrip(b"\0"))
+    found: dict[str, Any] = document["graphicsPipelines"][hexed(key)]
+    return found
+
+
+@pytest.mark.driver(NAVI21)
+def test_no_feedback_is_asked_for_of_single_stages_where_libraries_have_others(
+    open_driver_device: OpenDriverDevice, sample: PipelineSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RADV (25.0.7) writes as many entries as there are stages in all: here one beyond the end."""
+    device = open_driver_device(NAVI21)
+    assert isinstance(device, ExecutableInspector)
+    image = build_image(sample, sample.pipelines, device.capabilities).image
+    keys = image.keys.tolist()
+    linking = next(each for each in range(len(image)) if len(image.libraries_of(each)) == 4)
+    linked = [keys[each] for each in image.libraries_of(linking)]
+    part = {"sType": 1000320002, "flags": 4}  # that of the fragment shader
+    fragment = next(each for each in linked if part in graphics(sample, each)["pNext"])
+    libraries = {"sType": 1000290000, "libraries": [hexed(each) for each in linked if each != fragment]}
+    own = graphics(sample, fragment)
+    records = Records()
+    records.put(RecordTag.GRAPHICS_PIPELINE, 1, own | {"flags": 0, "pNext": [*own["pNext"], libraries]})
+    source = PipelineSet.from_records(CombinedRecords([records, sample.records]))
+    image = build_image(source, source.pipelines, device.capabilities).image
+    index = image.keys.tolist().index(1)
+    asked = []
+
+    def noted(name: str, **members: Any) -> Any:
+        if name == "VkPipelineCreationFeedbackCreateInfo":
+            asked.append(members["pipelineStageCreationFeedbackCount"])
+        return new_struct(name, **members)
+
+    monkeypatch.setattr(executables, "new_struct", noted)
+    prepared = device.prepare(image)
+    device.create_pipelines(prepared, np.array(image.libraries_of(index), np.int32), NO_SOURCE)
+    found = device.pipeline_executables(prepared, index)
+    assert found.result == 0
+    assert len(found.executables) == 2
+    assert asked == [0]
     prepared.close()
