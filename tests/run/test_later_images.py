@@ -26,6 +26,7 @@ from orchestrator.stores.binary_store import BinaryStore
 from tests.drivers import each_driver, unsupported
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of
 from tests.run.test_session import ONE, recorded, report_of
+from tests.schedule.machine import job_graph
 
 LIMIT_S = 60.0
 
@@ -232,19 +233,8 @@ def test_a_level_of_a_real_set_is_looked_up_in_a_store_of_binaries(
 
 
 def graph(keys: list[int], libraries: dict[int, list[int]], modules: list[int]) -> JobGraph:
-    start, index = [0], []
-    for job in range(len(keys)):
-        index += libraries.get(job, [])
-        start.append(len(index))
-    return JobGraph(
-        np.zeros(len(keys), np.uint8),
-        np.array(start, np.int64),
-        np.array(index, np.int32),
-        costs_ns=np.full(len(keys), 1_000_000, np.int64),
-        keys=np.array(keys, np.uint64),
-        module_start=np.arange(len(keys) + 1, dtype=np.int64),
-        module_index=np.array(modules, np.int32),
-    )
+    count, own = len(keys), {job: [module] for job, module in enumerate(modules)}
+    return job_graph(count, libraries=libraries, modules=own, costs=[1_000_000] * count, keys=keys)
 
 
 def test_a_schedule_that_grows_is_that_of_all_jobs_at_once() -> None:

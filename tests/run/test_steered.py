@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import trio
 import trio.testing
@@ -23,10 +22,11 @@ from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
-from orchestrator.schedule import Assignment, JobGraph, Priority, Scheduler, Wait
+from orchestrator.schedule import Assignment, Priority, Scheduler, Wait
 from tests.run.small_sets import compute_keys, write_small_set
 from tests.run.support import prepared_set
 from tests.run.test_compile_groups import archive as archive_of_applications
+from tests.schedule.machine import job_graph
 
 KEYS = compute_keys()[:12]
 MARKER = "ORCHESTRATOR_TEST_MARKER"
@@ -197,12 +197,7 @@ async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
 
 async def test_what_waits_for_time_hears_that_nothing_is_left() -> None:
     """A worker waits for time; the rest is lost with the library that another worker has in flight."""
-    jobs = JobGraph(
-        kinds=np.zeros(2, np.uint8),
-        library_start=np.array([0, 0, 1], np.int64),
-        library_index=np.array([0], np.int32),
-    )
-    exchange = Exchange(Scheduler(jobs, 2))
+    exchange = Exchange(Scheduler(job_graph(2, libraries={1: [0]}), 2))
     exchange.limit_time(1, held=True)
     assignment, _ = exchange.swap(0, None, {})
     assert isinstance(assignment, Assignment)

@@ -29,6 +29,7 @@ from orchestrator.schedule import (
     Scheduler,
 )
 from tests.run.support import check_sums, prepared_set
+from tests.schedule.machine import job_graph
 
 MS = 1_000_000
 
@@ -44,20 +45,10 @@ class FakeClock:
         return self.now_ns
 
 
-def graph(costs: list[int]) -> JobGraph:
-    count = len(costs)
-    return JobGraph(
-        np.zeros(count, np.uint8),
-        np.zeros(count + 1, np.int64),
-        np.zeros(0, np.int32),
-        costs_ns=np.array(costs, np.int64),
-    )
-
-
 def limited(costs: list[int], limit_ns: int) -> tuple[Exchange, FakeClock]:
     clock = FakeClock()
     options = ScheduleOptions(expect_hits=0.0, batch_limit=1)
-    exchange = Exchange(Scheduler(graph(costs), 1, options), clock_ns=clock)
+    exchange = Exchange(Scheduler(job_graph(len(costs), costs=costs), 1, options), clock_ns=clock)
     exchange.limit_time(limit_ns)
     return exchange, clock
 
