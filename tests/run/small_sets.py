@@ -5,7 +5,7 @@ Pipeline sets that are small enough to be compiled hundreds of times, and device
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +32,20 @@ def compute_keys() -> list[int]:
         return list(sample.keys(RecordTag.COMPUTE_PIPELINE))
 
 
+def add_sample(writer: ArchiveWriter, keys: Collection[int], *, left_out: Collection[RecordTag] = ()) -> None:
+    """Write the sample's records but for some kinds; of its pipelines only those of these keys."""
+    with Archive.open(sample_path()) as sample:
+        for tag in RecordTag:
+            for key in () if tag in left_out else sample.keys(tag):
+                if tag not in KIND_OF_TAG or key in keys:
+                    writer.add(tag, key, sample.payload(tag, key))
+
+
 def write_small_set(path: Path, first: int, last: int) -> list[int]:
     """Write an archive of some of the sample's compute pipelines; returns their keys."""
     keys = compute_keys()[first:last]
-    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
-        for tag in RecordTag:
-            for key in sample.keys(tag):
-                if tag not in KIND_OF_TAG or key in keys:
-                    writer.add(tag, key, sample.payload(tag, key))
+    with ArchiveWriter(path) as writer:
+        add_sample(writer, keys)
     return keys
 
 

@@ -16,9 +16,8 @@ import pytest
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import CacheMode
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
-from orchestrator.sets.records import RecordTag
 from orchestrator.stores.binary_store import BinaryStore
 from tests.contract.subject import empty_compute_shader
 from tests.drivers import REPOSITORY, driver_environment, require_header, require_tool, run_on_device
@@ -77,9 +76,7 @@ def test_a_host_in_c_captures_the_same_and_creates_from_ours(
     builder.compute_pipeline("auto", builder.shader_module(code))
     archive = tmp_path / "set.foz"
     with ArchiveWriter(archive) as writer:
-        for tag in RecordTag:
-            for key in records.keys(tag):
-                writer.add(tag, key, records.payload(tag, key))
+        copy_records(records, writer)
     (tmp_path / "shader.spv").write_bytes(code)
 
     theirs = call(host, selector, "capture", tmp_path / "shader.spv", tmp_path / "captured")

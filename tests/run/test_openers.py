@@ -14,12 +14,11 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, OtherFeatures
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
 from orchestrator.run.openers import ProfiledOpener, key_notes
-from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.groups import decode_application
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import KIND_OF_TAG, FeatureGroup, PipelineJob, RecordTag
+from orchestrator.sets.records import FeatureGroup, PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
@@ -30,7 +29,7 @@ from orchestrator.stores.profile_file import (
     load_key_profile,
     save_key_profile,
 )
-from tests.run.small_sets import Opener, compiled, compute_keys
+from tests.run.small_sets import Opener, add_sample, compiled, compute_keys
 from tests.sets.archive.small_archives import application
 from tests.stores.profiles import IDENTITY, key_profile, tried
 
@@ -93,16 +92,11 @@ async def test_a_note_says_that_a_longer_limit_tries_nothing_again(
 
 def write_pipelines(path: Path, of: bytes | None) -> None:
     """Write an archive of compute pipelines of the sample, with the payload of an application info."""
-    kept = compute_keys()[:4]
-    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
+    with ArchiveWriter(path) as writer:
         if of is not None:
             writer.add(RecordTag.APPLICATION_INFO, decode_application(0, of).hash, of)
-        for tag in RecordTag:
-            if tag in (RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK):
-                continue
-            for key in sample.keys(tag):
-                if tag not in KIND_OF_TAG or key in kept:
-                    writer.add(tag, key, sample.payload(tag, key))
+        left_out = (RecordTag.APPLICATION_INFO, RecordTag.APPLICATION_BLOB_LINK)
+        add_sample(writer, compute_keys()[:4], left_out=left_out)
 
 
 def know(folder: Path, **changes: object) -> KeyProfile:

@@ -53,13 +53,13 @@ from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
-from orchestrator.sets.records import KIND_OF_TAG, PipelineJob, RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.culprits import Culprit
 from tests.drivers import REPOSITORY
 from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
-from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
+from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
 
 RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
 
@@ -541,10 +541,7 @@ async def test_a_reason_that_is_a_subclass_of_str_ends_no_report(tmp_path: Path)
     path = tmp_path / "set.foz"
     with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
         (key,) = sample.keys(RecordTag.GRAPHICS_PIPELINE)[:1]
-        for tag in RecordTag:
-            for each in sample.keys(tag):
-                if tag not in KIND_OF_TAG:
-                    writer.add(tag, each, sample.payload(tag, each))
+        add_sample(writer, ())
         parsed = msgspec.json.decode(sample.payload(RecordTag.GRAPHICS_PIPELINE, key))
         (pipeline,) = parsed["graphicsPipelines"].values()
         del pipeline["rasterizationState"]

@@ -20,17 +20,16 @@ from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.trial import Trials
 from orchestrator.run.vetting import Vetter
-from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
-from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
 from tests.drivers import corpora_folder, require_tool
-from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
+from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
 
 COUNT = 40
 
@@ -157,12 +156,8 @@ def linked(tmp_path: Path) -> LinkedSet:
     chosen = {linker, other, *libraries[linker], *libraries[other]}
     keys = frozenset(int(image.keys[index]) for index in chosen) | {compute_keys()[0]}
     path = tmp_path / "linked.foz"
-    pipelines = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE, RecordTag.RAY_TRACING_PIPELINE)
-    with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
-        for tag in RecordTag:
-            for key in sample.keys(tag):
-                if tag not in pipelines or key in keys:
-                    writer.add(tag, key, sample.payload(tag, key))
+    with ArchiveWriter(path) as writer:
+        add_sample(writer, keys)
     return LinkedSet(
         path, int(image.keys[library]), codes[module], int(image.keys[linker]), int(image.keys[other]), keys
     )
