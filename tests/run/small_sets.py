@@ -5,7 +5,7 @@ Pipeline sets that are small enough to be compiled hundreds of times, and device
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,17 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport
-from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.archive.reader import Archive, MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import KIND_OF_TAG, RecordTag
-from orchestrator.sets.sample import sample_path
+from orchestrator.sets.sample import sample_manifest_path, sample_path
+
+BLUR = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
+"""The code of a compute pipeline with specialization constants 0, 1 and 2."""
+
+TWO_APPLICATIONS = ({"name": "one"}, {"name": "two", "robust_buffer_access": True})
 
 
 def compute_keys() -> list[int]:
@@ -47,6 +53,23 @@ def write_small_set(path: Path, first: int, last: int) -> list[int]:
     with ArchiveWriter(path) as writer:
         add_sample(writer, keys)
     return keys
+
+
+def write_applications(
+    path: Path, applications: Sequence[dict[str, Any]] = TWO_APPLICATIONS, *, same: bool = True
+) -> Path:
+    """Write an archive of several applications, each with two compute pipelines: the same, or its own."""
+    with ArchiveWriter(path) as writer:
+        for number, each in enumerate(applications):
+            records = MemoryRecords("part")
+            builder = PipelineSetBuilder(records)
+            builder.application(**each)
+            module = builder.shader_module(BLUR.read_bytes())
+            for group in (64, 128):
+                size = group if same else group + number
+                builder.compute_pipeline("auto", module, specialization={0: size, 1: 4, 2: False})
+            copy_records(records, writer)
+    return path
 
 
 class Watched(SimulatedDevice):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,13 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Stage
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
-from orchestrator.sets.records import RecordTag
-from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores.run_notes import read_feature_groups
-from tests.run.small_sets import Opener, Watched
+from tests.run.small_sets import BLUR, Opener, Watched, write_applications
 
 NAVI21 = "radv:navi21"
-SHADER = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
-
-
-def archive(path: Path, applications: Sequence[dict[str, Any]], *, same: bool = True) -> Path:
-    """One set of several applications, each with two compute pipelines: the same ones, or its own."""
-    parts = []
-    for number, each in enumerate(applications):
-        records = MemoryRecords("part")
-        builder = PipelineSetBuilder(records)
-        builder.application(**each)
-        module = builder.shader_module(SHADER.read_bytes())
-        for group in (64, 128):
-            size = group if same else group + number
-            builder.compute_pipeline("auto", module, specialization={0: size, 1: 4, 2: False})
-        parts.append(records)
-    with ArchiveWriter(path) as writer:
-        for part in parts:
-            for tag in RecordTag:
-                for key in part.keys(tag):
-                    writer.add(tag, key, part.payload(tag, key))
-    return path
 
 
 def compiled(path: Path, folder: Path, opener: Opener | None = None, selector: str = "") -> CompileReport:
@@ -65,7 +41,7 @@ def compiled(path: Path, folder: Path, opener: Opener | None = None, selector: s
 
 
 def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
-    path = archive(tmp_path / "set.foz", [{"name": "one"}, {"name": "two", "robust_buffer_access": True}])
+    path = write_applications(tmp_path / "set.foz")
     opener = Opener(options={"keys_depend_on": frozenset({"VkPhysicalDeviceFeatures::robustBufferAccess"})})
     report = compiled(path, tmp_path / "cache", opener=opener)
     # Each application's own: to this driver the same pipeline is another one with robust access.
@@ -89,7 +65,7 @@ def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
     records = MemoryRecords("set")
     builder = PipelineSetBuilder(records)
     builder.application(name="game")
-    module = builder.shader_module(SHADER.read_bytes())
+    module = builder.shader_module(BLUR.read_bytes())
     robust = {"structure": "VkPipelineRobustnessCreateInfo", "storage_buffers": "robust_buffer_access"}
     builder.compute_pipeline("auto", module, specialization={0: 64, 1: 4, 2: False})
     builder.compute_pipeline("auto", module, specialization={0: 64, 1: 4, 2: False}, p_next=[robust])
@@ -191,8 +167,7 @@ def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def pair(tmp_path: Path) -> Path:
     """A set of two groups, of two pipelines each."""
-    robust = {"name": "two", "robust_buffer_access": True}
-    path = archive(tmp_path / "pair.foz", [{"name": "one"}, robust])
+    path = write_applications(tmp_path / "pair.foz")
     with PipelineSet.open(path) as source:
         assert [len(each.pipelines) for each in source.groups] == [2, 2]
     return path
@@ -243,7 +218,7 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     tmp_path: Path,
 ) -> None:
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
-    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    write_applications(path, same=False)
     opener = Neighbours(awaits=("second primary", "first close"))
     told: list[Progress] = []
     with PipelineSet.open(path) as source:
@@ -313,7 +288,7 @@ async def test_a_group_without_a_cache_leaves_the_other_its_own(
     tmp_path: Path, place: int, open_ahead: bool, mode: CacheMode | None, merge: MergePolicy | None
 ) -> None:
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
-    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    write_applications(path, same=False)
     options = CompileOptions(workers=1, mode=mode, merge=merge, open_ahead=open_ahead)
     with PipelineSet.open(path) as source:
         opener = OneCreatesNoCache(place=place)
@@ -387,7 +362,7 @@ async def test_a_group_that_the_driver_gives_no_device_for_fails_alone(
     tmp_path: Path, place: int, open_ahead: bool
 ) -> None:
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
-    archive(path, [{"name": "one"}, {"name": "two", "robust_buffer_access": True}], same=False)
+    write_applications(path, same=False)
     opened = 0
 
     def refuse_one(request: DeviceRequest) -> SimulatedDevice:
@@ -450,7 +425,7 @@ async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path,
 @pytest.mark.driver(NAVI21)
 def test_applications_for_which_the_driver_has_another_identity_have_a_file_each(tmp_path: Path) -> None:
     """RADV gives some games, by their names, options that change pipelineCacheUUID."""
-    path = archive(tmp_path / "set.foz", [{"name": "a game of no renown"}, {"name": "DOOM"}])
+    path = write_applications(tmp_path / "set.foz", [{"name": "a game of no renown"}, {"name": "DOOM"}])
     report = compiled(path, tmp_path / "cache", selector=NAVI21)
     files = [each.cache_file for each in report.set.groups]
     assert len(set(files)) == 2

@@ -33,12 +33,13 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import SetPlan, encode_plan
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.sample import sample_manifest_path, sample_path
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore, DiskFullError, PutReport
 from orchestrator.stores.cache_file import SaveReport, cache_path
 from orchestrator.stores.files.atomic_file import FileOperations, content_hash128
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
 from orchestrator.stores.plan_file import read_plan, save_plan
+from tests.run.small_sets import BLUR
 
 ANEW = "the plan of the set was made anew"
 GEOMETRY = ("VkPhysicalDeviceFeatures", "geometryShader")
@@ -137,13 +138,12 @@ def test_the_second_run_reads_nothing_of_the_set(
 def several_applications(path: Path) -> Path:
     """Two applications, and a pipeline that needs more than either is recorded to have."""
     parts = []
-    module = (sample_manifest_path().parent / "shaders" / "blur.comp.spv").read_bytes()
     robust = {"structure": "VkPipelineRobustnessCreateInfo", "storage_buffers": "robust_buffer_access"}
     for name, access in (("one", False), ("two", True)):
         records = MemoryRecords("part")
         builder = PipelineSetBuilder(records)
         builder.application(name=name, robust_buffer_access=access)
-        shader = builder.shader_module(module)
+        shader = builder.shader_module(BLUR.read_bytes())
         builder.compute_pipeline("auto", shader, specialization={0: 64, 1: 4, 2: False})
         builder.compute_pipeline("auto", shader, specialization={0: 32, 1: 4, 2: False}, p_next=[robust])
         parts.append(records)
@@ -331,8 +331,8 @@ def test_no_plan_where_none_is_wanted_or_nothing_is_kept(tmp_path: Path) -> None
 def test_a_set_in_memory_has_no_plan(tmp_path: Path) -> None:
     records = MemoryRecords("set")
     builder = PipelineSetBuilder(records)
-    shader = (sample_manifest_path().parent / "shaders" / "blur.comp.spv").read_bytes()
-    builder.compute_pipeline("auto", builder.shader_module(shader), specialization={0: 64, 1: 4, 2: False})
+    shader = builder.shader_module(BLUR.read_bytes())
+    builder.compute_pipeline("auto", shader, specialization={0: 64, 1: 4, 2: False})
 
     async def main() -> CompileReport:
         return await compile_set(

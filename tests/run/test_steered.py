@@ -23,9 +23,8 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.schedule import Assignment, Priority, Scheduler, Wait
-from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.small_sets import compute_keys, write_applications, write_small_set
 from tests.run.support import prepared_set
-from tests.run.test_compile_groups import archive as archive_of_applications
 from tests.schedule.machine import job_graph
 
 KEYS = compute_keys()[:12]
@@ -141,8 +140,7 @@ async def test_after_a_death_each_application_is_told_its_pipelines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
-    robust = {"name": "two", "robust_buffer_access": True}
-    archive = archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust])
+    archive = write_applications(tmp_path / "groups.foz")
     told: list[Settlement] = []
     limits = TrialLimits(opener=f"{__name__}:open_second_dying")
     options = CompileOptions(workers=1, mode=CacheMode.NONE, open_ahead=False, trial_limits=limits)

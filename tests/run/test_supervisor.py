@@ -72,8 +72,7 @@ from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
-from tests.run.small_sets import Watched, compute_keys, write_small_set
-from tests.run.test_compile_groups import archive as archive_of_applications
+from tests.run.small_sets import Watched, compute_keys, write_applications, write_small_set
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
@@ -498,8 +497,7 @@ LOADING = threading.Event()
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A set of two groups, of two pipelines each."""
     monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
-    robust = {"name": "two", "robust_buffer_access": True}
-    return archive_of_applications(tmp_path / "groups.foz", [{"name": "one"}, robust], same=False)
+    return write_applications(tmp_path / "groups.foz", same=False)
 
 
 @pytest.fixture
