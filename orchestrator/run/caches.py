@@ -60,8 +60,7 @@ from orchestrator.errors import DriverError
 from orchestrator.run.options import MergePolicy
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 from orchestrator.schedule.costs import trusted_keys
-
-_Int32s = npt.NDArray[np.int32]
+from orchestrator.schedule.jobs import Int32s
 
 _BOOKKEEPING_BYTES = 1024
 
@@ -153,7 +152,7 @@ def pruned_bytes(merged: Merged, on_the_way: Sequence[int], header_bytes: int) -
 
 def duplicates(
     keys: npt.NDArray[np.uint64] | npt.NDArray[np.int64],
-    workers: _Int32s,
+    workers: Int32s,
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
     """Keys that more than one worker compiled.
@@ -179,8 +178,8 @@ def duplicates(
 def duplicate_pipeline_keys(
     device: Device,
     prepared: PreparedPipelines,
-    indices: _Int32s,
-    workers: _Int32s,
+    indices: Int32s,
+    workers: Int32s,
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
     """As `duplicates`, by the driver's own key of every pipeline without libraries.
@@ -593,7 +592,7 @@ class PreparedParts:
         """Whether the code of any image may be lacking."""
         return any(each.identified is not None for each in self._parts)
 
-    def missed(self, indices: _Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
+    def missed(self, indices: Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
         """Which of a batch were not found without their code, shape (k,); None for none."""
         if batch.all_created or not self.identified:
             return None
@@ -606,7 +605,7 @@ class PreparedParts:
                 found[places] = lacks
         return found if found.any() else None
 
-    def _split(self, indices: _Int32s) -> Iterator[tuple[npt.NDArray[np.intp], PreparedPipelines, _Int32s]]:
+    def _split(self, indices: Int32s) -> Iterator[tuple[npt.NDArray[np.intp], PreparedPipelines, Int32s]]:
         """Pipelines by image: their places among those given, the image, their numbers there."""
         places = np.searchsorted(self._firsts, indices, "right") - 1
         for place in np.unique(places).tolist():
@@ -616,7 +615,7 @@ class PreparedParts:
     def create(
         self,
         device: Device,
-        indices: _Int32s,
+        indices: Int32s,
         source: PipelineSource,
         *,
         keep: bool,
@@ -657,11 +656,11 @@ class Creator:
     source: PipelineSource
     keep: bool
 
-    def create(self, indices: _Int32s, split: CallSplit | None = None) -> CreationBatch:
+    def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
         """Create a batch; see `Device.create_pipelines`."""
         return self.prepared.create(self.device, indices, self.source, keep=self.keep, split=split)
 
-    def missed(self, indices: _Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
+    def missed(self, indices: Int32s, batch: CreationBatch) -> npt.NDArray[np.bool_] | None:
         """Which of a batch were not found without their code, shape (k,); None for none."""
         return self.prepared.missed(indices, batch)
 
@@ -681,7 +680,7 @@ class RotatingSource(Creator):
     slot: Slot
     _compiled: int = field(default=0, init=False)
 
-    def create(self, indices: _Int32s, split: CallSplit | None = None) -> CreationBatch:
+    def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
         """Create a batch."""
         batch = super().create(indices, split)
         self._compiled += self._news_in(batch)
@@ -715,7 +714,7 @@ class TwoLevels(RotatingSource):
     The device has compile_required.
     """
 
-    def create(self, indices: _Int32s, split: CallSplit | None = None) -> CreationBatch:
+    def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
         """Look a batch up, and compile what is missing."""
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
         if not self.rotation.primary_is_filled:

@@ -21,12 +21,10 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import numpy as np
-import numpy.typing as npt
 import trio
 
 from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
-
-Int32s = npt.NDArray[np.int32]
+from orchestrator.schedule.jobs import Int32s
 
 _NONE = np.empty(0, np.int32)
 _WAIT = Wait()

@@ -90,13 +90,13 @@ from orchestrator.run.records import (
 )
 from orchestrator.run.steering import SteeredRun, Steering
 from orchestrator.schedule import Assignment, Done, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
+from orchestrator.schedule.jobs import Int32s
 
 if TYPE_CHECKING:
     from orchestrator.run.supply import SpirvSupply
 
 _MOST_RECORDED: Final = 0.9
 
-_Int32s = npt.NDArray[np.int32]
 _NO_REASONS: Mapping[int, str] = {}
 
 
@@ -209,7 +209,7 @@ class _Ended(msgspec.Struct, frozen=True, eq=False):
     reasons: Mapping[int, str] = _NO_REASONS
     hits: int = 0
     elapsed_ns: int = 0
-    missed: _Int32s | None = None
+    missed: Int32s | None = None
 
     def plus(self, other: _Ended) -> _Ended:
         """Both together."""
@@ -318,7 +318,7 @@ class Worker:
             self._exchange.cancel()
         return not self._exchange.cancelled
 
-    def _create(self, indices: _Int32s, meter: ThreadMeter) -> _Ended:
+    def _create(self, indices: Int32s, meter: ThreadMeter) -> _Ended:
         """Create a batch, in as many calls as it takes; none begins after a stop."""
         before = meter.begin()
         try:
@@ -350,7 +350,7 @@ class Worker:
             return _Ended(elapsed_ns=elapsed_ns, missed=indices[missed])
         return _Ended(*self._recorder.record(indices[there], batch.only(there)), elapsed_ns, indices[missed])
 
-    def _isolate(self, indices: _Int32s, error: OrchestratorError, meter: ThreadMeter) -> _Ended:
+    def _isolate(self, indices: Int32s, error: OrchestratorError, meter: ThreadMeter) -> _Ended:
         """A call failed as a whole: find out which of its pipelines is to blame, one call each."""
         if isinstance(error, DriverError) and error.result == ERROR_DEVICE_LOST:
             self._exchange.lose_device(str(error))
@@ -531,7 +531,7 @@ class Run:
             is_skipped = skipped in libraries and failed not in libraries
             self.table.settle(OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED, {index: reason})
 
-    def take_shared(self, followers: npt.NDArray[np.int32], leaders: npt.NDArray[np.int32]) -> None:
+    def take_shared(self, followers: Int32s, leaders: Int32s) -> None:
         """Give pipelines that are the same work as others the outcome of those, which were created."""
         new = self.table.status[followers] == status_code(OutcomeStatus.NOT_RUN)
         self.table.status[followers[new]] = self.table.status[leaders[new]]
@@ -541,7 +541,7 @@ class Run:
         """How far the run is."""
         return self.recorder.progress(in_flight=in_flight, started_ns=self.started_ns, now_ns=now_ns)
 
-    def take_handles(self, settled: npt.NDArray[np.int32]) -> npt.NDArray[np.uint64]:
+    def take_handles(self, settled: Int32s) -> npt.NDArray[np.uint64]:
         """Take over what was kept of pipelines that no worker has any more. Any thread: each once."""
         handles = self.table.handles
         if handles is None:
