@@ -75,6 +75,52 @@ def test_operations_are_those_of_spirv(opcode: int, left: int, right: int, value
     assert memory(code).size({0: left, 1: right}) == value
 
 
+def test_lengths_are_computed_from_the_workgroup_size() -> None:
+    """As GLSL's `shared vec4 rows[gl_WorkGroupSize.x * gl_WorkGroupSize.y]`."""
+    code = shared(
+        (23, 43, INT, 3), (51, 43, 44, GROUP, RADIUS, TWO),
+        (52, INT, 45, 81, 44, 0), (52, INT, 46, 81, 44, 1), (52, INT, LENGTH, 132, 45, 46),
+        (28, 40, VEC4, LENGTH),
+        of=40,
+    )  # fmt: skip
+    assert memory(code).size({}) == 16 * 64 * 4
+    assert memory(code).size({0: 1024, 1: 8}) == 16 * 1024 * 8
+    beyond = shared((51, 43, 44, GROUP), (52, INT, LENGTH, 81, 44, 1), (28, 40, VEC4, LENGTH), of=40)
+    assert memory(beyond).size({}) == 16
+
+
+@pytest.mark.parametrize(
+    ("opcode", "left", "right", "holds"),
+    [
+        (170, 4, 4, True), (171, 4, 4, False), (172, 5, 4, True), (172, 4, 4, False), (174, 4, 4, True),
+        (176, 4, 4, False), (176, 3, 4, True), (178, 4, 4, True), (173, 5, 4, True), (175, 3, 4, False),
+        (177, 3, 4, True), (179, 5, 4, False), (177, 0x8000_0000, 4, None),  # a negative number is unknown
+    ],
+)  # fmt: skip
+def test_lengths_are_selected_by_comparisons(opcode: int, left: int, right: int, holds: bool | None) -> None:
+    code = shared(
+        (52, BOOL, 42, opcode, GROUP, RADIUS), (43, INT, 43, 7), (52, INT, LENGTH, 169, 42, 43, TWO),
+        (28, 40, VEC4, LENGTH),
+        of=40,
+    )  # fmt: skip
+    assert memory(code).size({0: left, 1: right}) == 16 * {True: 7, False: 2, None: 1}[holds]
+
+
+@pytest.mark.parametrize(("opcode", "default"), [(48, True), (49, False)])
+def test_lengths_are_selected_by_booleans(opcode: int, default: bool) -> None:
+    code = shared(
+        (71, 45, 1, 9), (opcode, BOOL, 45), (41, BOOL, 46), (42, BOOL, 47), (52, BOOL, 42, 168, 45),
+        (52, BOOL, 43, 167, 45, 46), (52, BOOL, 44, 166, 43, 47), (52, BOOL, 48, 165, 42, 44),
+        (52, BOOL, 49, 164, 48, 46), (52, BOOL, 39, 167, 44, 49), (52, INT, LENGTH, 169, 39, GROUP, TWO),
+        (28, 40, VEC4, LENGTH),
+        of=40,
+    )  # fmt: skip
+    found = memory(code)
+    assert found.size({}) == 16 * (64 if default else 2)
+    assert found.size({9: 0}) == 16 * 2
+    assert found.size({9: 2}) == 16 * 64
+
+
 def test_variables_add_up_or_overlap() -> None:
     code = shared((30, 40, VEC4, FLOAT), of=40, count=3)
     assert memory(code).size({}) == 60
