@@ -399,7 +399,7 @@ class _ImageBuilder:
         for (_, module, _), stage, spirv in stages:
             if stage.pSpecializationInfo is not None:
                 self._require(self._wrong_specialization(stage, module))
-            if stage.stage & _WORKGROUP_STAGES and spirv.workgroup_memory:
+            if stage.stage & _WORKGROUP_STAGES and (spirv.workgroup_memory or spirv.computed_sizes):
                 self._require(self._excess_memory(stage, module))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             render_pass = handles[value.renderPass]
@@ -466,7 +466,7 @@ class _ImageBuilder:
             return False
         if spirv.has_specialized_sizes:
             return True
-        memory = self._memory_of(module) if spirv.workgroup_memory else None
+        memory = self._memory_of(module) if spirv.workgroup_memory or spirv.computed_sizes else None
         return memory is not None and bool(memory.spec_ids)
 
     def _require(self, missing: str | None, value: Any = None) -> None:
@@ -602,19 +602,24 @@ class _ImageBuilder:
     def _memory_of(self, module: int) -> WorkgroupMemory | None:
         if module not in self._memory:
             try:
-                self._memory[module] = workgroup_memory(self._code.load(module))
+                computed = self._spirv(module).computed_sizes
+                self._memory[module] = workgroup_memory(self._code.load(module), computed)
             except SpirvError as error:
                 raise _UnusableError(f"module {module:016x}: {error}") from None
         return self._memory[module]
 
     def _excess_memory(self, stage: Any, module: int) -> str | None:
-        """The limit on shared memory that a stage exceeds, by the variables that its entry point uses."""
+        """The limit that a stage exceeds by a computed workgroup, or by variables that its entry uses."""
         memory, spirv = self._memory_of(module), self._spirv(module)
         entry = stage_entry_point(stage, spirv)
         if memory is None or entry is None:
             return None
         info = stage.pSpecializationInfo
         values = specialized_values(info) if info is not None and memory.spec_ids else {}
+        if spirv.computed_sizes:
+            missing = self._checker.computed_workgroup(stage, spirv, memory.known(values))
+            if missing is not None:
+                return missing
         if self._checker.workgroup_memory(stage, spirv, memory.size(values)) is None:
             return None
         used = statically_used(self._code.load(module), entry.id, memory.variables)

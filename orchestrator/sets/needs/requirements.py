@@ -15,7 +15,7 @@ the device could enable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter
 from typing import Any
@@ -355,6 +355,10 @@ class RequirementChecker:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
         missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
         return missing[0][1] if missing else self._shaders.stage(value, spirv, module)
+
+    def computed_workgroup(self, value: Any, spirv: SpirvModule, computed: Mapping[int, int]) -> str | None:
+        """See `ShaderRequirements.computed_workgroup`."""
+        return self._shaders.computed_workgroup(value, spirv, computed)
 
     def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
         """The limit on shared memory that a stage exceeds with variables of so many bytes."""

@@ -17,7 +17,7 @@ RuntimeSpirv).
 from __future__ import annotations
 
 import struct as binary
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any, Final
 
@@ -231,6 +231,11 @@ class ShaderRequirements:
             f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
         )
 
+    def computed_workgroup(self, value: Any, spirv: SpirvModule, computed: Mapping[int, int]) -> str | None:
+        """The limit on workgroups that a stage exceeds by sizes that OpSpecConstantOp computes, by id."""
+        entry = stage_entry_point(value, spirv)
+        return None if entry is None else self._workgroup(value, entry, spirv, computed)
+
     def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
         """The limit on shared memory that a stage exceeds with variables of so many bytes."""
         entry = stage_entry_point(value, spirv)
@@ -280,13 +285,15 @@ class ShaderRequirements:
                     return missing
         return None
 
-    def _workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
+    def _workgroup(
+        self, value: Any, entry: EntryPoint, spirv: SpirvModule, computed: Mapping[int, int] | None = None
+    ) -> str | None:
         bounds = _WORKGROUPS.get(entry.execution_model)
         if bounds is None:
             return None
         info = value.pSpecializationInfo
         size = spirv.local_size(
-            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}
+            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}, computed
         )
         if size is None:
             return None

@@ -239,15 +239,24 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_specialized_sizes(self) -> bool:
         """Whether a workgroup size may depend on the values of specialization constants."""
-        if not self.spec_ids:
-            return False
+        return bool(self.spec_ids) and not self._size_ids().isdisjoint(self.spec_ids)
+
+    @property
+    def computed_sizes(self) -> set[int]:
+        """Ids of what workgroup sizes consist of and OpSpecConstantOp computes."""
+        return self._size_ids() - self.constants.keys()
+
+    def _size_ids(self) -> set[int]:
+        """Ids of what workgroup sizes consist of."""
         ids = {*self.composites.get(self.workgroup_size, ())}
         for each in self.execution_modes:
             if each.mode == MODE_LOCAL_SIZE_ID:
                 ids.update(each.operands)
-        return not ids.isdisjoint(self.spec_ids)
+        return ids
 
-    def local_size(self, entry_point: int, specialization: Mapping[int, int]) -> tuple[int, int, int] | None:
+    def local_size(
+        self, entry_point: int, specialization: Mapping[int, int], computed: Mapping[int, int] | None = None
+    ) -> tuple[int, int, int] | None:
         """Workgroup size of a compute, task or mesh entry point.
 
         A constant decorated WorkgroupSize overrides execution modes (Vulkan, "WorkgroupSize").
@@ -255,10 +264,10 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
         Args:
             entry_point: Result id of its function.
             specialization: Values of specialization constants, by constant_id.
+            computed: Values of `computed_sizes`, by id, as far as they are known.
 
         Returns:
-            (x, y, z), or None where the module gives none, or computes it by OpSpecConstantOp, which this
-            walk does not evaluate.
+            (x, y, z), or None where the module gives none or its value is unknown.
         """
         ids: tuple[int, ...] = self.composites.get(self.workgroup_size, ())
         if not self.workgroup_size:
@@ -268,7 +277,8 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
                     return x, y, z
                 if each.entry_point == entry_point and each.mode == MODE_LOCAL_SIZE_ID:
                     ids = each.operands
-        sizes = [specialization.get(self.spec_ids.get(each, -1), self.constants.get(each)) for each in ids]
+        values = {**computed, **self.constants} if computed else self.constants
+        sizes = [specialization.get(self.spec_ids.get(each, -1), values.get(each)) for each in ids]
         known = tuple(each for each in sizes if each is not None)
         return known if len(known) == len(sizes) == 3 else None
 

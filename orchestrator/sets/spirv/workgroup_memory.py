@@ -1,9 +1,10 @@
-"""Sizes of a module's variables in the Workgroup storage class, which shared memory must hold.
+"""Sizes of a module's variables in the Workgroup storage class, and of workgroups that operations compute.
 
-Drivers that are given more than the device has divide by the number of workgroups that fit, which is zero.
+Drivers that are given more shared memory than the device has divide by the number of workgroups that fit,
+which is zero. Of more invocations than the device can run at once, some compile until memory is used up.
 
-Guarantees: a lower bound. Padding is not counted, an array of unknown length counts as one element, and a
-type of unknown size as zero bytes. Any bytes give a result or a SpirvError.
+Guarantees: a lower bound of shared memory. Padding is not counted, an array of unknown length counts as one
+element, and a type of unknown size as zero bytes. Any bytes give a result or a SpirvError.
 Source: RuntimeSpirv-Workgroup-06530; SPIR-V, "OpSpecConstantOp".
 """
 
@@ -52,12 +53,12 @@ _SIGNED, _DIVISIONS, _SHIFTS = (135, 173, 175, 177, 179), (134, 135, 137), (194,
 
 @frozen
 class WorkgroupMemory:
-    """The variables of a module in the Workgroup storage class, and the definitions of their sizes.
+    """The variables of a module in the Workgroup storage class, and the definitions of sizes.
 
     Attributes:
         variables: Type of each, by id.
         overlap: Whether they may overlap.
-        definitions: Opcode, result and operands of the types and constants that they need, in order.
+        definitions: Opcode, result and operands of the needed types and constants, in order.
         spec_ids: constant_id of the specialization constants among them, by id.
     """
 
@@ -73,7 +74,17 @@ class WorkgroupMemory:
             specialization: Values of 32-bit specialization constants, by constant_id.
             variables: Ids of the variables; None: all.
         """
-        known: dict[int, int] = {}  # size of a type, value of a constant
+        known = self.known(specialization)
+        sizes = [
+            known.get(type_id, 0)
+            for each, type_id in self.variables.items()
+            if variables is None or each in variables
+        ]
+        return max(sizes, default=0) if self.overlap else sum(sizes)
+
+    def known(self, specialization: Mapping[int, int]) -> dict[int, int]:
+        """Sizes of types and values of constants, by id, as far as they are known."""
+        known: dict[int, int] = {}
         for opcode, result, operands in self.definitions:
             value = _evaluate(opcode, operands, known)
             if opcode in (_SPEC_CONSTANT, _SPEC_TRUE, _SPEC_FALSE):
@@ -82,16 +93,18 @@ class WorkgroupMemory:
                     value = 1  # any number but 0 is VK_TRUE to drivers
             if value is not None:
                 known[result] = min(value, _MOST)
-        sizes = [
-            known.get(type_id, 0)
-            for each, type_id in self.variables.items()
-            if variables is None or each in variables
-        ]
-        return max(sizes, default=0) if self.overlap else sum(sizes)
+        return known
 
 
-def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
-    """Read the variables of a module in the Workgroup storage class; None where there are none.
+def workgroup_memory(code: bytes, computed: Collection[int] = ()) -> WorkgroupMemory | None:
+    """Read the variables of a module in the Workgroup storage class, and what defines sizes.
+
+    Args:
+        code: The module.
+        computed: Ids of other constants whose values are needed.
+
+    Returns:
+        None where nothing is needed.
 
     Raises:
         SpirvError: The module's framing is broken.
@@ -129,13 +142,15 @@ def workgroup_memory(code: bytes) -> WorkgroupMemory | None:
                 definitions.append((opcode, result, tuple(operands)))
     pointed = {result: each[1] for opcode, result, each in definitions if opcode == _POINTER}
     variables = {each: pointed.get(pointer, 0) for each, pointer in variables.items()}
-    needed, kept = set(variables.values()), []
+    needed, kept = {*variables.values(), *computed}, []
     for definition in reversed(definitions):
         if definition[1] in needed and definition[0] != _POINTER:
             kept.append(definition)
             needed.update(definition[2])
     spec_ids = {each: constant for each, constant in spec_ids.items() if each in needed}
-    return WorkgroupMemory(variables, overlap, tuple(reversed(kept)), spec_ids) if variables else None
+    if not variables and not computed:
+        return None
+    return WorkgroupMemory(variables, overlap, tuple(reversed(kept)), spec_ids)
 
 
 def _evaluate(opcode: int, operands: tuple[int, ...], known: Mapping[int, int]) -> int | None:

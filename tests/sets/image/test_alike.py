@@ -181,6 +181,45 @@ def test_workgroups_of_another_size_are_asked_about_again() -> None:
     assert built.image.keys.tolist() == [1, 2, 4]
 
 
+@pytest.mark.parametrize(
+    ("size", "mode"),
+    [
+        (((331, 2, 38, 22, 21, 21),), None),  # LocalSizeId
+        (((71, 30, 11, 25), (51, 11, 30, 22, 21, 21)), (1, 1, 1)),  # a constant decorated WorkgroupSize
+    ],
+)
+def test_computed_workgroups_are_compared_with_the_limits(
+    size: tuple[tuple[int, ...], ...], mode: tuple[int, int, int] | None
+) -> None:
+    """A workgroup of twice constant 7."""
+    first, *last = size
+    code = compute_module(
+        first,
+        (71, 20, 1, 7),
+        (21, 10, 32, 0),
+        (23, 11, 10, 3),
+        (50, 10, 20, 1),
+        (43, 10, 21, 1),
+        (52, 10, 22, 128, 20, 20),
+        *last,
+        local_size=mode,
+    )
+    records = Records()
+    module_key = module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module_key, encode_module(code, 0))
+    for key, half in enumerate((32, 64, 65, 0), start=1):
+        info = specialized(half.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
+        stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info
+        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage))
+    limit = ("VkPhysicalDeviceLimits", "maxComputeWorkGroupSize")
+    built = records.built(properties={limit: (128, 128, 64)})
+    assert [(each.job.key, each.reason) for each in built.problems] == [
+        (3, f"property {'::'.join(limit)}.x 128 < 130"),
+        (4, "a workgroup of 0x1x1 invocations"),
+    ]
+    assert built.image.keys.tolist() == [1, 2]
+
+
 def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_MOST_ALIKE", 2)
     decoding = Decoding()

@@ -153,7 +153,7 @@ def test_workgroup_size_constant_wins_over_the_mode() -> None:
     assert local_size(code, {0: 256}) == (256, 1, 1)
 
 
-def test_computed_workgroup_size_is_unknown() -> None:
+def test_computed_workgroup_size_must_be_given() -> None:
     code = compute_module(
         (71, 30, 11, 25),
         *UINT_3,
@@ -162,6 +162,9 @@ def test_computed_workgroup_size_is_unknown() -> None:
         (51, 11, 30, 22, 21, 21),
     )
     assert local_size(code) is None
+    module = walk_spirv(code)
+    assert module.computed_sizes == {22}
+    assert module.local_size(module.entry_points[0].id, {}, {22: 2}) == (2, 1, 1)
 
 
 def outcome(code: bytes, *, whole: bool) -> SpirvModule | SpirvError:
