@@ -123,15 +123,9 @@ _MOST_DIGITS = 10
 
 def find_constant(interface: ShaderInterface, name: int | str) -> SpecializationConstant | None:
     """A specialization constant by its id (a number, or its digits) or by its name in the module."""
-    number = None
-    if isinstance(name, int):
-        number = name
-    elif name.isascii() and name.isdecimal():
-        number = int(name) if len(name) <= _MOST_DIGITS else -1  # which no constant has
-    for each in interface.specialization:
-        if each.constant_id == number if number is not None else each.name == name:
-            return each
-    return None
+    if isinstance(name, str) and name.isascii() and name.isdecimal():
+        name = int(name) if len(name) <= _MOST_DIGITS else -1  # which no constant has
+    return interface.constants.get(name)
 
 
 def encode_specialization(

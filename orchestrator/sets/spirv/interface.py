@@ -11,7 +11,7 @@ Guarantees: any bytes give an interface or a ManifestError; each id is resolved 
 from __future__ import annotations
 
 from collections import defaultdict
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Final
 
 from attrs import Factory, define, frozen
@@ -117,6 +117,13 @@ class ShaderInterface:
     push_constants: tuple[int, int] | None
     specialization: tuple[SpecializationConstant, ...]
     inputs: tuple[StageInput, ...]
+
+    @cached_property
+    def constants(self) -> dict[int | str, SpecializationConstant]:
+        """Specialization constants by id and by name; of several with one name the first."""
+        return {
+            name: each for each in reversed(self.specialization) for name in (each.constant_id, each.name)
+        }
 
     def stage(self, entry: str, where: str) -> int:
         """VkShaderStageFlagBits of an entry point."""

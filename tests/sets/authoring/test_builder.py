@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,12 +15,18 @@ from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import decode_varint
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.state_hashes import state_hash
-from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering, ShaderStage, Subpass
+from orchestrator.sets.authoring.builder import (
+    PipelineSetBuilder,
+    Rendering,
+    ShaderStage,
+    Subpass,
+    find_constant,
+)
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import GraphicsParts, incomplete_pipeline
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.sets.spirv.interface import shader_interface
+from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
 from tests.sets.spirv.shader_words import compute_module
 
 SHADERS = sample_manifest_path().parent / "shaders"
@@ -753,3 +760,36 @@ def test_what_no_reader_would_take_is_refused_when_it_is_added(builder: Pipeline
     with pytest.raises(ManifestError, match=r"test: not a valid document.*maxPipelineRayRecursionDepth"):
         builder.ray_tracing_pipeline([ShaderStage(module)], state={"max_pipeline_ray_recursion_depth": -1})
     assert records_of(builder).keys(RecordTag.RAY_TRACING_PIPELINE) == ()
+
+
+class Counted(tuple[SpecializationConstant, ...]):
+    """Constants that count how often they are looked through."""
+
+    times = 0
+
+    def __reversed__(self) -> Iterator[SpecializationConstant]:
+        type(self).times += 1
+        return iter(self[::-1])
+
+    def __iter__(self) -> Iterator[SpecializationConstant]:
+        type(self).times += 1
+        return super().__iter__()
+
+
+def test_constants_are_found_without_looking_through_all_each_time() -> None:
+    """A set of many pipelines with hundreds of constants each asks for every one of them."""
+    names = [f"C{each % 300}" for each in range(400)]
+    constants = Counted(SpecializationConstant(each, name, "uint", 4) for each, name in enumerate(names))
+    interface = ShaderInterface((), (), None, constants, ())
+    for number, name in enumerate(names):
+        found = find_constant(interface, number)
+        assert found is not None
+        assert found.constant_id == number
+        assert find_constant(interface, str(number)) is found
+        first = find_constant(interface, name)
+        assert first is not None
+        assert first.constant_id == number % 300  # of two with one name
+    assert find_constant(interface, 400) is None
+    assert find_constant(interface, "C300") is None
+    assert find_constant(interface, "0" * 30) is None
+    assert Counted.times == 1
