@@ -51,7 +51,7 @@ from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Featu
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
-from orchestrator.run.execution import run_pipelines, scheduler_of
+from orchestrator.run.execution import lacking_code, run_pipelines, scheduler_of
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.limits import memory_is_short
@@ -846,7 +846,7 @@ class CompileJob:
             decision.workers,
             recorded_ns,
             held=cache.expected(recorded_ns),
-            speculative=None if prepared.identified is None else prepared.identified.lacking,
+            speculative=lacking_code(prepared),
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
             time_limit_s=self._time_left_s,

@@ -697,7 +697,7 @@ async def run_pipelines(
     """
     run = Run.of(device, prepared, options, primary, on_merged)
     if scheduler is None:
-        lacking = None if prepared.identified is None else prepared.identified.lacking
+        lacking = lacking_code(prepared)
         warm = isinstance(primary, bytes) and len(primary) > 0
         held = np.ones(len(prepared.image), np.bool_) if warm else None
         settings = options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s)
@@ -722,6 +722,11 @@ async def run_pipelines(
         )
 
 
+def lacking_code(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
+    """Pipelines without their code, shape (n,), which are tried without it first; None for none."""
+    return None if prepared.identified is None else prepared.identified.lacking
+
+
 def scheduler_of(
     image: CreateInfoImage,
     workers: int,
@@ -741,8 +746,8 @@ def scheduler_of(
         options: Settings, such as `unsteered_schedule` gives.
         recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where there is none.
         held: Pipelines that the cache of the run is expected to hold, shape (n,); None for none.
-        speculative: Pipelines whose code is lacking (`IdentifiedModules.lacking`): all of them are tried
-            without it first, and what was not found goes by its cost.
+        speculative: Pipelines whose code is lacking (`lacking_code`): all of them are tried without it first,
+            and what was not found goes by its cost.
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
         priority: How urgent all of them are at first.
 

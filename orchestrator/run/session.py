@@ -42,7 +42,7 @@ from orchestrator.devices.device import Device, PipelineSource, PreparedPipeline
 from orchestrator.errors import DeviceError
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.execution import Run, execute
+from orchestrator.run.execution import Run, execute, lacking_code
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, time_limit_ns
 from orchestrator.run.records import (
     INTERVAL_S,
@@ -367,7 +367,7 @@ class PipelineSession:
             raise TypeError(
                 f"what comes later is what device.prepare(image) gave, not {type(prepared).__name__}"
             )
-        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=_lacking(prepared))
+        jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared))
         numbers = self._run.add(prepared, skipped or {})
         reasons = self._run.table.reasons
         with self._exchange.steering() as schedule:
@@ -874,11 +874,6 @@ class PipelineSession:
             raise _GoneError("the session failed or was cancelled; its block raises the cause")
 
 
-def _lacking(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
-    """Pipelines without their code, which are tried without it first."""
-    return None if prepared.identified is None else prepared.identified.lacking
-
-
 @asynccontextmanager
 async def open_session(
     device: Device,
@@ -917,7 +912,7 @@ async def open_session(
     run = Run.of(device, prepared, options, primary, on_merged, later=MOST_LATER)
     schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
     jobs = JobGraph.of_image(
-        prepared.image, recorded_ns=costs_ns, speculative=_lacking(prepared), pipeline_keys=pipeline_keys
+        prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared), pipeline_keys=pipeline_keys
     )
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
     scheduler.tells_hits = device.features.creation_feedback
