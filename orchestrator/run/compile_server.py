@@ -170,7 +170,7 @@ class Progressed(msgspec.Struct, tag="progress", forbid_unknown_fields=True):
     progress: bytes
 
 
-class _InMemory(msgspec.Struct, forbid_unknown_fields=True):
+class InMemory(msgspec.Struct, forbid_unknown_fields=True):
     """What is long: it is in the shared memory, from `offset` on."""
 
     number: int
@@ -178,7 +178,7 @@ class _InMemory(msgspec.Struct, forbid_unknown_fields=True):
     size: int
 
 
-class Settled(_InMemory, tag="settled"):
+class Settled(InMemory, tag="settled"):
     """Pipelines came to their end: a `Settlement`."""
 
 
@@ -197,11 +197,11 @@ class Obeyed(msgspec.Struct, tag="obeyed", forbid_unknown_fields=True):
     count: int
 
 
-class Prepared(_InMemory, tag="prepared"):
+class Prepared(InMemory, tag="prepared"):
     """An image goes to the driver: its `ImageTables`."""
 
 
-class Done(_InMemory, tag="done"):
+class Done(InMemory, tag="done"):
     """The compile is over: its report."""
 
 

@@ -9,12 +9,11 @@ import math
 import os
 from contextlib import suppress
 
-import msgspec
 import trio
 from attrs import define, field
 
 from orchestrator.children.parent import Ended
-from orchestrator.run.compile_server import Answer, CompileServer, ImageTables, Prepared, Request
+from orchestrator.run.compile_server import Answer, CompileServer, InMemory, Request
 from orchestrator.run.in_flight import InFlightTable
 
 
@@ -85,13 +84,9 @@ class Connection:
         for each in self._mail.values():
             each.send_nowait(self.ended)
 
-    def paper(self, offset: int, size: int) -> bytes:
+    def paper(self, place: InMemory) -> bytes:
         """What a fork put into the shared memory."""
-        return os.pread(self.server.papers, size, offset)
-
-    def tables(self, prepared: Prepared) -> ImageTables:
-        """Tables of the image that a fork prepared last."""
-        return msgspec.msgpack.decode(self.paper(prepared.offset, prepared.size), type=ImageTables)
+        return os.pread(self.server.papers, place.size, place.offset)
 
     def close(self) -> None:
         """End the server. Blocking."""

@@ -390,7 +390,7 @@ class _Supervisor:
         if not connection.server.take_over():
             connection.table.clear()  # the entries are those of the previous process
             await connection.send(request)
-        self._count(Supervision(processes=1))
+        self._supervision += Supervision(processes=1)
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled, self._ending)
         self.words.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
@@ -415,8 +415,7 @@ class _Supervisor:
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))
                     case Settled():
-                        paper = connection.paper(answer.offset, answer.size)
-                        self._tell_settled(msgspec.msgpack.decode(paper, type=Settlement))
+                        self._tell_settled(msgspec.msgpack.decode(connection.paper(answer), type=Settlement))
                     case Saved():
                         watch.is_saved = True
                         if self.steering.on_saved is not None:
@@ -433,7 +432,7 @@ class _Supervisor:
                         too_little = error  # one of the pipelines may have taken it all
                     case Done():
                         # The server reaps the worker before it ends, so that its resource usage is counted.
-                        report = decode_msgpack(connection.paper(answer.offset, answer.size), CompileReport)
+                        report = decode_msgpack(connection.paper(answer), CompileReport)
                     case Exited() | Ended():
                         ended = answer
                         break
@@ -600,7 +599,7 @@ class _Supervisor:
         await self._keep_blamed()
         blamed = [_by_verdict(job, each) for job, each in trials.verdicts.items()]
         self._measured_ns |= trials.took_ns
-        self._count(Supervision(trials=trials.processes))
+        self._supervision += Supervision(trials=trials.processes)
         if not connection.lost:
             if death.from_binaries and not (blamed or death.killed or death.too_little):
                 self._distrust(death)
@@ -624,7 +623,7 @@ class _Supervisor:
                 explained=is_explained,
             )
             explaining_ns = time.perf_counter_ns() - death.at_ns
-            self._count(Supervision(deaths=(told,), explaining_ns=explaining_ns))
+            self._supervision += Supervision(deaths=(told,), explaining_ns=explaining_ns)
         self._culprits |= {int(each.key, 16): each for each in blamed}
 
     async def _blame_at_once(self, job: PipelineJob, verdict: Verdict) -> None:
@@ -738,9 +737,6 @@ class _Supervisor:
             except SaveError as error:
                 self._notes.append(f"culprits were not kept, so the next run tries them again: {error}")
 
-    def _count(self, more: Supervision) -> None:
-        self._supervision += more
-
     # --- the end
 
     def _joined(self, report: CompileReport) -> CompileReport:
@@ -761,11 +757,9 @@ class _Supervisor:
             )
         culprits = self._culprits | self._known(report)
         failed = {each.key for each in report.failed}
-        self._count(
-            Supervision(
-                culprits=tuple(each for key, each in culprits.items() if key in failed),
-                messages=self.words.messages(),
-            )
+        self._supervision += Supervision(
+            culprits=tuple(each for key, each in culprits.items() if key in failed),
+            messages=self.words.messages(),
         )
         if self.words.unlogged:
             self._notes.append(f"not all that the driver printed is in the log: {self.words.unlogged}")
@@ -940,7 +934,8 @@ class _Watch:
         """The tables of the image."""
         if self._tables is None:
             assert self._prepared is not None  # noqa: S101 - callers check
-            self._tables = self.connection.tables(self._prepared)
+            paper = self.connection.paper(self._prepared)
+            self._tables = msgspec.msgpack.decode(paper, type=ImageTables)
         return self._tables
 
     def keys_in_driver(self) -> list[int]:
