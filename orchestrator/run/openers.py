@@ -55,7 +55,7 @@ class ProfiledOpener:
 
     Attributes:
         directory: The directory of cache files; None where there is none.
-        notes: What was left off, and why; each once.
+        notes: What was left off, and why, for each device; who reads them tells each once.
     """
 
     opener: DeviceOpener
@@ -86,7 +86,7 @@ class ProfiledOpener:
         harmful = own & _harmful(profile)
         wanted = (on | own & _harmless(profile)) - harmful
         for _, member in sorted(harmful):
-            self._say(
+            self.notes.append(
                 f"{member} is left off: this driver's keys depend on it (key profile of {_day(profile)}); "
                 f"so {_LOST[member]}"
             )
@@ -104,12 +104,8 @@ class ProfiledOpener:
         if about not in self._loaded:
             loaded = self._loaded[about] = load_key_profile(self.directory, device.identity)
             if loaded.problem:
-                self._say(f"what is known of the driver's keys was not used: {loaded.problem}")
+                self.notes.append(f"what is known of the driver's keys was not used: {loaded.problem}")
         return self._loaded[about].profile
-
-    def _say(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
 
 
 def key_notes(profile: KeyProfile, group: FeatureGroup, device: Device, image: CreateInfoImage) -> list[str]:
@@ -240,7 +236,7 @@ class QuarantinedSet:
     Attributes:
         whole: The set.
         directory: Where quarantines are kept; None leaves nothing out.
-        notes: What a reader of the report must know.
+        notes: What a reader of the report must know, for each device.
     """
 
     whole: PipelineSet
@@ -273,7 +269,7 @@ class QuarantinedSet:
     def _leave_out(self, directory: Path, device: Device) -> None:
         loaded = load_quarantine(directory, device.identity)
         if loaded.problem:
-            self._say(f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}")
+            self.notes.append(f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}")
         if loaded.profile is None:
             return
         keys = {job.key for job in self.source.pipelines}
@@ -288,13 +284,9 @@ class QuarantinedSet:
             also = (
                 f". The cause{of_them} was a limit (--timeout, --memory): another one alone tries none again"
             )
-            self._say(
+            self.notes.append(
                 f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
                 f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
                 f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
                 f"`orchestrator quarantine list` shows all){also if limited else ''}"
             )
-
-    def _say(self, note: str) -> None:
-        if note not in self.notes:
-            self.notes.append(note)
