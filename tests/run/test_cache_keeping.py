@@ -21,7 +21,7 @@ from orchestrator.devices.device import CacheMode, PipelineSource
 from orchestrator.run.caches import RollingMerge
 from orchestrator.run.keeping import CacheFileStore, CacheKeeper, SaveDecider
 from orchestrator.run.options import MergePolicy, SavePolicy
-from orchestrator.run.records import CacheFileRecord, CacheSave, OutcomeStatus, SaveReason
+from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, SaveReason
 from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
@@ -33,7 +33,7 @@ from orchestrator.stores.cache_file import (
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from tests.run.small_sets import Opener, compiled, write_small_set
+from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
     OLD,
@@ -49,15 +49,8 @@ AT_ONCE = SavePolicy(quiet_ns=1, growth_pipelines=1, pause_ns=1)
 NEVER = SavePolicy(quiet_ns=10**15, growth_pipelines=10**9, overdue_ns=10**15)
 
 
-def hits(report: object) -> int:
-    return report.counts()[OutcomeStatus.CACHE_HIT]  # type: ignore[attr-defined, no-any-return]
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "cache"
-    path.mkdir(mode=0o700)
-    return path
+def hits(report: CompileReport) -> int:
+    return report.outcomes.cache_hits
 
 
 @pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
@@ -96,10 +89,9 @@ async def test_two_runs_at_a_time_lose_nothing(tmp_path: Path, folder: Path, mod
 
 
 async def test_a_shared_cache_is_saved_while_pipelines_compile(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "set.foz"
-    keys = write_small_set(archive, 0, 6)
+    keys = compute_keys()
     saved = threading.Event()
     save = CacheKeeper._save
 
@@ -189,10 +181,9 @@ async def test_a_stop_during_a_save_saves_what_that_one_lacks(
 
 
 async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    archive = tmp_path / "set.foz"
-    keys = write_small_set(archive, 0, 6)
+    keys = compute_keys()
     stop, told, saved = trio.Event(), trio.Event(), threading.Event()
     progress, save = CacheKeeper.progress, CacheKeeper._save
 
@@ -231,10 +222,8 @@ async def test_stopping_saves_a_shared_cache_before_the_calls_in_flight_are_back
 
 
 async def test_with_worker_caches_and_a_barrier_it_is_saved_once_at_the_end(
-    tmp_path: Path, folder: Path
+    archive: Path, folder: Path
 ) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 6)
     report = await compiled(archive, folder, Opener(), save_policy=AT_ONCE)
     assert [each.reason for each in report.cache_file.saves] == [SaveReason.EXIT]
 
@@ -248,9 +237,8 @@ async def test_a_rolling_merge_saves_between_folds(tmp_path: Path, folder: Path)
     assert hits(await compiled(archive, folder, Opener())) == 60
 
 
-async def test_what_a_cancelled_run_compiled_is_saved(tmp_path: Path, folder: Path) -> None:
-    archive = tmp_path / "set.foz"
-    keys = write_small_set(archive, 0, 6)
+async def test_what_a_cancelled_run_compiled_is_saved(archive: Path, folder: Path) -> None:
+    keys = compute_keys()
     scope = trio.CancelScope()
 
     def cancel(key: int) -> None:
@@ -264,9 +252,7 @@ async def test_what_a_cancelled_run_compiled_is_saved(tmp_path: Path, folder: Pa
     assert hits(await compiled(archive, folder, Opener())) == len(opener.device.compile_counts) >= 4
 
 
-async def test_a_damaged_generation_is_replaced_though_nothing_is_new(tmp_path: Path, folder: Path) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 4)
+async def test_a_damaged_generation_is_replaced_though_nothing_is_new(archive: Path, folder: Path) -> None:
     opener = Opener()
     await compiled(archive, folder, opener)
     path = cache_path(folder, opener.device.identity)
@@ -277,7 +263,7 @@ async def test_a_damaged_generation_is_replaced_though_nothing_is_new(tmp_path: 
     previous_path(path).write_bytes(content)
     previous_path(path).chmod(0o600)
     report = await compiled(archive, folder, Opener())
-    assert hits(report) == 4
+    assert hits(report) == 6
     assert any("previous generation was loaded" in each for each in report.notes)
     assert report.cache_file.saved_bytes == len(content)
     assert path.read_bytes() == content
@@ -343,14 +329,12 @@ def test_a_full_disk_is_tried_again_where_room_was_made(
 
 
 async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(
-    tmp_path: Path, folder: Path
+    archive: Path, folder: Path
 ) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 4)
     # No lock file can be opened where a directory is.
     lock_path(cache_path(folder, IDENTITY)).mkdir()
     report = await compiled(archive, folder, Opener())
-    assert report.counts()[OutcomeStatus.COMPILED] == 4
+    assert report.outcomes.compiled == 6
     (save,) = report.cache_file.saves
     assert "locking" in (save.error or "")
     assert report.cache_file.error == save.error

@@ -40,7 +40,7 @@ from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
-from tests.run.small_sets import Opener, write_small_set
+from tests.run.small_sets import Opener
 from tests.run.support import without
 
 LIMIT_S = 60.0
@@ -423,9 +423,8 @@ def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
 
 
 async def test_a_time_limit_is_told_while_calls_are_in_flight(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_small_set(tmp_path / "set.foz", 0, 6)
     in_flight, told, stages = trio.Event(), threading.Event(), list[str]()
     sleep, token = trio.sleep, trio.lowlevel.current_trio_token()
 
@@ -442,17 +441,16 @@ async def test_a_time_limit_is_told_while_calls_are_in_flight(
             told.set()
 
     monkeypatch.setattr(trio, "sleep", until_a_call_is_in_flight)
-    with PipelineSet.open(tmp_path / "set.foz") as source:
+    with PipelineSet.open(archive) as source:
         options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
         opener = Opener(options={"on_compile": hold})
         await compile_set(source, options, opener=opener, on_stage=on_stage)
     assert stages[-1] == "the time limit is reached: waiting for the driver calls in flight"
 
 
-async def test_a_time_limit_that_is_not_reached_is_not_told(tmp_path: Path) -> None:
-    write_small_set(tmp_path / "set.foz", 0, 6)
+async def test_a_time_limit_that_is_not_reached_is_not_told(archive: Path) -> None:
     stages: list[str] = []
-    with PipelineSet.open(tmp_path / "set.foz") as source:
+    with PipelineSet.open(archive) as source:
         options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
         with trio.fail_after(LIMIT_S / 2):  # nor waited for
             report = await compile_set(source, options, opener=Opener(), on_stage=stages.append)

@@ -19,7 +19,7 @@ from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.stores.culprits import load_quarantine
-from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.small_sets import compute_keys
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:6]
@@ -54,13 +54,6 @@ def open_at_the_limit_alone(request: DeviceRequest) -> SimulatedDevice:
 
     is_default = signal.getsignal(signal.SIGXCPU) is signal.SIG_DFL
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "set.foz"
-    assert write_small_set(path, 0, 6) == KEYS
-    return path
 
 
 def options(name: str) -> CompileOptions:

@@ -26,20 +26,6 @@ COUNT = 6
 MODES = [CacheMode.SHARED, CacheMode.PER_WORKER]
 
 
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "set.foz"
-    write_small_set(path, 0, COUNT)
-    return path
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    path = tmp_path / "cache"
-    path.mkdir(mode=0o700)
-    return path
-
-
 def counts(report: CompileReport) -> dict[str, int]:
     return {status.value: count for status, count in report.counts().items() if count}
 

@@ -42,14 +42,6 @@ MESH_SHADERS = '{"sType":1000328000,"taskShader":1,"meshShader":1}'
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A cache directory."""
-    made = tmp_path / "cache"
-    made.mkdir(mode=0o700)
-    return made
-
-
-@pytest.fixture
 def recorded(tmp_path: Path) -> Path:
     """Four compute pipelines of a captured application, which enabled mesh shaders."""
     path = tmp_path / "recorded.foz"

@@ -22,7 +22,7 @@ from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, in_sec
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
-from tests.run.small_sets import compute_keys, write_small_set
+from tests.run.small_sets import compute_keys
 
 KEYS = compute_keys()[:6]
 JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]
@@ -57,13 +57,6 @@ def open_dying(request: DeviceRequest) -> SimulatedDevice:
 def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process: there is no device."""
     raise DeviceError("none here")
-
-
-@pytest.fixture
-def archive(tmp_path: Path) -> Path:
-    path = tmp_path / "set.foz"
-    write_small_set(path, 0, 6)
-    return path
 
 
 def children() -> set[str]:
