@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -111,11 +112,9 @@ def test_the_meter_works_where_the_kernel_keeps_no_statistics(monkeypatch: pytes
 
 
 def test_the_meter_gives_up_on_statistics_that_make_no_sense(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from pathlib import Path
-
-    path = Path(str(tmp_path)) / "schedstat"
+    path = tmp_path / "schedstat"
     path.write_text("0\n")
     monkeypatch.setattr("orchestrator.run.accounting._SCHEDSTAT", str(path))
     with ThreadMeter() as meter:

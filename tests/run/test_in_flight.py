@@ -12,12 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import (
-    NO_SOURCE,
-    Device,
-    PipelineCache,
-    PipelineCacheData,
-)
+from orchestrator.devices.device import NO_SOURCE, Device, PipelineCache, PipelineCacheData
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError
@@ -227,12 +222,8 @@ def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
         prepared = device.prepare(simulated_image([10, 11, 12, 13]))
         device.create_pipelines(prepared, numbers(1, 2), device.create_pipeline_cache())
         device.create_pipelines(prepared, numbers(3), NO_SOURCE)
-    assert table.marks(at, 4).astype(bool).tolist() == [
-        False,
-        True,
-        False,
-        True,
-    ]  # neither what failed nor what was not tried
+    # Neither what failed nor what was not tried.
+    assert table.marks(at, 4).astype(bool).tolist() == [False, True, False, True]
 
 
 def test_a_source_of_binaries_looks_an_image_up_once(descriptor: int) -> None:

@@ -55,19 +55,10 @@ def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImag
 def test_what_has_no_binaries_is_named(tmp_path: Path) -> None:
     """RADV gives none of libraries without code, so that each run creates them anew."""
     driver_manifest("radv:navi21")
-    command = (
-        "compile",
-        "sample",
-        "-d",
-        "radv:navi21",
-        "--mode",
-        "binaries",
-        "--cache-dir",
-        tmp_path,
-        "--json",
-    )
-    assert not any("although the store" in each for each in notes(run_program(*command).document))
-    again = run_program(*command).document
+    options = ("-d", "radv:navi21", "--mode", "binaries", "--cache-dir", tmp_path, "--json")
+    first = run_program("compile", "sample", *options).document
+    assert not any("although the store" in each for each in notes(first))
+    again = run_program("compile", "sample", *options).document
     assert again["outcomes"]["compiled"] == 4
     (note,) = [each for each in notes(again) if "although the store" in each]
     assert note.startswith("4 of 235 pipelines were compiled although the store of binaries was loaded")
@@ -77,16 +68,8 @@ def test_a_run_says_so(tmp_path: Path) -> None:
     """The cache of one part in place of the whole's: times are known, and nothing is found of the rest."""
 
     def compiled(directory: str, *options: str) -> dict[str, object]:
-        arguments: tuple[str | Path, ...] = (
-            "sample",
-            "-d",
-            "simulated",
-            "--cache-dir",
-            tmp_path / directory,
-            "--json",
-            *options,
-        )
-        done = run_program("compile", *arguments)
+        place = tmp_path / directory
+        done = run_program("compile", "sample", "-d", "simulated", "--cache-dir", place, "--json", *options)
         assert done.code == 0, done.err
         return done.document
 
