@@ -239,13 +239,7 @@ class Worker:
         usage: What the kernel did for its thread while it worked.
     """
 
-    def __init__(
-        self,
-        number: int,
-        creator: Creator,
-        exchange: Exchange,
-        recorder: OutcomeRecorder,
-    ) -> None:
+    def __init__(self, number: int, creator: Creator, exchange: Exchange, recorder: OutcomeRecorder) -> None:
         self.number = number
         self._creator = creator
         self._exchange = exchange
@@ -501,10 +495,7 @@ class Run:
             raise ValueError(f"a session holds at most {self.later} pipelines that come later")
         first = self.parts.add(prepared)
         self.recorder.extend(prepared.image)
-        for status, reasons in (
-            (OutcomeStatus.FAILED, prepared.unusable),
-            (OutcomeStatus.SKIPPED, skipped),
-        ):
+        for status, reasons in ((OutcomeStatus.FAILED, prepared.unusable), (OutcomeStatus.SKIPPED, skipped)):
             self.table.settle(status, {first + index: reason for index, reason in reasons.items()})
         return range(first, first + count)
 

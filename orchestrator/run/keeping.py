@@ -45,12 +45,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.first_error import first_error
-from orchestrator.run.options import (
-    CompileOptions,
-    MergePolicy,
-    SavePolicy,
-    available_workers,
-)
+from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers
 from orchestrator.run.records import (
     CREATED_CODES,
     CacheFileRecord,

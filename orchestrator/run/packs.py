@@ -402,11 +402,7 @@ class GrowingPack:
             assert isinstance(done, Installed)  # noqa: S101 - what the service answers to Install
             if done.target < 0 or done.notes:
                 why = "; ".join(done.notes) or "the device is another one now"
-                raise PackError(
-                    path,
-                    f"it was not merged with the cache in {place}: {why}",
-                    _ELSEWHERE,
-                )
+                raise PackError(path, f"it was not merged with the cache in {place}: {why}", _ELSEWHERE)
         self._joined.add(identity)
 
     def _is_here(self, cache_file: Path) -> bool:

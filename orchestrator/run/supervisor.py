@@ -77,13 +77,7 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.steering import Settlement, Steering, Wait
-from orchestrator.run.trial import (
-    SuspectTrials,
-    Verdict,
-    end_when,
-    in_seconds,
-    is_from_outside,
-)
+from orchestrator.run.trial import SuspectTrials, Verdict, end_when, in_seconds, is_from_outside
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits

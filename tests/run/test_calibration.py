@@ -20,12 +20,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.profile_file import (
-    CalibrationProfile,
-    Choice,
-    ProfileLoad,
-    save_profile,
-)
+from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, save_profile
 from tests.stores.profiles import IDENTITY, profile
 
 NAVI21 = "radv:navi21"

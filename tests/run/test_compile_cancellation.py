@@ -115,11 +115,7 @@ async def test_cancelled_at_every_step(
 
 
 # Each runs in a thread while the trio thread may be cancelled.
-BLOCKING = (
-    (builder, "build_image"),
-    (keeping, "load_into_cache"),
-    (keeping, "save_merged"),
-)
+BLOCKING = ((builder, "build_image"), (keeping, "load_into_cache"), (keeping, "save_merged"))
 
 
 async def test_cancelled_inside_every_blocking_call(

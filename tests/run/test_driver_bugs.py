@@ -45,10 +45,7 @@ async def test_stale_uuid_accepted(archive: Path, folder: Path, mode: CacheMode)
     old, new = Opener(driver_version=1), Opener(DriverBugs(stale_uuid_accepted=True), driver_version=2)
     await compiled(archive, folder, old, mode=mode)
     # The name of the file says which build it is for, so that it takes a copy to get it wrong.
-    shutil.copy(
-        cache_path(folder, old.device.identity),
-        cache_path(folder, new(DeviceRequest()).identity),
-    )
+    shutil.copy(cache_path(folder, old.device.identity), cache_path(folder, new(DeviceRequest()).identity))
     report = await compiled(archive, folder, new, mode=mode)
     assert counts(report) == {"compiled": COUNT}
     assert new.device.foreign_hits == 0

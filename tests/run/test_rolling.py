@@ -369,10 +369,7 @@ async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None
     device = SimulatedDevice(evolve(without(internally_synchronized_merge=False), on_compile=on_compile))
     primary = device.create_pipeline_cache(name="primary")
     stray = device.prepare(simulated_image([1000]))
-    user = threading.Thread(
-        target=device.create_pipelines,
-        args=(stray, np.array([0], np.int32), primary),
-    )
+    user = threading.Thread(target=device.create_pipelines, args=(stray, np.array([0], np.int32), primary))
     user.start()
     assert entered.wait(60)
     try:

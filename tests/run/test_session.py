@@ -102,13 +102,7 @@ async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
         await session.submit(range(20, 25), priority=Priority.NOW)
         await session.submit(39, priority=Priority.BACKGROUND)
         assert recorder.order == []
-        assert session.remaining().tolist() == [
-            *range(20, 25),
-            *range(10, 15),
-            *range(5),
-            38,
-            39,
-        ]
+        assert session.remaining().tolist() == [*range(20, 25), *range(10, 15), *range(5), 38, 39]
         assert session.promote(39, Priority.NOW) == 2
         assert session.promote([2, 3, 11], Priority.NOW) == 3
         assert session.promote(late, Priority.SOON) == 3

@@ -51,14 +51,7 @@ from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.steering import Steering
-from orchestrator.run.supervisor import (
-    DriverWords,
-    _Death,
-    _Pace,
-    _Supervisor,
-    _Watch,
-    compile_supervised,
-)
+from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet

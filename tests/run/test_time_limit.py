@@ -9,25 +9,12 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.simulated import (
-    DriverBugs,
-    SimulatedDevice,
-    SimulatedOptions,
-    simulated_image,
-)
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
-from orchestrator.schedule import (
-    Assignment,
-    Followers,
-    JobGraph,
-    Order,
-    Paused,
-    ScheduleOptions,
-    Scheduler,
-)
+from orchestrator.schedule import Assignment, Followers, JobGraph, Order, Paused, ScheduleOptions, Scheduler
 from tests.run.support import check_sums, prepared_set
 from tests.schedule.machine import job_graph
 

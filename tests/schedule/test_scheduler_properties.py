@@ -29,13 +29,7 @@ from orchestrator.schedule.jobs import HIT, SPECULATIVE, UNWANTED
 from orchestrator.schedule.scheduler import _CALLS_OF_HITS
 from tests.schedule.machine import QUEUED, assert_consistent, job_graph, jobs_of
 
-FINAL = {
-    JobState.CREATED,
-    JobState.SHARED,
-    JobState.FAILED,
-    JobState.UNASSIGNABLE,
-    JobState.CANCELLED,
-}
+FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}
 
 
 GONE = {JobState.CANCELLED, JobState.ABSENT}
