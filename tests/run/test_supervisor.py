@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -73,8 +73,12 @@ MARKER = "ORCHESTRATOR_TEST_MARKER"
 SHORT_S = 0.05
 
 
-def open_good(request: DeviceRequest) -> SimulatedDevice:
-    return SimulatedDevice(SimulatedOptions(request=request))
+def opening(kind: type[SimulatedDevice]) -> Callable[[DeviceRequest], SimulatedDevice]:
+    """A function that opens such devices, for `TrialLimits.opener`."""
+    return lambda request: kind(SimulatedOptions(request=request))
+
+
+open_good = opening(SimulatedDevice)
 
 
 def open_deadly(request: DeviceRequest) -> SimulatedDevice:
@@ -133,8 +137,7 @@ class Filled(SimulatedDevice):
         return super().pipeline_cache_data(cache, limit)
 
 
-def open_filled(request: DeviceRequest) -> SimulatedDevice:
-    return Filled(SimulatedOptions(request=request))
+open_filled = opening(Filled)
 
 
 def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
@@ -253,16 +256,9 @@ class InterruptedThrice(KilledThrice):
     by = signal.SIGINT
 
 
-def open_interrupted_thrice(request: DeviceRequest) -> SimulatedDevice:
-    return InterruptedThrice(SimulatedOptions(request=request))
-
-
-def open_choking(request: DeviceRequest) -> SimulatedDevice:
-    return Choking(SimulatedOptions(request=request))
-
-
-def open_killed_thrice(request: DeviceRequest) -> SimulatedDevice:
-    return KilledThrice(SimulatedOptions(request=request))
+open_interrupted_thrice = opening(InterruptedThrice)
+open_choking = opening(Choking)
+open_killed_thrice = opening(KilledThrice)
 
 
 class Spoiled(SimulatedDevice):
@@ -309,32 +305,16 @@ class Stuck(SimulatedDevice):
         super().close()
 
 
-def stuck_in(name: str) -> type[Stuck]:
-    return type(f"Stuck_{name}", (Stuck,), {"command": name})
+def stuck_in(command: str) -> Callable[[DeviceRequest], SimulatedDevice]:
+    return opening(type(f"Stuck_{command}", (Stuck,), {"command": command}))
 
 
-def open_stuck_in_module(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("module")(SimulatedOptions(request=request))
-
-
-def open_stuck_in_create(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("create")(SimulatedOptions(request=request))
-
-
-def open_stuck_in_load(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("load")(SimulatedOptions(request=request))
-
-
-def open_stuck_in_merge(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("merge")(SimulatedOptions(request=request))
-
-
-def open_stuck_in_read(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("read")(SimulatedOptions(request=request))
-
-
-def open_stuck_in_close(request: DeviceRequest) -> SimulatedDevice:
-    return stuck_in("close")(SimulatedOptions(request=request))
+open_stuck_in_module = stuck_in("module")
+open_stuck_in_create = stuck_in("create")
+open_stuck_in_load = stuck_in("load")
+open_stuck_in_merge = stuck_in("merge")
+open_stuck_in_read = stuck_in("read")
+open_stuck_in_close = stuck_in("close")
 
 
 def open_never(request: DeviceRequest) -> SimulatedDevice:
@@ -342,8 +322,7 @@ def open_never(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request))
 
 
-def open_spoiled(request: DeviceRequest) -> SimulatedDevice:
-    return Spoiled(SimulatedOptions(request=request))
+open_spoiled = opening(Spoiled)
 
 
 def open_newer(request: DeviceRequest) -> SimulatedDevice:
@@ -1433,8 +1412,7 @@ class Poisoned(SimulatedDevice):
         return super().create_from_binaries(prepared, indices, held, keep=keep)
 
 
-def open_poisoned(request: DeviceRequest) -> SimulatedDevice:
-    return Poisoned(SimulatedOptions(request=request))
+open_poisoned = opening(Poisoned)
 
 
 def poison(folder: Path, count: int, data: bytes = b"poison") -> None:
