@@ -283,19 +283,26 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
     removed: list[PruneItem] = []
     failed: list[tuple[PruneItem, str]] = []
     suspected: dict[Path, frozenset[str]] = {}
-    for item in plan.items:
-        problem = _suspicion(item, suspected, operations) or _remove(item, operations)
+    unused = {each.path: each for each in plan.items if each.reason is PruneReason.UNUSED}
+
+    def take(item: PruneItem, problem: str | None) -> None:
         if problem is None:
             removed.append(item)
         else:
             failed.append((item, problem))
-    parts = (each for each in removed if each.generation is not None)
-    kept = [
-        f"{path} has as many bytes on the disk as before, some of them unused: {problem}"
-        for path in {each.path for each in parts if each.reason is not PruneReason.UNUSED}
-        if (problem := _compact(path)) is not None
-    ]
-    return PruneReport(tuple(removed), tuple(failed), "; ".join(kept))
+
+    for item in plan.items:
+        if item.reason is not PruneReason.UNUSED:
+            take(item, _suspicion(item, suspected, operations) or _remove(item, operations))
+    notes = []
+    # Once, when all that goes is gone: a store is copied for it.
+    for path in {**unused, **dict.fromkeys(each.path for each in removed if each.generation is not None)}:
+        problem = _compact(path)
+        if path in unused:
+            take(unused[path], problem)
+        elif problem is not None:
+            notes.append(f"{path} has as many bytes on the disk as before, some of them unused: {problem}")
+    return PruneReport(tuple(removed), tuple(failed), "; ".join(notes))
 
 
 def _remove_part(path: Path, item: PruneItem) -> str | None:
@@ -303,8 +310,6 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
     from orchestrator.stores.binary_store import BinaryStore, StoreError
 
     try:
-        if item.reason is PruneReason.UNUSED:
-            return _compact(path)
         with BinaryStore.open(path.parent, create=False) as store:
             if item.generation:
                 store.prune(lambda about, _: about.digest == item.generation)

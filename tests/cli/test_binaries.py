@@ -277,6 +277,26 @@ def test_the_verb_prune_gives_unused_pages_back(call: Call, folder: Path) -> Non
     assert call("prune", "--cache-dir", folder, "--json").document["removed"] == []
 
 
+def test_the_verb_prune_copies_a_store_once(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies: list[Path] = []
+    compact = BinaryStore.compact
+
+    def counted(directory: Path) -> int | None:
+        copies.append(directory)
+        return compact(directory)
+
+    monkeypatch.setattr(BinaryStore, "compact", counted)
+    with BinaryStore.open(folder) as store:
+        store.put(HERE, [pipeline(state, os.urandom(90_000)) for state in range(10, 60)])
+        store.shrink(500 << 10)
+        store.put(OLD, [pipeline(70, os.urandom(9_000))])
+    removed = call("prune", "--cache-dir", folder, "--json").document["removed"]
+    assert [each["reason"] for each in removed] == ["other driver", "unused pages"]
+    assert copies == [folder]
+
+
 def test_the_verb_prune_tells_that_a_store_stays_as_large(
     call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
