@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import struct
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices import open_device, own_process
+from orchestrator.devices.device import NO_SOURCE, SUCCESS, DeviceCapabilities
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, EnabledCapabilities
 from orchestrator.registry import registry
+from orchestrator.sets.archive.reader import MemoryRecords
+from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
+from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.needs.context import count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import opened_groups
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.spirv.walk import walk_spirv
 from tests.conftest import OpenDriverDevice
-from tests.drivers import Corpus, each_driver, each_good_corpus
+from tests.drivers import Corpus, each_driver, each_good_corpus, run_on_device
 from tests.sets.needs.fake_capabilities import Bare, Everything, chain, make, version
 from tests.sets.spirv.shader_words import VOID_FUNCTION, assemble, compute_module, words_of
 
@@ -135,6 +143,33 @@ def test_the_version_of_spirv_is_judged_by_the_devices_own_version() -> None:
     assert module(older, 1, spirv=6) is None
     newer = EnabledCapabilities(Bare(api_version=version(1, 2)), DeviceRequest(application))
     assert module(newer, 1, spirv=6) == "SPIR-V 1.6: needs Vulkan 1.3"
+
+
+def made_by_radv(folder: str) -> tuple[int, int, list[int]]:
+    """Of a pipeline of SPIR-V 1.6: its device's version, problems, and results; for a process of its own."""
+    records = MemoryRecords("newer than its application")
+    builder = PipelineSetBuilder(records)
+    builder.application(api_version="1.2")
+    builder.compute_pipeline("auto", builder.shader_module(compute_module(version=1 << 16 | 6 << 8)))
+    path = Path(folder) / "newer.foz"
+    with ArchiveWriter(path) as writer:
+        copy_records(records, writer)
+    own_process("radv:navi21")
+    with (
+        PipelineSet.open(path) as source,
+        closing(opened_groups(source, lambda request: open_device("radv:navi21", request=request))) as groups,
+    ):
+        opened = next(groups)
+        device, built = opened.device, opened.built
+        with closing(device.prepare(built.image)) as prepared:
+            made = device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
+        return device.capabilities.api_version, len(built.problems), made.results.tolist()
+
+
+def test_radv_takes_newer_spirv_than_its_application_asks_for(tmp_path: Path) -> None:
+    api_version, problems, results = run_on_device("radv:navi21", f"{__name__}:made_by_radv", str(tmp_path))
+    assert api_version >> 12 == version(1, 2) >> 12
+    assert (problems, results) == (0, [SUCCESS])
 
 
 def stage(device: Bare, code: bytes, bit: int = 0x20, name: str = "main", **members: Any) -> str | None:
