@@ -396,10 +396,10 @@ class _ImageBuilder:
                 self._require(missing)
         if itself:
             self._require(self._checker.structure(value), value)
-        for (_, module, _), stage, spirv in stages:
+        for (_, module, _), stage, _ in stages:
             if stage.pSpecializationInfo is not None:
                 self._require(self._wrong_specialization(stage, module))
-            if stage.stage & _WORKGROUP_STAGES and (spirv.workgroup_memory or spirv.computed_sizes):
+            if stage.stage & _WORKGROUP_STAGES:
                 self._require(self._excess_memory(stage, module))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             render_pass = handles[value.renderPass]
@@ -466,7 +466,7 @@ class _ImageBuilder:
             return False
         if spirv.has_specialized_sizes:
             return True
-        memory = self._memory_of(module) if spirv.workgroup_memory or spirv.computed_sizes else None
+        memory = self._memory_of(module)
         return memory is not None and bool(memory.spec_ids)
 
     def _require(self, missing: str | None, value: Any = None) -> None:
@@ -600,19 +600,24 @@ class _ImageBuilder:
         return None
 
     def _memory_of(self, module: int) -> WorkgroupMemory | None:
+        """What defines sizes in a module; None where its walk found all of them."""
         if module not in self._memory:
+            spirv, found = self._spirv(module), None
             try:
-                computed = self._spirv(module).computed_sizes
-                self._memory[module] = workgroup_memory(self._code.load(module), computed)
+                if spirv.workgroup_memory or spirv.computed_sizes:
+                    found = workgroup_memory(self._code.load(module), spirv.computed_sizes)
             except SpirvError as error:
                 raise _UnusableError(f"module {module:016x}: {error}") from None
+            self._memory[module] = found
         return self._memory[module]
 
     def _excess_memory(self, stage: Any, module: int) -> str | None:
         """The limit that a stage exceeds by a computed workgroup, or by variables that its entry uses."""
-        memory, spirv = self._memory_of(module), self._spirv(module)
+        if (memory := self._memory_of(module)) is None:
+            return None
+        spirv = self._spirv(module)
         entry = stage_entry_point(stage, spirv)
-        if memory is None or entry is None:
+        if entry is None:
             return None
         info = stage.pSpecializationInfo
         values = specialized_values(info) if info is not None and memory.spec_ids else {}
