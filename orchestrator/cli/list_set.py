@@ -209,6 +209,8 @@ def _show(
 
 
 def _show_applications(output: Output, opened: PipelineSet, groups: tuple[FeatureGroup, ...]) -> None:
+    from orchestrator.devices.request import BASE_FEATURES, feature_text
+
     output.line("")
     if not opened.applications:
         output.line(
@@ -222,9 +224,9 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
             styled(shown(each.name or "an application without a name"), "head"),
             f"{engine}, Vulkan {version_text(each.api_version)}",
         )
-        enabled = ["Features::robustBufferAccess"] if each.robust_buffer_access else []
+        enabled = [feature_text(BASE_FEATURES, "robustBufferAccess")] if each.robust_buffer_access else []
         enabled += [
-            f"{struct.removeprefix('VkPhysicalDevice')}::{member}"
+            feature_text(struct, member)
             for struct, members in _features(each).items()
             for member, value in members.items()
             if value

@@ -139,7 +139,7 @@ class DeviceRequest:
         parts = [f"Vulkan {version >> 22}.{version >> 12 & 0x3FF}" if version else "the newest Vulkan"]
         exact = self.others is OtherFeatures.NONE
         told = {each for each in self.features if not exact or is_recorded(*each)}
-        parts += sorted(f"{struct.removeprefix('VkPhysicalDevice')}::{member}" for struct, member in told)
+        parts += sorted(feature_text(*each) for each in told)
         rest = len(self.features) - len(told)
         features = "feature" if rest == 1 else "features"
         return (
@@ -156,6 +156,11 @@ class DeviceRequest:
     ) -> DeviceRequest:
         """The same with more features and extensions."""
         return evolve(self, features=self.features | features, extensions=self.extensions | extensions)
+
+
+def feature_text(struct: str, member: str) -> str:
+    """A feature as reports name it, such as "MeshShaderFeaturesEXT::meshShader"."""
+    return f"{struct.removeprefix('VkPhysicalDevice')}::{member}"
 
 
 def names_of(names: Iterable[str]) -> frozenset[str]:
