@@ -16,6 +16,7 @@ from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.image import builder
 from orchestrator.sets.image import documents as module
 from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.documents import PipelineDocuments, decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
@@ -157,6 +158,21 @@ def test_data_of_another_size_is_not_taken_for_what_was_checked() -> None:
     ]
 
 
+WIDEST = "property VkPhysicalDeviceLimits::maxComputeWorkGroupSize.x 128"
+
+
+def with_widest_workgroups(code: bytes, values: tuple[int, ...]) -> BuiltImage:
+    """Pipelines 1, 2, ... with these values of constant 7, on a device with workgroups of at most 128."""
+    records = Records()
+    module_key = module_hash(code, 0)
+    records.add(RecordTag.SHADER_MODULE, module_key, encode_module(code, 0))
+    for key, value in enumerate(values, start=1):
+        info = specialized(value.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
+        stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info
+        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage))
+    return records.built(properties={("VkPhysicalDeviceLimits", "maxComputeWorkGroupSize"): (128, 128, 64)})
+
+
 def test_workgroups_of_another_size_are_asked_about_again() -> None:
     code = compute_module(
         (331, 2, 38, 20, 21, 21),  # LocalSizeId: a specialization constant, and twice one
@@ -166,18 +182,8 @@ def test_workgroups_of_another_size_are_asked_about_again() -> None:
         (43, 10, 21, 1),
         local_size=None,
     )
-    records = Records()
-    module_key = module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module_key, encode_module(code, 0))
-    for key, width in enumerate((64, 128, 129, 100), start=1):
-        info = specialized(width.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
-        stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info
-        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage))
-    limit = ("VkPhysicalDeviceLimits", "maxComputeWorkGroupSize")
-    built = records.built(properties={limit: (128, 128, 64)})
-    assert [(each.job.key, each.reason) for each in built.problems] == [
-        (3, f"property {'::'.join(limit)}.x 128 < 129")
-    ]
+    built = with_widest_workgroups(code, (64, 128, 129, 100))
+    assert [(each.job.key, each.reason) for each in built.problems] == [(3, f"{WIDEST} < 129")]
     assert built.image.keys.tolist() == [1, 2, 4]
 
 
@@ -204,17 +210,9 @@ def test_computed_workgroups_are_compared_with_the_limits(
         *last,
         local_size=mode,
     )
-    records = Records()
-    module_key = module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module_key, encode_module(code, 0))
-    for key, half in enumerate((32, 64, 65, 0), start=1):
-        info = specialized(half.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
-        stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info
-        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage))
-    limit = ("VkPhysicalDeviceLimits", "maxComputeWorkGroupSize")
-    built = records.built(properties={limit: (128, 128, 64)})
+    built = with_widest_workgroups(code, (32, 64, 65, 0))
     assert [(each.job.key, each.reason) for each in built.problems] == [
-        (3, f"property {'::'.join(limit)}.x 128 < 130"),
+        (3, f"{WIDEST} < 130"),
         (4, "a workgroup of 0x1x1 invocations"),
     ]
     assert built.image.keys.tolist() == [1, 2]
