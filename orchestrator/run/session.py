@@ -216,7 +216,7 @@ class Allowance:
     passed_ns: float = 0.0
 
     def then(self, now_ns: int, limit_ns: int) -> Allowance:
-        """It with another limit from now on."""
+        """The allowance with another limit from now on."""
         given_ns, passed_ns = self._until(now_ns)
         return Allowance(now_ns, limit_ns, _FADE * given_ns, _FADE * passed_ns)
 
