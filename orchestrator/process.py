@@ -23,6 +23,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from stat import S_ISREG
 from types import ModuleType
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -90,6 +91,11 @@ class StageClock:
 
 _own: list[StageClock] = []
 
+PRELOAD: Final = "LD_PRELOAD"  # ld.so(8)
+preloaded_descriptors: set[int] = set()
+"""Descriptors that a preloaded library opened before the interpreter started; forks keep them. Mesa's
+drm-shim has the memory of its GPU in such a file."""
+
 
 def process_clock() -> StageClock:
     """The clock of this process, in stage "imports"; a new one if the process is not ours."""
@@ -151,12 +157,15 @@ def own_interpreter() -> None:
       the setting; one that the user made stays.
     - The garbage collector runs more rarely. Imports make a hundred thousand objects that live as long as the
       process; to search them for cycles again and again took a tenth of the start.
+    - Where libraries are preloaded, what they have opened is noted (`preloaded_descriptors`).
     """
     gc.set_threshold(_OBJECTS_BETWEEN_COLLECTIONS)  # first: what is imported here makes objects, too
     while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
         pass
     os.close(descriptor)
     if not _own:
+        if os.environ.get(PRELOAD):
+            preloaded_descriptors.update(filter(_is_memory, map(int, os.listdir("/proc/self/fd"))))  # noqa: PTH208
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
         keep_generated_code()
@@ -167,6 +176,15 @@ def own_interpreter() -> None:
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _is_memory(descriptor: int) -> bool:
+    """Whether a descriptor is of a regular file without a name, such as that of memfd_create(2)."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:  # the listing itself
+        return False
+    return S_ISREG(status.st_mode) and not status.st_nlink
 
 
 _ENDING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP

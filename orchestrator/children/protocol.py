@@ -38,7 +38,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import end_process, own_interpreter, reset_signals
+from orchestrator.process import end_process, own_interpreter, preloaded_descriptors, reset_signals
 
 SERVICES = {
     "bench": "orchestrator.bench.take",
@@ -309,7 +309,7 @@ def serve_as_fork(
     """Serve the parent in a fork of it, as a new interpreter would. Ends the process.
 
     The fork takes over nothing else from its parent: no signal handlers, no buffered text of its streams, no
-    other descriptors, no functions that are called at exit.
+    descriptors but those of preloaded libraries, no functions that are called at exit.
 
     Args:
         name: Name of the service.
@@ -328,7 +328,7 @@ def serve_as_fork(
         if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
             signal.signal(signal.SIGINT, signal.default_int_handler)
         _take_streams(ends)
-        kept = {0, 1, 2, ends.requests, ends.answers, *descriptors}
+        kept = {0, 1, 2, ends.requests, ends.answers, *descriptors, *preloaded_descriptors}
         files = {_regular_file(number) for number in descriptors} - {None}
         for number in set(map(int, os.listdir("/proc/self/fd"))) - kept:  # noqa: PTH208 - names alone
             if _regular_file(number) not in files:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.drivers import REPOSITORY
+from tests.drivers import REPOSITORY, require_tool
 
 BEGINNING = """
 import ctypes, json, mmap, os, resource, signal, socket, sys
@@ -137,6 +137,32 @@ def test_a_fork_keeps_what_a_map_of_a_given_file_holds(tmp_path: Path) -> None:
         each.write_bytes(b"content")
     done = run(MAPPED, *files)
     assert done.stdout.split() == ["2", "0"]  # its own descriptor and the map's; nothing of another file
+
+
+LIBRARY = """
+#define _GNU_SOURCE
+#include <sys/mman.h>
+__attribute__((constructor)) static void begin(void) { memfd_create("library", MFD_CLOEXEC); }
+"""
+
+PRELOADED = """
+from orchestrator.process import own_interpreter
+own_interpreter()
+os.memfd_create("parent")
+with parent.Child(SERVICE, Said, program=None) as child:
+    held = [f"/proc/{child.process_id}/fd/{each}" for each in child.ask(Do("descriptors")).text.split(",")]
+    links = [os.readlink(each).partition(" ")[0] for each in held if os.path.lexists(each)]
+print(*map(links.count, ("/memfd:library", "/memfd:parent")))
+"""
+
+
+def test_a_fork_keeps_what_a_preloaded_library_opened(tmp_path: Path) -> None:
+    """Mesa's drm-shim has the memory of its GPU in such a file; without it the driver dies with SIGBUS."""
+    code, library = tmp_path / "library.c", tmp_path / "library.so"
+    code.write_text(LIBRARY)
+    subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, code], check=True)
+    done = run(PRELOADED, env={**os.environ, "LD_PRELOAD": str(library)})
+    assert done.stdout.split() == ["1", "0"], done.stderr
 
 
 AGAIN = """
