@@ -15,17 +15,16 @@ import fnmatch
 import mmap
 import os
 import struct
-import sys
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
-from orchestrator.devices.selectors import driver_manifests, environment_of, library_path
+from orchestrator.devices.manifests import constants_of, driver_library
+from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
 
 SELECTOR: Final = "radv"
@@ -35,7 +34,6 @@ _ANSWER_S: Final = 120.0
 _FIRST_FAMILIES: Final = b"TAHITI\0PITCAIRN\0VERDE\0", b"tahiti\0pitcairn\0verde\0"
 """As Mesa writes them since 24.2, and before."""
 _LATE_FAMILY: Final = "navi33"
-_READ_ONLY: Final = (1, 4)  # PT_LOAD, PF_R of <elf.h>, 64 bits
 _NEIGHBOURHOOD: Final = 1024
 """Bytes of a library in which the names of all families are, from the first one on."""
 _SHOWN: Final = 5
@@ -128,50 +126,18 @@ def require_family(selector: str) -> None:
 
 def _texts_of_families() -> tuple[str, ...]:
     """Texts of the driver's library from the first family on; none where it cannot be found or read."""
-    manifests = driver_manifests(dict(_environment()))
+    library = driver_library(dict(_environment()))
+    if library is None:
+        return ()  # the driver is asked
     try:
-        named = [library_path(Path(each)) for each in manifests]
-        # A system may have drivers of other architectures beside its own.
-        library = next(filter(_is_loadable, (Path(at, each) for each in named for at in _library_folders())))
         with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            constants = _constants(content)
+            constants = constants_of(content)
             found = (content.find(each, constants) for each in _FIRST_FAMILIES)
             start = next((each for each in found if each >= 0), None)
             texts = b"" if start is None else content[start : start + _NEIGHBOURHOOD]
-    except (OSError, msgspec.MsgspecError, ValueError, StopIteration, struct.error):
-        return ()  # the driver is asked
+    except (OSError, ValueError, struct.error):
+        return ()
     return tuple(texts.decode("ascii", "replace").lower().split("\0"))
-
-
-def _is_loadable(library: Path) -> bool:
-    """Whether a file is a library for the architecture of this process."""
-    return library.is_file() and _architecture(library) == _architecture(Path("/proc/self/exe"))
-
-
-def _architecture(file: Path) -> tuple[bytes, bytes]:
-    """Class and byte order, and machine, of an ELF file (<elf.h>: e_ident, e_machine)."""
-    with file.open("rb") as stream:
-        head = stream.read(20)
-    return head[:6], head[18:]
-
-
-def _constants(content: mmap.mmap) -> int:
-    """Where the constants of a library begin: texts are found there at once, without its code."""
-    (headers,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
-    segments = (struct.unpack_from("<IIQ", content, headers + each * size) for each in range(count))
-    return max((start for kind, flags, start in segments if (kind, flags) == _READ_ONLY), default=0)
-
-
-def _library_folders() -> list[str]:
-    """Where a loader looks for a library that is named without its folder; an absolute path is itself."""
-    own = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
-    return [
-        *own,
-        f"/usr/lib/{getattr(sys.implementation, '_multiarch', '')}",
-        "/usr/lib64",
-        "/usr/lib",
-        "/usr/local/lib",
-    ]
 
 
 def _near(name: str, among: Iterable[str]) -> list[str]:

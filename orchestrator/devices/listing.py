@@ -22,9 +22,10 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.families import require_family
+from orchestrator.devices.manifests import driver_manifests
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
-from orchestrator.devices.selectors import SIMULATED, driver_manifests, environment_of
+from orchestrator.devices.selectors import SIMULATED, environment_of
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.process import may_fork
 

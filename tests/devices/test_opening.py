@@ -35,7 +35,7 @@ def test_selectors(text: str, expected: Selector) -> None:
 
 
 def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.devices.selectors._MANIFEST_FOLDERS", ())
+    monkeypatch.setattr("orchestrator.devices.manifests._MANIFEST_FOLDERS", ())
     with pytest.raises(NoDeviceError, match="mesa-vulkan-drivers"):
         environment_of("radv:navi21", base={})
 
@@ -290,9 +290,9 @@ def test_a_driver_is_loaded_before_there_is_an_instance() -> None:
 
 
 _TWO_ARCHITECTURES = """
-from orchestrator.devices import families, open_device, own_process, selectors
+from orchestrator.devices import families, manifests, open_device, own_process
 def main(folder):
-    selectors._MANIFEST_FOLDERS = (folder,)
+    manifests._MANIFEST_FOLDERS = (folder,)
     families.is_family = None  # the library for this process shows the family without the driver
     own_process("radv:navi21")
     device = open_device("radv:navi21")
