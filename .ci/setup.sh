@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Purpose: everything that `make demo` and `make test` need, on a machine that has make, bash and little else.
 #   .ci/setup.sh demo    a Vulkan loader, a driver, Python >= 3.11, .venv with the package
-#   .ci/setup.sh test    the same, and what no test may miss: a C compiler, SPIR-V tools, the dev group
+#   .ci/setup.sh test    the same, and what no test may miss: a C compiler, SPIR-V tools, the drm-shim, the dev group
 #
 # Guarantees: idempotent, and quick when all is there. Asks for what is missing, not for packages by name, so a
 # machine that has it from elsewhere is left alone. Writes into the checkout only, apt apart; with sudo all of it
@@ -177,6 +177,19 @@ set_up_driver() {
     fi
 }
 
+has_drm_shim() { compgen -G '/usr/lib/*/libamdgpu_noop_drm_shim.so' >/dev/null; }
+
+drm_shim() { # Debian's package, of Mesa's own version: it stands for the kernel's driver, which must fit.
+    echo "mesa-drm-shim=$(mesa_version)"
+}
+
+set_up_drm_shim() { # RADV has no null hardware from Mesa 26.1 on.
+    if has_drm_shim || ! grep -qs 'Please use AMDGPU drm-shim' /usr/lib/*/libvulkan_radeon.so; then
+        return
+    fi
+    apt_install "$(drm_shim)" || without_driver "RADV needs the drm-shim here, and apt cannot install $(drm_shim)"
+}
+
 has_validation_layer() { # Where a loader looks for layers that are asked for.
     grep -qs VK_LAYER_KHRONOS_validation /etc/vulkan/explicit_layer.d/*.json \
         /usr/local/share/vulkan/explicit_layer.d/*.json /usr/share/vulkan/explicit_layer.d/*.json
@@ -197,6 +210,7 @@ set_up_test_tools() {
     has_library libXcursor.so.1 || wanted+=(libxcursor1)
     has_library libXi.so.6 || wanted+=(libxi6)
     has_validation_layer || wanted+=(vulkan-validationlayers)
+    has_drm_shim || [ -z "$(mesa_version)" ] || wanted+=("$(drm_shim)")
     [ ${#wanted[@]} = 0 ] && return
     apt_install "${wanted[@]}" && return
     reason=$(apt_reason)
@@ -283,5 +297,6 @@ set_up_package() { # Once for each purpose, and again when the dependencies, thi
 }
 
 set_up_driver
+set_up_drm_shim
 [ "$purpose" = demo ] || set_up_test_tools
 set_up_package

@@ -74,11 +74,15 @@ def restart_for_compiling() -> None:
     """
     if _THREAD_CACHE in os.environ.get(_TUNABLES, "") or not (sys.executable and _is_gnu()):
         return
-    environment = compiling_environment(os.environ)
+    restart(compiling_environment(os.environ))
+
+
+def restart(environment: Mapping[str, str]) -> None:
+    """Start this program again in another environment; returns if it cannot be started."""
     try:
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - this program
     except OSError:
-        return  # then it compiles a little slower
+        return  # whoever asked for it goes on without
 
 
 def _is_gnu() -> bool:

@@ -23,6 +23,8 @@ from typing import Any, NoReturn
 import pytest
 from attrs import frozen
 
+from orchestrator.devices.drm_shim import variables_of
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 MANIFEST_FOLDERS = (Path("/etc/vulkan/icd.d"), Path("/usr/share/vulkan/icd.d"))
 DRIVERS = ("radv:navi21", "radv:navi31", "lavapipe")
@@ -106,7 +108,7 @@ def driver_environment(selector: str, base: Mapping[str, str] | None = None) -> 
     environment["MESA_SHADER_CACHE_DISABLE"] = "true"
     environment.pop("RADV_FORCE_FAMILY", None)
     if selector.startswith("radv:"):
-        environment["RADV_FORCE_FAMILY"] = selector.partition(":")[2]
+        environment |= variables_of(selector.partition(":")[2], environment)
     return environment
 
 

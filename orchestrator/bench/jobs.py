@@ -6,6 +6,7 @@ Guarantees: every job has an answer, also if it cannot be done or its process cr
 from __future__ import annotations
 
 import enum
+import os
 import sys
 import time
 
@@ -16,6 +17,7 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.selectors import needed_at_start
 from orchestrator.process import may_fork
 from orchestrator.run.options import BATCH_LIMIT
 
@@ -179,12 +181,15 @@ Answer = Sample | Filled | Probed | Refused
 def run_in_process(job: Job) -> Answer:
     """Do a job in its own process. Blocking. The answer is `Refused` if the process crashes or hangs.
 
-    The process is a fork if this process may fork, like the child of a compile: a fork has all imports and no
-    driver, and saves the 0.3 to 0.5 s that a new interpreter takes, half of a short sample.
+    The process is a fork if this process may fork and the device needs no new program, like the child of a
+    compile: a fork has all imports and no driver, and saves the 0.3 to 0.5 s that a new interpreter takes,
+    half of a short sample.
     """
     began = time.perf_counter()
-    program = None if may_fork() else sys.executable
-    with Child[Answer]("bench", Answer, limits=_LIMITS, program=program) as child:
+    at_start = needed_at_start(job.device)
+    program = None if may_fork() and not at_start else sys.executable
+    environment = os.environ | at_start
+    with Child[Answer]("bench", Answer, limits=_LIMITS, environment=environment, program=program) as child:
         try:
             answer = child.ask(job, _JOB_TIMEOUT_S)
         except TimeoutError:

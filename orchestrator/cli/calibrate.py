@@ -22,6 +22,7 @@ from orchestrator.cli.values import (
     MOST_WORKERS,
     SAMPLE,
     damage_to_measure,
+    restart_for,
     set_paths,
     time_limit_seconds,
     usable_directory,
@@ -84,6 +85,7 @@ def calibrate_verb(
     limit = time_limit_seconds(time_limit)
     names = sets or [SAMPLE]
     directory = usable_directory(cache_dir)
+    restart_for(device)
     own_process(device)
     keep_freed_memory()  # as where a compile does its work; processes of samples are forks of this one
     output = Output(json=json)

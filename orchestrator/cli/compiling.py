@@ -27,6 +27,7 @@ from orchestrator.cli.values import (
     hash_number,
     read_key,
     require_writable,
+    restart_for,
     size_bytes,
     time_limit_seconds,
     usable_directory,
@@ -263,6 +264,7 @@ def _compile_one(
             raise UsageError("--key signs packs", "name the pack's directory with --out")
         if arguments.in_process:
             _check_in_process(arguments)
+            restart_for(selector)
         paths = archive_paths(sets)
         options = compile_options(arguments, selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)

@@ -84,7 +84,7 @@ class FamilyRecord(Record, frozen=True, kw_only=True):
 
     Attributes:
         selector: The value of `--device` for it.
-        family: Its name, the value of RADV_FORCE_FAMILY.
+        family: Its name, the value of RADV_FORCE_FAMILY, or of AMDGPU_GPU_ID for the drm-shim.
         device_id: VkPhysicalDeviceProperties::deviceID on null hardware; 0 if this Mesa has none.
     """
 

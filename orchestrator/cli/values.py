@@ -14,9 +14,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.early import cache_directory
+from orchestrator.cli.early import cache_directory, is_program
 from orchestrator.cli.errors import UsageError
 from orchestrator.errors import ArchiveError
+from orchestrator.malloc import restart
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
@@ -200,6 +201,15 @@ def show_words(data: bytes) -> None:
     sys.stderr.flush()
 
 
+def restart_for(selector: str) -> None:
+    """Start this program again if its process cannot open a device; nothing must be open or printed yet."""
+    from orchestrator.devices.selectors import needed_at_start
+
+    if is_program() and (at_start := needed_at_start(selector)):
+        os.dup2(sys.stdout.fileno(), 1)  # with --json it is apart from what libraries print
+        restart(os.environ | at_start)
+
+
 @contextmanager
 def opened_device(selector: str) -> Iterator[Device]:
     """A device for the block; the environment of this process is set for it.
@@ -217,6 +227,7 @@ def opened_device(selector: str) -> Iterator[Device]:
     from orchestrator.devices.listing import list_one
 
     list_one(selector)
+    restart_for(selector)
     own_process(selector)
     device = open_device(selector)
     try:

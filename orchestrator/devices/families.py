@@ -1,12 +1,13 @@
-"""The families of GPUs for which the installed RADV compiles on null hardware, as the driver itself says.
+"""The families of GPUs for which the installed RADV compiles without one, as the driver itself says.
 
 No list is written down here: Mesa's grows with each release. A child process reads the names from the
 driver's own library, where they are text among other text, and offers them to the driver, which takes its
-families and ends its process at any other name (see `families_service`).
+families and ends its process at any other name (see `families_service`). Where RADV needs the drm-shim
+(drm_shim.py), the names are those of its GPUs, and each is offered to a process of its own.
 
 Guarantees: a name that is given was taken by the driver. Answers are kept for the life of the process.
 Assumption: names of families lie near each other in the library, as compilers place the texts of one switch.
-Blocking: about a second, and a fifth of one for a single name. Thread-safe.
+Blocking: about a second, and a fifth of one for a single name and for each GPU of a drm-shim. Thread-safe.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import fnmatch
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -23,6 +24,13 @@ import msgspec
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
+from orchestrator.devices.drm_shim import (
+    gpus_of,
+    lacks_null_hardware,
+    needed_shim,
+    no_null_hardware,
+    variables_of,
+)
 from orchestrator.devices.manifests import constants_of, driver_library
 from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
@@ -49,11 +57,17 @@ class AskSome(msgspec.Struct, frozen=True, tag="some"):
     names: tuple[str, ...]
 
 
+class AskDevice(msgspec.Struct, frozen=True, tag="device"):
+    """A request: which device the driver has in the child's environment; the answer calls it by this name."""
+
+    name: str
+
+
 class Family(msgspec.Struct, frozen=True):
     """A family that the driver takes.
 
     Attributes:
-        name: As RADV_FORCE_FAMILY takes it, in lower case.
+        name: As RADV_FORCE_FAMILY, or AMDGPU_GPU_ID, takes it, in lower case.
         device_id: VkPhysicalDeviceProperties::deviceID on null hardware. 0 where this Mesa knows no card of
             the family; its caches then carry an identity that no card has.
     """
@@ -73,7 +87,7 @@ class Families(msgspec.Struct, frozen=True, tag="families"):
     found: tuple[Family, ...]
 
 
-Request = AskAll | AskSome
+Request = AskAll | AskSome | AskDevice
 Answer = Families | SentError
 
 
@@ -116,6 +130,10 @@ def require_family(selector: str) -> None:
             f"{selector!r} stands for several devices, and one is expected here: "
             f"`orchestrator devices --device '{selector}'` lists them"
         )
+    if (shim := needed_shim(dict(_environment()))) is not None:
+        if name.lower() not in gpus_of(shim):
+            raise NoDeviceError(no_family(name, _like(name, gpus_of(shim))))
+        return
     texts = _texts_of_families()
     # Behind Navi 33 names of the compiler's lie among those of families, and some before it begin like them.
     row = texts[: texts.index(_LATE_FAMILY) + 1] if _LATE_FAMILY in texts else ()
@@ -204,8 +222,22 @@ def _environment() -> tuple[tuple[str, str], ...]:
 
 
 @lru_cache(maxsize=16)
-def _asked(request: Request, environment: tuple[tuple[str, str], ...]) -> tuple[Family, ...]:
-    with Child[Answer]("families", Answer, environment=dict(environment)) as child:
+def _asked(request: AskAll | AskSome, environment: tuple[tuple[str, str], ...]) -> tuple[Family, ...]:
+    variables = dict(environment)
+    if (shim := needed_shim(variables)) is not None:
+        names = [each for each in gpus_of(shim) if isinstance(request, AskAll) or each in request.names]
+        return tuple(
+            found
+            for each in names
+            for found in _answered(AskDevice(each), variables | variables_of(each, variables))
+        )
+    if lacks_null_hardware(variables):
+        raise no_null_hardware()
+    return _answered(request, variables)
+
+
+def _answered(request: Request, environment: Mapping[str, str]) -> tuple[Family, ...]:
+    with Child[Answer]("families", Answer, environment=environment) as child:
         try:
             answer = child.ask(request, _ANSWER_S)
         except TimeoutError:

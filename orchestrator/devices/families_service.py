@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Final
 
 from orchestrator.children.protocol import Channel, SentError
-from orchestrator.devices.families import Answer, AskSome, Families, Family, Request
+from orchestrator.devices.families import Answer, AskAll, AskDevice, AskSome, Families, Family, Request
+from orchestrator.devices.opening import list_devices
 from orchestrator.devices.vulkan.null_hardware import NullHardware
 from orchestrator.errors import OrchestratorError
 
@@ -30,13 +31,17 @@ def serve(channel: Channel[Request, Answer]) -> None:
     """Answer one request after the other."""
     for request in channel:
         try:
+            if isinstance(request, AskDevice):
+                first = list_devices()[0]
+                channel.send(Families((Family(request.name, first.device_id),)))
+                continue
             with NullHardware.open() as hardware:
                 channel.send(Families(tuple(_families(request, hardware))))
         except OrchestratorError as error:
             channel.send(SentError.of(error))
 
 
-def _families(request: Request, hardware: NullHardware) -> Iterator[Family]:
+def _families(request: AskAll | AskSome, hardware: NullHardware) -> Iterator[Family]:
     names = request.names if isinstance(request, AskSome) else _names(hardware)
     for name in names:
         if (device_id := hardware.device_id(name)) is not None:

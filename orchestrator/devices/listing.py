@@ -21,6 +21,7 @@ import msgspec
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
+from orchestrator.devices.drm_shim import starts_with
 from orchestrator.devices.families import require_family
 from orchestrator.devices.manifests import driver_manifests
 from orchestrator.devices.opening import open_for_child
@@ -205,7 +206,7 @@ def _asked(
     request: Request, environment: Mapping[str, str], on_output: OnOutput | None = None
 ) -> Answer | str:
     """What a child answers; a text says what a driver did to it instead."""
-    program = None if may_fork() else sys.executable
+    program = None if may_fork() and not starts_with(environment) else sys.executable
     with Child[Answer](
         "devices", Answer, environment=environment, program=program, reads_output=False
     ) as child:

@@ -102,7 +102,7 @@ def driver_library(environment: Mapping[str, str]) -> Path | None:
     """The library of the first driver that a loader asks in an environment; None where it cannot be found."""
     try:
         named = [library_path(Path(each)) for each in driver_manifests(environment)]
-        libraries = (Path(at, each) for each in named for at in _library_folders())
+        libraries = (Path(at, each) for each in named for at in library_folders())
         # A system may have drivers of other architectures beside its own.
         return next(filter(_is_loadable, libraries), None)
     except (OSError, msgspec.MsgspecError):
@@ -128,7 +128,7 @@ def constants_of(content: mmap.mmap) -> int:
     return max((start for kind, flags, start in segments if (kind, flags) == _READ_ONLY), default=0)
 
 
-def _library_folders() -> list[str]:
+def library_folders() -> list[str]:
     """Where a loader looks for a library that is named without its folder; an absolute path is itself."""
     own = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     return [

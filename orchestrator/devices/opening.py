@@ -12,12 +12,13 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 from outcome import Outcome, Value, capture
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
+from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, starts_with
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
 from orchestrator.errors import NoDeviceError, OrchestratorError, expect
@@ -37,7 +38,8 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
 
     Raises:
         NoDeviceError: The driver is not installed or has no such family, at which it would end the process;
-            or this process runs another target already.
+            this process runs another target already; or the device needs a library that is loaded when a
+            program starts (drm_shim.py).
     """
     if Selector.parse(selector).family and _owned_by is None:
         from orchestrator.devices.families import require_family
@@ -56,7 +58,12 @@ def _own(selector: str, *, driver_caches: bool) -> None:
             f"this process runs {_owned_by.text!r} already and drivers read their target once: "
             f"open {selector!r} in a process of its own"
         )
-    os.environ.update(environment_of(selector, driver_caches=driver_caches))
+    lacking = environment_of(selector, driver_caches=driver_caches)
+    if starts_with(lacking):
+        raise NoDeviceError(
+            f"{selector!r} needs a library that a program has from its start: {_to_set(lacking)}"
+        )
+    os.environ.update(lacking)
     _owned_by = chosen
 
 
@@ -106,8 +113,8 @@ def open_device(
     from orchestrator.devices.vulkan.context import DeviceContext
     from orchestrator.devices.vulkan.device import VulkanDevice
 
-    return VulkanDevice(
-        DeviceContext.open(
+    try:
+        context = DeviceContext.open(
             chosen.index,
             chosen.name,
             request=request,
@@ -115,7 +122,11 @@ def open_device(
             count_host_memory=count_host_memory,
             wishes=wishes,
         )
-    )
+    except NoDeviceError:
+        if chosen.family and lacks_null_hardware(os.environ):
+            raise no_null_hardware() from None
+        raise
+    return VulkanDevice(context)
 
 
 def adopt_device(
@@ -314,10 +325,17 @@ def _in_this_process(selector: str) -> Selector:
     """A selector whose target this process's environment has."""
     lacking = environment_of(selector, driver_caches=True)
     if lacking:
-        shown = " ".join(f"{name}={value}" for name, value in lacking.items() if name != "VK_ICD_FILENAMES")
+        own = (
+            f", or, in a program that owns its process, call orchestrator.own_process({selector!r}) before "
+            "the first device is opened"
+        )
         raise NoDeviceError(
             f"the environment of this process is not that of {selector!r}, and opening a device does not "
-            f"change it: start the process with {shown}, or, in a program that owns its process, call "
-            f"orchestrator.own_process({selector!r}) before the first device is opened"
+            f"change it: {_to_set(lacking)}{'' if starts_with(lacking) else own}"
         )
     return Selector.parse(selector)
+
+
+def _to_set(lacking: Mapping[str, str]) -> str:
+    shown = " ".join(f"{name}={value}" for name, value in lacking.items() if name != "VK_ICD_FILENAMES")
+    return f"start the process with {shown}"

@@ -1,21 +1,23 @@
 """What a user calls a device, and the environment that its driver reads that target from.
 
-A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which family RADV's
-null hardware takes (RADV_FORCE_FAMILY), whether drivers keep caches of their own. One process is therefore
-one target. Nothing here changes the environment or loads a driver. Thread-safe.
+A loader and its drivers read the environment: which drivers are asked (VK_DRIVER_FILES), which GPU RADV has
+where none is there (drm_shim.py), whether drivers keep caches of their own. One process is therefore one
+target. Nothing here changes the environment or loads a driver. Thread-safe.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Final
 
 import msgspec
 
+from orchestrator.devices.drm_shim import shim_at_hand, starts_with, variables_of
 from orchestrator.devices.manifests import LIBRARIES, manifests_of, restricts_to
 from orchestrator.devices.request import DRIVER_CACHES_OFF
-from orchestrator.errors import expect
+from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"
 
@@ -28,7 +30,7 @@ class Selector(msgspec.Struct, frozen=True):
     Attributes:
         text: As the user wrote it.
         driver: "radv", "lavapipe", "nvidia", or "" for whatever the loader finds.
-        family: For RADV: the family of its null hardware, or "".
+        family: For RADV: the family of a GPU that need not be there, or "".
         index: Position among the devices, or None.
         name: Part of a name to look for, or "".
     """
@@ -84,5 +86,13 @@ def environment_of(
     if chosen.driver and not restricts_to(given, chosen.driver):
         needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = manifests_of(chosen.driver)
     if chosen.family:
-        needed["RADV_FORCE_FAMILY"] = chosen.family
+        needed |= variables_of(chosen.family, {**given, **needed})
     return {name: value for name, value in needed.items() if given.get(name) != value}
+
+
+def needed_at_start(selector: str) -> dict[str, str]:
+    """Variables of `environment_of` that only a new program takes: this process cannot open the device."""
+    if Selector.parse(selector).family and shim_at_hand(os.environ):
+        with suppress(NoDeviceError):  # whoever opens it says that
+            return starts_with(os.environ | environment_of(selector))
+    return {}

@@ -15,6 +15,7 @@ from attrs import field, frozen
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
     Answer,
@@ -113,7 +114,7 @@ class JobRunner:
         """Run one child; if it fails, returns what began last, and the reason."""
         at: int | None = None
         with (
-            _interpreter(executable) as (program, environment),
+            _interpreter(executable, job.device) as (program, environment),
             Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program) as child,
         ):
             self.children.add(child)
@@ -135,10 +136,11 @@ class JobRunner:
 
 
 @contextmanager
-def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
-    """An interpreter whose executable has a name, and the environment that it needs."""
+def _interpreter(name: str, device: str) -> Iterator[tuple[str, dict[str, str]]]:
+    """An interpreter whose executable has a name, and the environment that it and a device need."""
+    environment = os.environ | needed_at_start(device)
     if not name:
-        yield sys.executable, dict(os.environ)
+        yield sys.executable, environment
         return
     with temporary_folder("keys") as folder:
         # Without pyvenv.cfg beside the link, the interpreter needs PYTHONHOME to find its modules.
@@ -148,7 +150,7 @@ def _interpreter(name: str) -> Iterator[tuple[str, dict[str, str]]]:
         except OSError as error:
             raise KeyDependenceError(f"no executable can have this name: {error.strerror}") from error
         home = os.pathsep.join((sys.base_prefix, sys.base_exec_prefix))
-        yield str(link), {**os.environ, "PYTHONHOME": home}
+        yield str(link), environment | {"PYTHONHOME": home}
 
 
 def _numbered(answer: Answer, first: int) -> Answer:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -25,6 +25,7 @@ from attrs import define, evolve
 
 from orchestrator.children.parent import Child
 from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.limits import error_of_memory
@@ -398,13 +399,18 @@ class CompileServer:
         Args:
             archives: Paths of the set.
             options: Of all that it will be asked to compile, workers and the like aside.
-            fork: Fork this process; see `Child`.
+            fork: Fork this process, unless the device needs a new program; see `Child`.
             first: What it is asked for at once, a `first_request`; whoever supervises it takes that over.
 
         Raises:
             OSError: It cannot be started.
         """
-        server = cls.fork(archives) if fork else cls._started(sys.executable)
+        at_start = {} if options.trial_limits.opener else needed_at_start(options.selector)
+        server = (
+            cls.fork(archives)
+            if fork and not at_start
+            else cls._started(sys.executable, environment=compiling_environment(os.environ | at_start))
+        )
         try:
             server.open(archives, options)
             if first is not None:
@@ -429,7 +435,9 @@ class CompileServer:
         return cls._started(program=None, kept=() if shared is None else shared.descriptors)
 
     @classmethod
-    def _started(cls, program: str | None, kept: Sequence[int] = ()) -> Self:
+    def _started(
+        cls, program: str | None, *, environment: Mapping[str, str] | None = None, kept: Sequence[int] = ()
+    ) -> Self:
         table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
         papers = os.memfd_create("orchestrator-papers", os.MFD_CLOEXEC)
         try:
@@ -437,7 +445,7 @@ class CompileServer:
                 SERVICE,
                 Answer,
                 limits=LIMITS,
-                environment=None if program is None else compiling_environment(os.environ),
+                environment=environment,
                 program=program,
                 descriptors=(table, papers, *kept),
                 reads_output=False,

@@ -29,6 +29,7 @@ from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.families import SELECTOR, one_spelling, require_family
+from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import DeviceError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
@@ -392,7 +393,7 @@ class GrowingPack:
             path = self.writer.directory / earlier.cache.name
             request = Install(str(self.writer.directory.absolute()), "", str(place.absolute()), again=True)
             try:
-                with Child[Answer]("packs", Answer) as child:
+                with _child(selector) as child:
                     _opened(child, selector, "")
                     done = _answered(child, request, f"merging {path} with the cache in {place}")
             except DeviceError as error:
@@ -773,7 +774,7 @@ def _merged(
 ) -> tuple[PackedFile, ...]:
     target, file = caches[0][1:]
     assert target.identity is not None  # noqa: S101 - a target with files has one
-    with Child[Answer]("packs", Answer) as child:
+    with _child(target.selector) as child:
         opened = _opened(child, target.selector, opener)
         if differences := opened.identity.differences(target.identity):
             raise PackError(
@@ -818,7 +819,7 @@ def install(
         DeviceError: The device does not open, or the driver died of the cache.
         SaveError: The cache file could not be written.
     """
-    with Child[Answer]("packs", Answer) as child:
+    with _child(selector) as child:
         opened = _opened(child, selector, opener)
         request = Install(
             pack=str(pack.directory.absolute()),
@@ -828,6 +829,10 @@ def install(
         answer = _answered(child, request, f"installing the cache for {opened.device_name}")
     assert isinstance(answer, Installed)  # noqa: S101 - what the service answers to Install
     return Installation(opened, answer)
+
+
+def _child(selector: str) -> Child[Answer]:
+    return Child("packs", Answer, environment=os.environ | needed_at_start(selector))
 
 
 def _opened(child: Child[Answer], selector: str, opener: str) -> Opened:

@@ -15,8 +15,8 @@ Guarantees: what happens to one target changes no other one. Each has a cache fi
 of its device. The total is fixed from the start, and what is done never gets less. No process is left: a fork
 holds no pipe of another one, so each ends with this process.
 Assumptions: the set lies in files. Of two selectors that are one device the second finds everything. Forks as
-`may_fork`; where that does not hold, or files may not be open in such numbers, a target's process is an
-interpreter of its own.
+`may_fork`; where that does not hold, a device needs a new program, or files may not be open in such numbers,
+a target's process is an interpreter of its own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.opening import preload
+from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
@@ -342,7 +343,7 @@ def target_servers(
     paths = tuple(archives)
     waiting: dict[str, CompileServer] = {}
     with ExitStack() as held:
-        if may_fork():
+        if may_fork() and not any(needed_at_start(each.selector) for each in options):
             importlib.import_module("orchestrator.run.compile_worker")  # which its forks have then
             registry()
             for each in options:
