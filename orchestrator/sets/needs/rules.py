@@ -478,6 +478,7 @@ _VERSION = re.compile(r"VK_(?:[A-Z]+_)?VERSION_(\d+)_(\d+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_:]*")
 
 PropertyValue = int | float | tuple[int, ...] | None
+_GREATEST: Final = (1 << 64) - 1
 
 
 class DeviceAnswers:
@@ -605,6 +606,8 @@ class DeviceAnswers:
 
     def exceeded(self, struct: str, member: str, value: float, *, below: bool = False) -> int | float | None:
         """The limit that a value exceeds (with `below`: reaches), or None; an unknown one bounds nothing."""
+        # Products and sums of what a shader says have no bound, but decisions are sent: no limit is as great.
+        value = min(value, _GREATEST)
         most = self.unjudged(struct, member)
         if isinstance(most, int | float) and not (value < most or (value == most and not below)):
             return self._decide(most, "exceeded", struct=struct, member=member, value=value, below=below)

@@ -90,6 +90,15 @@ def test_the_greatest_value_that_a_limit_allowed_stands_for_all() -> None:
     assert not DeviceAnswers(limited("maxViewports", 8)).agrees(decisions)
 
 
+@pytest.mark.parametrize("most", [1024, None])
+def test_a_value_beyond_all_integers_of_vulkan_can_be_sent(most: int | None) -> None:
+    device = limited("maxComputeWorkGroupInvocations", most)
+    question = {"struct": LIMITS, "member": "maxComputeWorkGroupInvocations", "value": 0xFFFF_FFFF**3}
+    (decision,) = made(device, ("exceeded", question))
+    assert decision.outcome == most
+    assert DeviceAnswers(device).agrees([decision])
+
+
 def test_all_is_asked_after_a_disagreement() -> None:
     """So that who decodes again is told all answers at once."""
     asked = AskedCapabilities(AnyDevice(missing_extensions=frozenset({"VK_KHR_swapchain"})))
