@@ -543,7 +543,9 @@ class _Packer:
         if name in self.shaders:
             return self.shaders[name]
         table = self.manifest.shaders.get(name)
-        if table is None and not name.endswith(".spv") and not (self.path.parent / name).is_file():
+        # Path.is_file raises where the name is too long for a path.
+        is_file = os.path.isfile(self.path.parent / name)  # noqa: PTH113
+        if table is None and not name.endswith(".spv") and not is_file:
             raise unknown(f"{self.path}: {where}", "shader", name, self.manifest.shaders)
         table = table or ShaderTable(path=name)
         file = self.path.parent / table.path

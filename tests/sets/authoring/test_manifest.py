@@ -282,6 +282,7 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
         ),
         (("ui.frag.spv", "ui.frag"), r"graphics\.ui: shaders/ui\.frag: .*it is text, such as GLSL"),
         (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: .*uj\.frag\.spv: cannot be read: No such file"),
+        (("shaders/ui.frag.spv", "n" * 5000), r"graphics\.ui: unknown shader 'n"),
         (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
         (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is a key of the pipeline"),
         (
