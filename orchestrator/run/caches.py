@@ -518,6 +518,8 @@ class Rotation:
         rotated = (each.source for each in self._rotated)
         for source in (*self.current_sources(), *self._standbys, *rotated):
             source.destroy()
+        # Workers, which refer to this and themselves, wait for the garbage collector.
+        self.seed = b""
 
     def report(self) -> RollingReport:
         """What it did."""

@@ -30,7 +30,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import (
     CACHE_HEADER_SIZE,
@@ -257,7 +257,7 @@ class CacheKeeper:
     one thread at a time while workers run, `finish` to whoever has the primary alone.
 
     Attributes:
-        loaded: What became of it at the start.
+        loaded: What became of it at the start, without the data.
         policy: When a save is due on the way.
         last_lock_wait_s: How long the last save waits for another process, seconds.
         own_hashes: Hashes of data that this process loaded or saved; its keepers of one file share them.
@@ -288,6 +288,7 @@ class CacheKeeper:
             self.content = self.loaded.data_hash
             self.own_hashes.add(self.content)
             self.before.add(self.content)
+        self.loaded = evolve(self.loaded, data=b"")  # the primary has it
 
     # --- on the way, mode shared
 
@@ -694,8 +695,8 @@ class CompileCache:
         stop: Set where the compile was asked to end.
         decision: How the run goes, as decided so far.
         file: What became of the cache file.
-        loads: What became of each cache file when it was first opened. There may be several: a driver may
-            have another pipelineCacheUUID for another application.
+        loads: What became of each cache file when it was first opened, without the data. There may be
+            several: a driver may have another pipelineCacheUUID for another application.
         make_room: As in `CacheKeeper`.
     """
 
@@ -864,7 +865,7 @@ class CompileCache:
                 self._notes.append(f"what the cache file holds is not known: {problem}")
         else:
             self._decide(device, wanted, warm=False)
-        first = self.loads.setdefault(path, loaded)
+        first = self.loads.setdefault(path, evolve(loaded, data=b""))
         if self.file.path not in (None, path):
             self._notes.append(
                 "this driver has another pipelineCacheUUID for another application: pipelines are in "

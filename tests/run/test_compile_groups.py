@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DeviceError, DriverError
+from orchestrator.run.caches import Rotation
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import BARRIER, ROLLING, CompileOptions, MergePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Stage
@@ -24,6 +26,7 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
+from orchestrator.stores.cache_file import LoadResult
 from orchestrator.stores.run_notes import read_feature_groups
 from tests.run.small_sets import BLUR, Opener, Watched, write_applications
 
@@ -59,6 +62,27 @@ def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
     again = compiled(path, tmp_path / "cache", opener=opener)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
     assert read_feature_groups(file) == (noted, "")
+
+
+def test_a_group_that_is_over_holds_no_copy_of_the_cache(tmp_path: Path) -> None:
+    path = write_applications(tmp_path / "set.foz")
+    options = CompileOptions(workers=1, mode=CacheMode.PER_WORKER, merge=ROLLING)
+
+    async def main() -> CompileReport:
+        with PipelineSet.open(path) as source:
+            return await compile_set(source, options, cache_directory=tmp_path / "cache", opener=Opener())
+
+    trio.run(main)
+    gc.collect()  # of other tests
+    gc.disable()  # what a run leaves refers to itself, and the command line collects it rarely
+    try:
+        assert trio.run(main).cache_file.loaded_bytes
+        left = gc.get_objects()
+    finally:
+        gc.enable()
+    copies = [each.data for each in left if type(each) is LoadResult and tmp_path in each.path.parents]
+    copies += [each.seed for each in left if type(each) is Rotation]
+    assert not any(copies)
 
 
 def test_what_is_added_to_the_record_is_told(tmp_path: Path) -> None:
