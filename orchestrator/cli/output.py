@@ -415,7 +415,7 @@ def write_json(value: dict[str, Any] | bytes) -> None:
 
 
 def write_document(parts: Iterable[bytes]) -> None:
-    """Write a document to stdout as it is, in parts.
+    """Write a document to stdout, in parts; what the stream lacks or is not printable is escaped.
 
     Raises:
         OutputError: stdout is closed, or cannot be written.
@@ -425,10 +425,14 @@ def write_document(parts: Iterable[bytes]) -> None:
     is_utf = str(sys.stdout.encoding).lower().startswith("utf")
     for part in (*parts, b"\n"):
         text = part.decode()
-        if not (is_utf or text.isascii()):
-            import json  # few have such streams
+        if not text.isascii():
+            import json  # few documents need it
 
-            text = re.sub(r"[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
+            def shown(found: re.Match[str]) -> str:
+                each = found[0]
+                return each if is_utf and each.isprintable() else json.dumps(each)[1:-1]
+
+            text = re.sub(r"[^\x00-\x7f]", shown, text)
         sys.stdout.write(text)
     sys.stdout.flush()
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -52,6 +53,20 @@ def test_only_a_capable_terminal_is_live(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_words_of_strangers_are_neither_markup_nor_control_codes(capsys: pytest.CaptureFixture[str]) -> None:
     Output(json=False).line("[bold]game[/bold] \x1b[2J :smile:")
     assert capsys.readouterr().out == "[bold]game[/bold] \\x1b[2J :smile:\n"
+
+
+def test_words_of_strangers_are_no_control_codes_in_a_document(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    name = "\u00e9\u6f22 \x1b[2J \x9b2J \u202e \U000e0001"
+    with (tmp_path / "out").open("w+", encoding="utf-8") as out:
+        monkeypatch.setattr("sys.stdout", out)
+        write_json({"name": name})
+        out.seek(0)
+        text = out.read()
+    assert "\u00e9\u6f22" in text
+    assert text.replace("\n", "").isprintable()
+    assert json.loads(text) == {"name": name}
 
 
 def test_long_lines_of_a_pipe_are_not_folded(capsys: pytest.CaptureFixture[str]) -> None:
