@@ -332,4 +332,4 @@ def _directory(directory: Path) -> Iterator[DoctorFinding]:
         return
     if quarantined:
         step = "`orchestrator prune` removes them; keep one for a bug report to the driver's vendor"
-        yield _hint("quarantine", f"{plural(quarantined, 'file')} on which a driver failed", step)
+        yield _hint("quarantine", f"{plural(quarantined, 'file')} that were refused", step)

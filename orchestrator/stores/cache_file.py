@@ -31,7 +31,8 @@ one. Readers never wait for a lock: a load that cannot have the lock leaves the 
 
 Saving never replaces good data by worthless data. `save_cache_file` replaces the file. `save_merged` loads it
 under the writer lock, merges it with our cache on the device and writes the result, so that processes that
-compiled different pipelines keep both. A file that could not be read may be good, and stays. Some drivers
+compiled different pipelines keep both. A file that could not be read may be good, and stays; one that is not
+trusted, too large, or of another format version goes to the quarantine. Some drivers
 report a successful merge and merge nothing; where the result is much smaller than the larger source, the
 larger source is kept. The caller decides whether there is something new, because the data does not tell: RADV
 walks a hash set, so the same pipelines give another order and, with padding, another size each time (276,632
@@ -163,6 +164,12 @@ class LoadStatus(enum.StrEnum):
     CRASHED_LAST_TIME = "CRASHED_LAST_TIME"
     REJECTED_BY_DRIVER = "REJECTED_BY_DRIVER"
     DROPPED_BY_DRIVER = "DROPPED_BY_DRIVER"
+
+
+_SET_ASIDE = frozenset(
+    {LoadStatus.TOO_LARGE, LoadStatus.UNTRUSTED_PERMISSIONS, LoadStatus.UNSUPPORTED_VERSION}
+)
+"""What a save moves into the quarantine, since it replaces the file."""
 
 
 class CacheHeaderError(OrchestratorError):
@@ -982,9 +989,10 @@ class _MergedSave(msgspec.Struct, eq=False):
         cache, found = loader.load()
         report = SaveReport(self.path, 0, found=evolve(found, data=b""))
         try:
-            kept = self._not_replaced(found)
-            if kept is not None:
+            kept, moved = self._not_replaced(found)
+            if kept:
                 return evolve(report, skipped=kept, lost=True)
+            report = evolve(report, note=moved)
             if cache is None or found.status is not LoadStatus.LOADED:
                 return self._write(report, self.data, proven=False)
             held = self.device.pipeline_cache_size(cache)
@@ -999,8 +1007,11 @@ class _MergedSave(msgspec.Struct, eq=False):
         if len(merged) < _MERGED_FRACTION * max(held, len(self.data)):
             report = evolve(
                 report,
-                note=f"{note or 'this driver does not merge'}; of what was there ({held} bytes) and our "
-                f"cache ({len(self.data)} bytes) the larger one is kept",
+                note=_joined(
+                    report.note,
+                    f"{note or 'this driver does not merge'}; of what was there ({held} bytes) and our "
+                    f"cache ({len(self.data)} bytes) the larger one is kept",
+                ),
             )
             merged = self.data if len(self.data) > held else found.data
             skipped = "the driver did not merge it with what is there, which is larger and stays"
@@ -1008,31 +1019,37 @@ class _MergedSave(msgspec.Struct, eq=False):
             # Otherwise no save would ever succeed again. The old file stays as the previous generation.
             report = evolve(
                 report,
-                note=f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes, more than the "
-                f"{self.cap} that are allowed: ours alone is saved",
+                note=_joined(
+                    report.note,
+                    f"merged, the file would have {PREFIX_HEADER_SIZE + len(merged)} bytes, more than the "
+                    f"{self.cap} that are allowed: ours alone is saved",
+                ),
             )
             merged = self.data
         if current and merged == found.data:
             return self._skip(report, skipped)
         return self._write(report, merged, proven=current)
 
-    def _not_replaced(self, found: LoadResult) -> str | None:
-        """Why the file is not replaced, or None.
+    def _not_replaced(self, found: LoadResult) -> tuple[str, str]:
+        """Why the file is not replaced, else ""; and which generations were moved away.
 
         A generation that could not be read may be good. One that is too large will never load and would block
-        every later save, so it goes to the quarantine.
+        every later save, so it goes to the quarantine. So does one that is good for others: the user may come
+        to trust it, and another version of this program may read it.
         """
+        moved = []
         for one in (found, found.instead_of, found.previous):
             if one is None:
                 continue
             if one.status is LoadStatus.UNREADABLE:
-                return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}"
-            if one.status is LoadStatus.TOO_LARGE:
+                return f"{one.path} is not replaced, since it may be good: {one.status}: {one.detail}", ""
+            if one.status in _SET_ASIDE:
                 try:
-                    quarantine_file(one.path, self.operations)
+                    moved_to = quarantine_file(one.path, self.operations)
                 except QuarantineError as error:
-                    return f"what is there is too large, and stays: {error}"
-        return None
+                    return f"what is there is {one.status}, and stays: {error}", ""
+                moved.append(f"{one.path} was {one.status}, and is now {moved_to}")
+        return "", "; ".join(moved)
 
     def _merge(self, theirs: PipelineCache) -> tuple[bytes, str]:
         """Merge into a new cache; returns its data, empty where the driver refused, and why."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -220,6 +221,31 @@ def test_what_is_over_the_cap_does_not_keep_later_ones_out(path: Path) -> None:
     assert report.saved_bytes
     assert readable(path) == [OLDER]
     assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(UNION)]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="unsupported: no POSIX permissions")
+@pytest.mark.parametrize("suffix", ["", ".previous"])
+def test_what_is_not_trusted_is_kept_in_the_quarantine(path: Path, suffix: str) -> None:
+    distrusted = path.with_name(path.name + suffix)
+    put(distrusted, file_of(UNION))
+    distrusted.chmod(0o664)
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER))
+    assert report.saved_bytes
+    [moved] = path.parent.glob("quarantine/*")
+    assert moved.read_bytes() == file_of(UNION)
+    assert report.note == f"{distrusted} was UNTRUSTED_PERMISSIONS, and is now {moved}"
+    assert readable(path) == [OLDER]
+
+
+def test_what_another_version_wrote_is_kept_in_the_quarantine(path: Path) -> None:
+    later = bytearray(file_of(UNION))
+    later[8] += 1
+    put(path, bytes(later))
+    report = save_merged(SimulatedDevice(), path, data_of(OLDER))
+    [moved] = path.parent.glob("quarantine/*")
+    assert moved.read_bytes() == later
+    assert report.note == f"{path} was UNSUPPORTED_VERSION, and is now {moved}"
+    assert readable(path) == [OLDER]
 
 
 def test_what_is_over_the_cap_when_merged_does_not_keep_later_ones_out(path: Path) -> None:
