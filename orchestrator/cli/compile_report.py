@@ -53,29 +53,41 @@ _NOTABLE = 0.05
 """Share of the driver's time from which time asleep is explained."""
 
 
-def show_end(output: Output, report: CompileReport, code: ExitCode) -> None:
-    """Print the last lines: the reasons for the exit code, and whether anything was compiled."""
-    say = output.message if display.quiet and not output.json else output.line
+def show_end(output: Output, report: CompileReport, code: ExitCode, target: str = "") -> None:
+    """Print the last lines: the reasons for the exit code, and whether anything was compiled.
+
+    `target` is the device that the lines are about, where a run has several.
+    """
+
+    def say(text: str, style: Style) -> None:
+        output.problem(styled(f"{target}: {text}" if target else text, style))
+
     created = report.outcomes.compiled + report.outcomes.cache_hits
-    if not created and not report.stopped and not report.outcomes.failed:
+    if report.stopped:
+        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} were not begun"
+        how = "whether the cache holds them or not; run it again to continue from what was saved"
+        say(f"stopped early: {left}, {how}", "warn")
+    elif not created and not report.outcomes.failed:
         every = plural(report.outcomes.skipped, "pipeline")
         why = (
             f"the device supports none of the {every}"
             if report.outcomes.skipped
             else "the set holds no pipelines"
         )
-        say(styled(f"nothing was compiled: {why}", "warn"))
+        say(f"nothing was compiled: {why}", "warn")
+    if display.quiet and report.outcomes.failed:
+        say(f"failed: {plural(report.outcomes.failed, 'pipeline')}; without --quiet they are named", "bad")
     if report.set.damage:
         lost = f"{plural(len(report.set.damage), 'place')} of the set could not be read"
         hint = "" if code is ExitCode.OK else "; with --allow-damaged this is no error"
         # What was cut off may have held pipelines, which nobody can count.
         what = "some pipelines were not compiled" if report.outcomes.failed else "it may lack pipelines"
-        say(styled(f"damaged: {lost}, so {what}{hint}", "bad"))
+        say(f"damaged: {lost}, so {what}{hint}", "bad")
     if report.cache_file.error:
-        say(styled(f"not saved, and lost: {report.cache_file.error}", "bad"))
+        say(f"not saved, and lost: {report.cache_file.error}", "bad")
     if report.binaries is not None and report.binaries.lost:
         unsaved = f"the binaries of {plural(report.binaries.lost, 'pipeline')}"
-        say(styled(f"not saved, and lost: {unsaved}; a note says why", "bad"))
+        say(f"not saved, and lost: {unsaved}; a note says why", "bad")
 
 
 def show_report(output: Output, report: CompileReport) -> None:
@@ -94,10 +106,6 @@ def show_report(output: Output, report: CompileReport) -> None:
         output.line(styled("note: ", "warn"), note)
     for warning in report.warnings:
         output.line(styled("warning: ", "warn"), warning)
-    if report.stopped:
-        left = f"{report.outcomes.not_run:,} of {plural(report.set.unique, 'pipeline')} were not begun"
-        how = "whether the cache holds them or not; run it again to continue from what was saved"
-        output.line(styled(f"stopped early: {left}, {how}", "warn"))
 
 
 def show_clock(output: Output, clock: StageClock) -> None:

@@ -532,9 +532,29 @@ def _compile_targets(
                     show_failed(output, result.report.failed)
             if manifest is not None and arguments.out is not None:
                 show_pack(output, arguments.out, manifest, signed=key is not None)
+        if not output.json:
+            _show_ends(output, results, allow_damaged=arguments.allow_damaged)
     if unwritten is not None:
         raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
+
+
+def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged: bool) -> None:
+    """Print the reasons for the exit code, target by target."""
+    from orchestrator.cli.compile_report import show_end
+    from orchestrator.cli.output import styled
+
+    for each in results:
+        if each.error is not None:
+            output.problem(styled(f"{each.selector}: {each.error}", "bad"))
+        elif each.report is None:
+            output.problem(
+                styled(f"{each.selector}: stopped before its turn; run it again to continue", "warn")
+            )
+        if each.report is not None:
+            code = _exit_code(each.report, allow_damaged=allow_damaged)
+            if code or not display.quiet:
+                show_end(output, each.report, code, each.selector)
 
 
 def _targets_document(results: Sequence[TargetResult], out: Path | None) -> TargetsDocument:

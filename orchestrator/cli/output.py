@@ -392,6 +392,10 @@ class Output:
             stream.write("".join(printable(str(each)) for each in parts) + "\n")
             stream.flush()
 
+    def problem(self, *parts: str | Text) -> None:
+        """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
+        (self.message if display.quiet else self.line)(*parts)
+
     @staticmethod
     def _write(console: Console, text: Text, indent: int | None = None) -> None:
         from orchestrator.cli.console import write_text

@@ -121,24 +121,12 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
             styled("not saved, see below" if file.error else "", "bad"),
         )
     output.show(made)
-    for each in results:
-        if each.error is not None:
-            output.line(styled(f"{each.selector}: ", "bad"), str(each.error))
-        elif each.report is not None and each.report.cache_file.error:
-            output.line(
-                styled(f"{each.selector}: not saved, and lost: {each.report.cache_file.error}", "bad")
-            )
     folders = dict.fromkeys(
         each.cache_file.path.parent for each in reports if each.cache_file.path is not None and _keeps(each)
     )
     if folders:
         output.line("kept in ", ", ".join(map(path_text, folders)))
     _show_notes(output, results)
-    if any(
-        (each.report is None and each.error is None) or (each.report and each.report.stopped)
-        for each in results
-    ):
-        output.line(styled("stopped early: run it again to continue from what was saved", "warn"))
     nameless = [
         each.selector
         for each in results

@@ -230,6 +230,9 @@ def test_a_time_limit_says_what_remains(call: Call, small_set: Path, tmp_path: P
     done = call(*arguments, "--time-limit", "0.001ms")
     assert done.code == ExitCode.OUT_OF_TIME
     assert "were not begun, whether the cache holds them or not; run it again" in done.out
+    still = call(*arguments, "--time-limit", "0.001ms", "-q")
+    assert (still.code, still.out) == (ExitCode.OUT_OF_TIME, "")
+    assert "were not begun, whether the cache holds them or not; run it again" in still.err
     wrong = call(*arguments, "--time-limit", "soon")
     assert wrong.code == ExitCode.BAD_INPUT
     assert "--time-limit 'soon'" in wrong.err
@@ -287,6 +290,9 @@ def test_a_damaged_pipeline_fails_and_the_others_compile(
     assert f"{key:016x}" in shown.out
     assert "damage in the set: 1 place" in shown.out
     assert "so some pipelines were not compiled" in shown.out.splitlines()[-1]
+    still = call("compile", path, "-d", "simulated", "--cache-dir", tmp_path, "-q")
+    assert (still.code, still.out) == (ExitCode.PIPELINES_FAILED, "")
+    assert "failed: 1 pipeline;" in still.err
 
 
 def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
+from orchestrator.sets.sample import sample_path
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.pack import MANIFEST, Manifest, Pack, PackWriter
@@ -317,6 +318,22 @@ def test_quiet_shows_nothing_but_errors(call: Call, small_set: Path, tmp_path: P
     wrong = call("compile", small_set, "-q", "-d", "no such device", "--cache-dir", tmp_path / "cache")
     assert wrong.code == ExitCode.NO_DEVICE
     assert "no device answers" in wrong.err
+
+
+def test_every_target_says_what_went_wrong(call: Call, tmp_path: Path) -> None:
+    damaged, cache = tmp_path / "damaged.foz", tmp_path / "cache"
+    damaged.write_bytes(sample_path().read_bytes()[:-200])
+    arguments = ("compile", damaged, "-d", "simulated", "-d", "no such device", "--cache-dir", cache)
+    path_in(cache).mkdir(parents=True)
+    cache.chmod(0o700)
+    loud, still = call(*arguments), call(*arguments, "-q")
+    assert loud.code == still.code == ExitCode.BAD_INPUT
+    assert still.out == ""
+    for shown in (loud.out, still.err):
+        assert "simulated: damaged: 1 place of the set could not be read" in shown
+        assert "simulated: not saved, and lost: " in shown
+        assert "no such device: no device answers" in shown
+    assert call(*arguments, "-q", "--json").err == ""
 
 
 @pytest.mark.parametrize(
