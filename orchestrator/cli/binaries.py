@@ -135,7 +135,7 @@ def binaries_verb(
             output.line(styled("not used: ", "warn"), store.set_aside)
         problems = told.get("problems", ())
         for problem in problems[:_PROBLEMS_SHOWN]:
-            output.line(styled("bad   ", "bad"), problem)
+            output.problem(styled("bad   ", "bad"), problem)
         if len(problems) > _PROBLEMS_SHOWN:
             output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
         if action == "verify":

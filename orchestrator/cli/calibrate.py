@@ -205,7 +205,7 @@ def show_calibration(
         undecided = "nothing could be decided; allow more time with --time-limit"
         if samples < LEAST_PAIRS:
             undecided = f"nothing could be decided: a verdict needs --samples {LEAST_PAIRS} or more"
-        output.line(styled("not saved: ", "bad"), not_saved or undecided)
+        output.problem(styled("not saved: ", "bad"), not_saved or undecided)
     else:
         output.line(styled("saved ", "good"), path_text(kept))
         output.line("next: orchestrator compile SET --mode auto --workers auto (the default) uses it")

@@ -145,11 +145,10 @@ def doctor_verb(
 
     output.document(document)
     for each in findings:
-        output.line(
-            styled(f"{each.state:5}", _STYLES[each.state]), styled(each.subject, "head"), f": {each.detail}"
-        )
+        say = output.problem if each.state == "bad" else output.line
+        say(styled(f"{each.state:5}", _STYLES[each.state]), styled(each.subject, "head"), f": {each.detail}")
         if each.next_step:
-            output.line(styled(f"     next: {each.next_step}", "dim"))
+            say(styled(f"     next: {each.next_step}", "dim"))
     verdict = f": {bad} bad, {plural(hints, 'hint')}" if bad or hints else ", all good"
     output.line(plural(len(findings), "finding") + verdict)
     if not devices:

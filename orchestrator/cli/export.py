@@ -71,6 +71,6 @@ def export_verb(
     if good:
         out.line(f"{path_text(output)}: {byte_text(written)}, the driver's data of {path_text(file)}")
     else:
-        out.line(styled(f"nothing was written: {path_text(file)}: {found.status}: {found.detail}", "bad"))
+        out.problem(styled(f"nothing was written: {path_text(file)}: {found.status}: {found.detail}", "bad"))
         out.line(f"next: orchestrator inspect {path_text(file)}")
     return ExitCode.OK if good else ExitCode.BAD_INPUT

@@ -114,7 +114,7 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
     device, found, manifest = done.device, done.done, pack.manifest
     out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))
     if (target := _target(pack, done)) is None:
-        out.line(
+        out.problem(
             styled("no cache: ", "warn"),
             f"the pack has {plural(len(manifest.targets), 'target')}, and none is this device and driver",
         )
@@ -124,7 +124,7 @@ def _show(out: Output, pack: Pack, done: Installation) -> None:
         out.line("`orchestrator compile` compiles everything here")
         return
     if target.cache is None and target.binaries is None:
-        out.line(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
+        out.problem(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
         out.line("`orchestrator compile` compiles everything here")
         return
     left = len({key for part in target.parts for each in part.left_out for key in each.keys})

@@ -16,7 +16,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, table
+from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, table
 from orchestrator.cli.values import opened_device, read_key
 
 if TYPE_CHECKING:
@@ -134,11 +134,14 @@ def _show(out: Output, merged: list[JoinedFile], output: Path, saved_bytes: int,
         sizes = (byte_text(each.data_bytes), byte_text(each.added_bytes)) if good else ("", "")
         made.add_row(styled(path_text(each.path)), *sizes, state)
     out.show(made)
-    out.line(
-        f"{path_text(output)}: {byte_text(saved_bytes)}"
-        if skipped is None
-        else styled(f"nothing was written: {skipped}", "bad")
-    )
+    if display.quiet:  # then the table is not shown
+        for each in merged:
+            if each.status != "LOADED":
+                out.problem(styled(f"{path_text(each.path)}: {each.status}: {each.detail}", "bad"))
+    if skipped is None:
+        out.line(f"{path_text(output)}: {byte_text(saved_bytes)}")
+    else:
+        out.problem(styled(f"nothing was written: {skipped}", "bad"))
 
 
 def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:

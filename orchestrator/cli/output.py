@@ -394,7 +394,7 @@ class Output:
 
     def problem(self, *parts: str | Text) -> None:
         """Write a line that says what went wrong: among the results, or with --quiet to stderr."""
-        (self.message if display.quiet else self.line)(*parts)
+        (self.message if display.quiet and not self.json else self.line)(*parts)
 
     @staticmethod
     def _write(console: Console, text: Text, indent: int | None = None) -> None:

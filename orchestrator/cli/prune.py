@@ -98,11 +98,11 @@ def prune_verb(
             f"{byte_text(each.size):>10}  {each.reason.value}  {path_text(each.path)}", styled(detail, "dim")
         )
     for each, cause in report.failed:
-        output.line(styled("not removed", "bad"), f"  {path_text(each.path)}: {cause}")
+        output.problem(styled("not removed", "bad"), f"  {path_text(each.path)}: {cause}")
     for path in swept.removed:
         output.line(f"{'':>10}  leftover of a killed process  {path_text(path)}")
     for path in swept.failed:
-        output.line(styled("not removed", "bad"), f"  leftover of a killed process  {path_text(path)}")
+        output.problem(styled("not removed", "bad"), f"  leftover of a killed process  {path_text(path)}")
     verb = "would be removed" if dry_run else "removed"
     left = f", and {plural(len(swept.removed), 'leftover')}" if swept.removed else ""
     output.line(

@@ -99,7 +99,7 @@ def _document(
 
 def _show(output: Output, path: Path, held: Quarantine | None, problem: str) -> None:
     if held is None:
-        output.line(styled(f"{path_text(path)}: not used: {problem}", "warn"))
+        output.problem(styled(f"{path_text(path)}: not used: {problem}", "warn"))
         return
     if not held.culprits:
         return

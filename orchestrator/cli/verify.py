@@ -93,17 +93,14 @@ def verify_verb(
     output.document(lambda: _document(checked, len(bad)))
     for each in checked:
         state = styled("bad  ", "bad") if each.problems else styled("good ", "good")
-        output.line(
-            state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim")
-        )
+        say = output.problem if each.problems else output.line
+        say(state, styled(path_text(each.path), "head"), styled(f"  {each.summary or each.kind}", "dim"))
         for problem in each.problems[: output.most(_PROBLEMS_SHOWN)]:
-            output.line(f"       {problem}")
+            say(f"       {problem}")
         if len(each.problems) > _PROBLEMS_SHOWN and output.most(1):
-            output.line(
-                styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --verbose", "dim")
-            )
+            say(styled(f"       ... and {len(each.problems) - _PROBLEMS_SHOWN} more, see --verbose", "dim"))
         if each.problems and each.next_step:
-            output.line(f"       next: {each.next_step}")
+            say(f"       next: {each.next_step}")
     output.line(f"{plural(len(checked), 'check')}: {len(checked) - len(bad)} good, {len(bad)} bad")
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
 

@@ -80,6 +80,24 @@ def test_quiet_leaves_the_exit_code_the_document_and_errors(
     assert "could not be read" in compiled.err
 
 
+def test_quiet_says_why_a_verb_fails(call: Call, tmp_path: Path) -> None:
+    bad, folder = tmp_path / "bad.pipeline-cache", tmp_path / "folder"
+    bad.write_bytes(b"\x89OPCF")
+    folder.mkdir(mode=0o700)
+    (folder / "x.quarantine.json").write_bytes(b"{")
+    for said, *arguments in (
+        ("TRUNCATED", "verify", bad),
+        ("TRUNCATED", "export", bad, "-o", tmp_path / "data"),
+        ("TRUNCATED", "merge", bad, "-o", tmp_path / "merged", "-d", "simulated"),
+        ("not used: it is damaged", "quarantine", "list", "--cache-dir", folder),
+        ("a file, not a directory", "doctor", "-d", "simulated", "--cache-dir", bad),
+    ):
+        still = call(*arguments, "-q")
+        assert (still.code, still.out) == (ExitCode.BAD_INPUT, ""), arguments
+        assert said in still.err, arguments
+        assert call(*arguments, "-q", "--json").err == "", arguments
+
+
 def test_verbose_cuts_no_list(call: Call, tmp_path: Path) -> None:
     source = sample_path().read_bytes()
     damaged = tmp_path / "damaged.foz"
