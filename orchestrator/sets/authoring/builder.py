@@ -757,8 +757,8 @@ class PipelineSetBuilder:
             struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
             if struct in registry().structs and struct not in RECORDED_STRUCTURES:
                 raise ManifestError(
-                    f"{self.where}.features: captures cannot record {struct}: leave it out, since what they "
-                    "cannot record is enabled wherever the device has it. They record "
+                    f"{self.where}.features: archives cannot record {struct}: leave it out. Of what they "
+                    "cannot record, what the pipelines need is enabled. They record "
                     f"{', '.join(sorted(RECORDED_STRUCTURES))}, and robust_buffer_access"
                 )
         chain = encode_chain("VkPhysicalDeviceFeatures2", features, f"{self.where}.features")

@@ -22,6 +22,7 @@ from orchestrator.sets.authoring.builder import (
     Subpass,
     find_constant,
 )
+from orchestrator.sets.groups import read_applications
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import GraphicsParts, incomplete_pipeline
 from orchestrator.sets.records import RecordTag
@@ -428,6 +429,14 @@ def test_application_links_every_record(builder: PipelineSetBuilder) -> None:
     assert links == [{"application": f"{key:016x}", "tag": 1, "hash": f"{sampler:016x}"}]
     with pytest.raises(ManifestError, match="before everything else"):
         builder.application("late")
+
+
+def test_what_an_application_cannot_record_is_enabled_as_needed(builder: PipelineSetBuilder) -> None:
+    with pytest.raises(ManifestError, match="Of what they cannot record, what the pipelines need is enabled"):
+        builder.application("game", features=[{"structure": "VkPhysicalDeviceVulkan12Features"}])
+    builder.application("game", features=[])
+    [application] = read_applications(records_of(builder))
+    assert application.others_as_needed
 
 
 @pytest.mark.parametrize(
