@@ -640,6 +640,8 @@ class VulkanDevice:
                 raise MissingLibraryError(int(bound.image.keys[index]))
             following = int(bound.image.feedback_next[index])
             rest = 0 if following < 0 else bound.address + following
+            with bound.remaking:  # two calls may link one library
+                self._creation.capture_libraries(bound, index)
             with bound.one_info(index, capture_statistics=True) as infos:
                 kind = bound.image.kind_of(index)
                 links = bool(bound.image.libraries_of(index))

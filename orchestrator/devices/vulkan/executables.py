@@ -2,6 +2,7 @@
 
 The pipeline is created again, without a source and with VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR, which
 vkGetPipelineExecutableStatisticsKHR requires (VUID-vkGetPipelineExecutableStatisticsKHR-pipeline-03274).
+So are the libraries that it links: RADV (25.0.7) knows little of code from libraries without the flag.
 Drivers may include that flag in their cache keys, so the pipelines of a run are not changed. The create info
 is a copy with its own creation feedback structure, which also requests the time of each stage.
 """

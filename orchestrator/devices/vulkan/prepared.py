@@ -40,6 +40,7 @@ from orchestrator.devices.device import (
     ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
+    NO_SOURCE,
     NOT_READY,
     SUCCESS,
     BeforeObject,
@@ -283,6 +284,8 @@ class VulkanPreparedPipelines:
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
         self.library_handles = np.zeros(len(image), np.uint64)
+        #: The libraries again, created with the flag that captures statistics; 0 for none.
+        self.captured_libraries = np.zeros(len(image), np.uint64)
         self._replaced: list[npt.NDArray[np.uint64]] = []
         self._discarded: list[npt.NDArray[np.uint64]] = []
         self._discarded_count = 0
@@ -311,7 +314,7 @@ class VulkanPreparedPipelines:
     def destroy(self) -> None:
         """Destroy libraries, modules and objects; only its device does this, once, when no call uses them."""
         self.destroy_discarded()
-        for libraries in (self.library_handles, *self._replaced):
+        for libraries in (self.library_handles, self.captured_libraries, *self._replaced):
             self._context.destroy_pipelines(libraries)
         self._modules.close()
         commands = self._context.commands
@@ -335,15 +338,18 @@ class VulkanPreparedPipelines:
             kind: Their kind.
             indices: The pipelines.
             fail_on_compile_required: Whether to set that flag.
-            capture_statistics: Whether to set that flag.
+            capture_statistics: Whether to set that flag, and to link libraries that were created with it.
             span: The pipelines as a slice, or None. With a span and without flags, nothing is copied.
         """
         image = self.image
         if self.has_libraries:
+            handles = self.library_handles
+            if capture_statistics:
+                handles = np.where(self.captured_libraries, self.captured_libraries, handles)
             for index in indices:
                 first, last = image.library_slot_start[index], image.library_slot_start[index + 1]
                 slots = image.library_slots[first:last] >> 3
-                self._words[slots] = self.library_handles[image.library_slot_pipeline[first:last]]
+                self._words[slots] = handles[image.library_slot_pipeline[first:last]]
         flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required
         flags += _CAPTURE_STATISTICS * capture_statistics
         first = self._first[kind]
@@ -428,13 +434,17 @@ class VulkanPreparedPipelines:
         """Libraries that some pipelines need and that were created from identifiers, dependents last."""
         if self._stages is None or not self.identified_libraries.any():
             return indices[:0]
+        chosen = self.all_libraries_of(indices)
+        return chosen[self.identified_libraries[chosen]]
+
+    def all_libraries_of(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+        """Libraries that some pipelines link, and those that these link, dependents last."""
         found: set[int] = set()
         below = {each for index in indices.tolist() for each in self.image.libraries_of(index)}
         while below:
             found |= below
             below = {each for index in below for each in self.image.libraries_of(index)} - found
-        chosen = np.array(sorted(found), np.int32)
-        return chosen[self.identified_libraries[chosen]]
+        return np.array(sorted(found), np.int32)
 
     def replace_libraries(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> None:
         """From now on link libraries created from code; the old ones may be in use and stay alive."""
@@ -763,6 +773,18 @@ class PipelineCreation:
             chosen = np.array([index], np.int32)
             with bound.modules(chosen):
                 bound.replace_libraries(chosen, self._wave(bound, chosen, source, False))
+
+    def capture_libraries(self, bound: VulkanPreparedPipelines, index: int) -> None:
+        """Create the libraries of a pipeline again, once, with the flag that captures statistics.
+
+        A driver keeps the statistics of linked code with its library. Where one fails, its pipelines link the
+        library without them.
+        """
+        for each in bound.all_libraries_of(np.array([index], np.int32)).tolist():
+            if not bound.captured_libraries[each]:
+                with bound.one_info(each, capture_statistics=True) as infos:
+                    handles = bound.captured_libraries[each : each + 1]
+                    self.submit(bound.image.kind_of(each), infos, handles, NO_SOURCE)
 
     def submit(
         self,

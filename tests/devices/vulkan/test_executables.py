@@ -16,6 +16,7 @@ from orchestrator.devices.device import NO_SOURCE, ExecutableInspector
 from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan import executables
 from orchestrator.devices.vulkan.instance import new_struct
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
 from orchestrator.sets.archive.reader import CombinedRecords
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -106,4 +107,32 @@ def test_no_feedback_is_asked_for_of_single_stages_where_libraries_have_others(
     assert found.result == 0
     assert len(found.executables) == 2
     assert asked == [0]
+    prepared.close()
+
+
+@pytest.mark.driver(NAVI21)
+def test_what_links_libraries_has_all_statistics(
+    open_driver_device: OpenDriverDevice, sample: PipelineSet
+) -> None:
+    """RADV keeps those of its compiler only with libraries that were created with the flag, too."""
+    device = open_driver_device(NAVI21)
+    assert isinstance(device, ExecutableInspector)
+    image = build_image(sample, sample.pipelines, device.capabilities).image
+    prepared = device.prepare(image)
+    assert isinstance(prepared, VulkanPreparedPipelines)
+    linking = np.flatnonzero(image.links).astype(np.int32)
+    alone = int(np.flatnonzero(~image.links & ~image.is_library)[0])
+    libraries = np.unique(image.library_slot_pipeline)
+    device.create_pipelines(prepared, libraries, NO_SOURCE)
+    own = prepared.library_handles.copy()
+
+    def names(index: int) -> set[tuple[str, ...]]:
+        found = device.pipeline_executables(prepared, index)
+        return {tuple(name for name, _ in each.statistics) for each in found.executables}
+
+    (expected,) = names(alone)
+    assert set().union(*map(names, linking.tolist())) == {expected}
+    # The run goes on to link its own libraries.
+    assert prepared.library_handles.tolist() == own.tolist()
+    assert device.create_pipelines(prepared, linking, NO_SOURCE).results.tolist() == [0] * len(linking)
     prepared.close()
