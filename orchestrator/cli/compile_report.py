@@ -222,8 +222,8 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
     if supervision.culprits:
         first = supervision.culprits[0].key
         output.line(f"  try one alone: orchestrator compile SET --device ... --only {first}")
-    for each in supervision.messages[:_MESSAGES_SHOWN]:
-        keys = ", ".join(key_text(key) for key in each.keys[:_KEYS_SHOWN])
+    for each in supervision.messages[: output.most(_MESSAGES_SHOWN)]:
+        keys = ", ".join(key_text(key) for key in each.keys[: output.most(_KEYS_SHOWN)])
         whose = f" while it had {'one of ' if len(each.keys) > 1 else ''}{keys}" if keys else ""
         amount = f"{plural(each.lines, 'line')}, {byte_text(each.size)}"
         output.line(styled("the driver printed", "warn"), f" {amount}{whose}: {each.first}")

@@ -7,10 +7,10 @@ import pytest
 import trio
 
 from orchestrator.cli.compile_report import show_report
-from orchestrator.cli.output import Output
+from orchestrator.cli.output import Output, display
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, Death, Supervision
+from orchestrator.run.records import CompileReport, Death, DriverMessages, Hash, Supervision
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.sample import sample_path
@@ -58,3 +58,19 @@ def test_deaths_that_no_pipeline_is_to_blame_for_are_told(capsys: pytest.Capture
         out = capsys.readouterr().out
         assert said in out
         assert out.count("no pipeline is to blame") == (not trials)
+
+
+def test_verbose_shows_every_message_of_the_driver(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages = [DriverMessages(1, 9, f"words {each}", tuple(map(Hash, range(5)))) for each in range(7)]
+    supervision = Supervision(1, messages=tuple(messages))
+    report = msgspec.structs.replace(trio.run(compiled), supervision=supervision)
+    show_report(Output(json=False), report)
+    out = capsys.readouterr().out
+    assert out.count("the driver printed") == 5
+    assert "... and 2 more messages, see --verbose" in out
+    monkeypatch.setattr(display, "verbose", True)
+    show_report(Output(json=False), report)
+    out = capsys.readouterr().out
+    assert out.count("the driver printed") == out.count(f"{4:016x}") == 7
