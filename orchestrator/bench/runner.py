@@ -164,7 +164,7 @@ def run_bench(
         caches.mkdir(mode=0o700, exist_ok=True)
         (directory / TIMELINES).mkdir(exist_ok=True)
     except OSError as error:
-        raise BenchError(f"{directory}: cannot hold results: {error.strerror}: {error.filename}") from error
+        raise BenchError(f"{error.filename}: cannot be a directory for results: {error.strerror}") from error
     with writer_lock(path, wait_s=0) as is_alone:
         if not is_alone:
             raise BenchError(

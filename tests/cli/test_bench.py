@@ -191,6 +191,15 @@ def test_a_timeline_is_not_written_over_the_results(
     assert path.read_bytes() == before
 
 
+def test_a_file_in_place_of_the_results_is_named_once(call: Call, small_set: Path, tmp_path: Path) -> None:
+    for out, file in ((tmp_path / "a", tmp_path / "a"), (tmp_path / "b", tmp_path / "b" / "caches")):
+        file.parent.mkdir(exist_ok=True)
+        file.write_bytes(b"")
+        done = call("bench", small_set, "-d", "simulated", "--out", out)
+        assert done.code == ExitCode.BAD_INPUT
+        assert f"error: {file}: cannot be a directory for results: File exists\n" in done.err
+
+
 def test_of_a_damaged_set_the_rest_is_measured_and_that_is_said(
     call: Call, cut_set: Path, tmp_path: Path
 ) -> None:
