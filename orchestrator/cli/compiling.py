@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _LEAST_MEMORY = 64 << 20
+_MANIFEST = "manifest.json"  # of orchestrator.stores.pack, which few compiles need
 _LEAST_STORE = 4 << 20
 _FEW_PROCESSORS = 2
 """On so few, every processor has a compiler, and what this process does meanwhile slows one down."""
@@ -309,6 +310,7 @@ def _compile_one(
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
+    report = _with_pack_note(report, directory)
     with _reporting():
         if lines is not None:
             lines.ends(selector, report, report.cache_file.error or "")
@@ -521,6 +523,11 @@ def _compile_targets(
                 unwritten = error  # it costs the pack, not the report
             lost = pack.problems
             results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
+        if directory is not None and (out is None or not directory.samefile(out)):
+            results = [
+                evolve(each, report=each.report and _with_pack_note(each.report, directory))
+                for each in results
+            ]
     with _reporting():
         output.document(lambda: _targets_document(results, arguments.out))
         if not display.quiet:
@@ -555,6 +562,27 @@ def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged
             code = _exit_code(each.report, allow_damaged=allow_damaged)
             if code or not display.quiet:
                 show_end(output, each.report, code, each.selector)
+
+
+def _with_pack_note(report: CompileReport, directory: Path | None) -> CompileReport:
+    """A report that also tells if the cache directory is a pack that the compile made invalid."""
+    if directory is None or not report.outcomes.compiled or not (directory / _MANIFEST).exists():
+        return report
+    from msgspec.structs import replace
+
+    from orchestrator.cli.output import path_text
+    from orchestrator.stores.pack import Pack, PackError
+
+    with suppress(PackError):
+        if not any(Pack.open(directory).problems()):
+            return report
+        place = path_text(directory)
+        note = (
+            f"{place} is a pack whose files are not what its manifest says any more, so `verify` calls it "
+            f"damaged; the same command with `--out {place}` in place of --cache-dir puts that right"
+        )
+        return replace(report, notes=(*report.notes, note))
+    return report
 
 
 def _targets_document(results: Sequence[TargetResult], out: Path | None) -> TargetsDocument:
