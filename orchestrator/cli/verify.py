@@ -306,7 +306,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
 
 def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     from orchestrator.cli.documents import PackedTarget
-    from orchestrator.stores.pack import Pack, PackError, missing_shards
+    from orchestrator.stores.pack import MANIFEST_MAC, Pack, PackError, missing_shards, stored_macs
 
     try:
         pack = Pack.open(path, key)
@@ -314,6 +314,8 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         yield _Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
         return
     problems = dict(pack.problems())
+    if pack.signed and not stored_macs(path):  # with a key, `open` refused it
+        problems[path / MANIFEST_MAC] = "it is damaged: there is no MAC in it"
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     proven = _signature(signed=pack.signed, checked=key is not None)

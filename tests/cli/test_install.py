@@ -107,6 +107,16 @@ def test_with_the_key_its_maker_is_proven(call: Call, tmp_path: Path) -> None:
     assert "not signed with this key" in changed.document["error"]["message"]
 
 
+@pytest.mark.parametrize("content", ["", "garbage\n", "00" * 31])
+def test_a_damaged_mac_is_found_without_the_key(call: Call, tmp_path: Path, content: str) -> None:
+    pack = make_pack(tmp_path / "pack", key=KEY).directory
+    assert call("verify", pack).code == ExitCode.OK
+    (pack / MANIFEST_MAC).write_text(content)
+    done = call("verify", pack)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "manifest.mac: it is damaged: there is no MAC in it" in done.out
+
+
 def test_a_pack_without_this_device_says_so_and_what_is_nearest(call: Call, tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack", identity=OTHER_DRIVER).directory
     arguments = ("install", pack, "--unsigned", "-d", "simulated", "--cache-dir", tmp_path / "cache")
