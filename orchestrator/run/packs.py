@@ -35,10 +35,12 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord,
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
 from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.recovery import leftover_of
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
     MANIFEST,
+    MANIFEST_MAC,
     LeftOut,
     Manifest,
     Pack,
@@ -50,6 +52,7 @@ from orchestrator.stores.pack import (
     is_pack,
     is_signed,
     joined_parts,
+    refuse_name,
     with_created,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
@@ -64,6 +67,7 @@ _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")
 """Between the paths of a set of several archives, and of a sum of reports."""
 _UNFINISHED: Final = "not finished: run the same command again"
+_CUT_OFF: Final = "its merge was cut off: run that again"
 _ELSEWHERE: Final = "name another --out, or leave --cache-dir out"
 _CREATED: Final = (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)
 _LEFT_OUT: Final = (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED, OutcomeStatus.NOT_RUN)
@@ -624,7 +628,7 @@ def join_packs(
 
     Args:
         packs: The packs, opened with the key, one or more.
-        output: The pack to write; a directory that is empty or not there.
+        output: The pack to write; a directory that is empty or not there, or what a killed merge left.
         key_file: Signs what is written, with the key that the packs were opened with.
         on_target: Called before the caches of a target are joined.
         opener: As in `TrialLimits`.
@@ -648,7 +652,14 @@ def join_packs(
     writer = PackWriter(output, None if key_file is None else MacKey.read(key_file))
     with _alone(writer, "name another directory"):
         _require_empty(output)  # another process may have ended since
+        _remove_all(output)
         try:
+            # Whoever is killed leaves this, by which the next merge knows what it may replace.
+            begun = [
+                msgspec.structs.replace(each.first, files=(), before=(), parts=(), problem=_CUT_OFF)
+                for each in groups
+            ]
+            writer.finish(manifest_of(begun))
             joined = []
             for group in groups:
                 on_target(group.first)
@@ -656,9 +667,7 @@ def join_packs(
             writer.finish(manifest_of([each.target for each in joined]))
         except BaseException:
             # Else the same command would be refused for what this one left.
-            for each in _names_in(output):
-                with suppress(OSError):
-                    (output / each).unlink()
+            _remove_all(output)
             raise
     return joined
 
@@ -669,8 +678,25 @@ def _names_in(directory: Path) -> list[str]:
     return [each.name for each in directory.iterdir() if each.name != own]
 
 
+def _remove_all(directory: Path) -> None:
+    for each in _names_in(directory):
+        with suppress(OSError):
+            (directory / each).unlink()
+
+
+def _is_cut_off(directory: Path) -> bool:
+    """Whether a killed merge left a directory, and all that is in it."""
+    try:
+        pack = Pack.open(directory)
+    except PackError:
+        return False
+    names = {(leftover_of(each) or each).removesuffix(".lock") for each in pack.strays()}
+    is_begun = {each.problem for each in pack.manifest.targets} == {_CUT_OFF}
+    return is_begun and not any(map(refuse_name, names - {MANIFEST, MANIFEST_MAC}))
+
+
 def _require_empty(output: Path) -> None:
-    if output.exists() and (not output.is_dir() or _names_in(output)):
+    if output.exists() and (not output.is_dir() or (_names_in(output) and not _is_cut_off(output))):
         raise PackError(output, "there is something already", "name a directory that is empty or not there")
 
 

@@ -436,7 +436,7 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
     identities: set[ProfileIdentity] = set()
     for target in manifest.targets:
         for file in (*target.files, *target.before):
-            if reason := _refuse_name(file.name):
+            if reason := refuse_name(file.name):
                 said = f"target {target.name}: the file {file.name!r} {reason}"
                 raise PackError(path, said, "use the version that made it, or make the pack again")
             if file.name in names:
@@ -451,7 +451,7 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
             identities.add(target.identity)
 
 
-def _refuse_name(name: str) -> str:
+def refuse_name(name: str) -> str:
     """Why a pack may not have a file of this name, or ""."""
     suffixes = (CACHE_FILE_SUFFIX, BINARIES_SUFFIX, *(each.suffix for each in NOTES))
     suffix = next((each for each in suffixes if name.endswith(each)), None)
@@ -591,7 +591,7 @@ class PackWriter:
             SaveError: It cannot be written.
         """
         path = self.directory / name
-        if reason := _refuse_name(name):
+        if reason := refuse_name(name):
             raise PackError(path, reason)
         try:
             there = read_capped(path, DEFAULT_CAP, self.operations, trusted=True)

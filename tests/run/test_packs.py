@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Collection
 from pathlib import Path
 
@@ -712,6 +713,29 @@ def test_of_two_merges_to_one_place_one_is_refused(tmp_path: Path) -> None:
     assert held(Pack.open(place)) == OLD
     with pytest.raises(PackError, match="there is something already"):
         join_packs([two], place)
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
+def test_what_a_killed_merge_left_is_replaced(tmp_path: Path, key: MacKey | None) -> None:
+    made, left = make_pack(tmp_path / "one", OLD, key=key), tmp_path / "left"
+    whole, written = Pack.open(made.directory, key), next(made.directory.glob("*.pipeline-cache"))
+    keys = None if key is None else key_file(tmp_path)
+
+    def killed(_: Target) -> None:
+        shutil.copytree(tmp_path / "all", left)
+        for name in (written.name, f".{written.name}.{0:016x}.tmp", f"{written.name}.lock"):
+            (left / name).write_bytes(b"a part")
+
+    join_packs([whole], tmp_path / "all", on_target=killed, key_file=keys)
+    (target,) = Pack.open(left, key).manifest.targets
+    assert (target.files, target.problem) == ((), "its merge was cut off: run that again")
+    (left / "mine").write_text("")
+    with pytest.raises(PackError, match="there is something already"):
+        join_packs([whole], left, key_file=keys)
+    (left / "mine").unlink()
+    join_packs([whole], left, key_file=keys)
+    assert held(Pack.open(left, key)) == OLD
+    assert Pack.open(left).strays() == ["manifest.json.lock"]
 
 
 def test_what_is_not_finished_is_not_joined(tmp_path: Path) -> None:
