@@ -274,8 +274,8 @@ _CHAINS = {f"{snake}_p_next": table for snake, table in (
 
 
 _DYNAMIC_DISCARD = 1000377001  # VK_DYNAMIC_STATE_RASTERIZER_DISCARD_ENABLE
-_VIEWPORTS = (("viewport", 0, 1000267003, "04130"), ("scissor", 1, 1000267004, "04131"))
-"""Name, VkDynamicState of it, VkDynamicState of it with its count, number of the rule."""
+_VIEWPORTS = (("viewport", 0, 1000267003, "04130", "04132"), ("scissor", 1, 1000267004, "04131", "04133"))
+"""Name, VkDynamicState of it, VkDynamicState of it with its count, rule that one is needed, that not both."""
 
 
 def _blend(source: str, destination: str, alpha: str = "one") -> dict[str, object]:
@@ -453,14 +453,19 @@ def _viewport_counts(state: Members, dynamic: Collection[int], where: str) -> di
     listed = max((len(sequence(state[each], f"{where}.{each}")) for each in names), default=1)
     return {
         f"{name}_count": 0 if with_count in dynamic else listed
-        for name, _, with_count, _ in _VIEWPORTS
+        for name, _, with_count, *_ in _VIEWPORTS
         if f"{name}s" not in state
     }
 
 
 def _require_viewports(state: Members, wanted: Collection[str], dynamic: set[int], where: str) -> None:
-    """Refuse viewports or scissors that are neither given nor dynamic, since the driver reads them."""
-    for name, alone, with_count, rule in _VIEWPORTS:
+    """Refuse viewports or scissors that the driver would miss, and those that are dynamic in two ways."""
+    for name, alone, with_count, rule, exclusive in _VIEWPORTS:
+        if {alone, with_count} <= dynamic:
+            raise ManifestError(
+                f"{where}.dynamic_state: {name} and {name}_with_count exclude each other; leave one out "
+                f"(VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-{exclusive})"
+            )
         if "viewportState" in wanted and f"{name}s" not in state and not {alone, with_count} & dynamic:
             raise ManifestError(
                 f"{where}.{name}s: missing; give them, or make {name} a dynamic state "

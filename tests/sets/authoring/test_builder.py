@@ -527,6 +527,17 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             ),
             "dynamic_state: a state is given twice",
         ),
+        *(
+            (
+                lambda b, name=name: b.graphics_pipeline(
+                    ui_stages(b),
+                    rendering=COLOR,
+                    state={"dynamic_state": ["viewport", "scissor", f"{name}_with_count"]},
+                ),
+                rf"dynamic_state: {name} and {name}_with_count exclude each other.* \(VUID-\S+{rule}\)",
+            )
+            for name, rule in (("viewport", "04132"), ("scissor", "04133"))
+        ),
         (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(depth_format="r8_unorm")),
             "has no depth component",
