@@ -695,6 +695,11 @@ class _Supervisor:
         # Overdue suspects were only slow together, and a cache file is not loaded again.
         if not (death.killed or death.overdue or death.of_cache_file):
             self._unexplained = self._unexplained + 1 if compiled < _MANY else 1
+            if self._unexplained == _MOST_UNEXPLAINED:
+                self._notes.append(
+                    f"{_MOST_UNEXPLAINED} processes ended without a pipeline to blame: after that one worker "
+                    "compiled one pipeline at a time, which takes longer"
+                )
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
         # A long run may be killed often, by a system short of memory for example, and come to its end.

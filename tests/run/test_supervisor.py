@@ -622,6 +622,7 @@ def test_crashes_far_apart_do_not_end_compiling_in_parallel(between: int, is_car
         assert not supervisor._is_fruitless(crash)
         supervisor._compiled |= set(range(number * between, (number + 1) * between))
     assert supervisor._careful is is_careful
+    assert ["one pipeline at a time" in each for each in supervisor._notes] == [True] * is_careful
 
 
 @pytest.mark.parametrize(("began_warm", "compiled"), [(False, 2), (True, 1)])
