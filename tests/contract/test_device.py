@@ -49,6 +49,7 @@ def test_closing_ends_everything_once(subject: Subject) -> None:
     for call in (
         device.create_pipeline_cache,
         lambda: device.merge_pipeline_caches(left[0], [left[1]]),
+        lambda: device.merge_pipeline_caches(left[0], []),
         lambda: device.pipeline_cache_size(left[0]),
         lambda: device.pipeline_cache_data(left[0]),
         lambda: device.prepare(subject.image),

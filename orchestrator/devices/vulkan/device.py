@@ -154,11 +154,11 @@ class VulkanDevice:
         """See `Device.merge_pipeline_caches`."""
         if destination in sources:
             raise DeviceError(f"pipeline cache {destination.name!r} cannot be merged into itself")
-        if not sources:
-            return
         what = "vkMergePipelineCaches"
         context = self.context
         with self._call(destination, *sources), ExitStack() as held:
+            if not sources:
+                return
             alone = not destination.internally_synchronized_merge
             held.enter_context(destination.using(what, alone=alone))
             for each in sources:
