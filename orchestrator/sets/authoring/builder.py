@@ -212,6 +212,7 @@ def automatic_bindings(
 ) -> tuple[list[list[dict[str, object]]], list[dict[str, object]]]:
     """Bindings of each descriptor set, and push-constant ranges, that shaders need together."""
     found: dict[tuple[int, int], list[int]] = {}  # (set, binding) → [type, count, stages]
+    endless: dict[str, None] = {}
     stages, begin, end = 0, 0xFFFFFFFF, 0
     for bit, interface in shaders:
         for each in interface.descriptors:
@@ -219,9 +220,7 @@ def automatic_bindings(
             if each.set >= _MOST_SETS:
                 raise ManifestError(f"{at}: no device has so many descriptor sets; {_MOST_SETS} are allowed")
             if each.count == 0:
-                raise ManifestError(
-                    f'{at} is an array without a length; declare the layout instead of "auto"'
-                )
+                endless[f"set {each.set}, binding {each.binding}"] = None
             have = found.setdefault((each.set, each.binding), [each.descriptor_type, each.count, 0])
             if have[0] != each.descriptor_type:
                 raise ManifestError(f"{at} has descriptor types {have[0]} and {each.descriptor_type}")
@@ -230,6 +229,11 @@ def automatic_bindings(
         if interface.push_constants is not None:
             offset, size = interface.push_constants
             stages, begin, end = stages | bit, min(begin, offset), max(end, offset + size)
+    if endless:
+        raise ManifestError(
+            f"{where}: {' and '.join(endless)} {'is an array' if len(endless) == 1 else 'are arrays'} "
+            'without a length; declare the layout instead of "auto"'
+        )
     sets: list[list[dict[str, object]]] = [[] for _ in range(1 + max((key[0] for key in found), default=-1))]
     for (number, binding), (descriptor_type, count, bits) in sorted(found.items()):
         names = ("binding", "descriptor_type", "descriptor_count", "stage_flags")

@@ -20,6 +20,7 @@ from orchestrator.sets.authoring.builder import (
     Rendering,
     ShaderStage,
     Subpass,
+    automatic_bindings,
     find_constant,
 )
 from orchestrator.sets.groups import read_applications
@@ -27,7 +28,12 @@ from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import GraphicsParts, incomplete_pipeline
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
+from orchestrator.sets.spirv.interface import (
+    Descriptor,
+    ShaderInterface,
+    SpecializationConstant,
+    shader_interface,
+)
 from tests.sets.spirv.shader_words import compute_module
 
 SHADERS = sample_manifest_path().parent / "shaders"
@@ -813,3 +819,16 @@ def test_constants_are_found_without_looking_through_all_each_time() -> None:
     assert find_constant(interface, "C300") is None
     assert find_constant(interface, "0" * 30) is None
     assert Counted.times == 1
+
+
+def test_all_arrays_without_a_length_are_named_at_once() -> None:
+    def shader(*descriptors: Descriptor) -> ShaderInterface:
+        return ShaderInterface((), descriptors, None, (), ())
+
+    vertex, fragment = shader(Descriptor(0, 2, 1, 0), Descriptor(0, 1, 1, 1)), shader(Descriptor(1, 3, 1, 0))
+    words = "a: set 0, binding 2 is an array without a length; declare the layout"
+    with pytest.raises(ManifestError, match=words):
+        automatic_bindings([(1, vertex)], "a")
+    words = "a: set 0, binding 2 and set 1, binding 3 are arrays without a length"
+    with pytest.raises(ManifestError, match=words):
+        automatic_bindings([(1, vertex), (16, vertex), (16, fragment)], "a")
