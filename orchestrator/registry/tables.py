@@ -81,6 +81,17 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     extends: tuple[str, ...] = ()
     requires: str = ""
 
+    def member(self, name: str) -> Member:
+        """A member by its name.
+
+        Raises:
+            KeyError: It has none of that name.
+        """
+        for each in self.members:
+            if each.name == name:
+                return each
+        raise KeyError(f"{self.name}::{name}")
+
 
 class EnumValue(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """A value of an enum, or a bit (or combination) of a bitmask; `requires` as in `Struct`."""

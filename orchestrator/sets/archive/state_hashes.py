@@ -476,8 +476,7 @@ def _unless_dynamic(step: _Step, state: int, *, zero: bool) -> _Step:
 
 
 def _nested(struct: Struct, member: str, rest: str) -> _Step:
-    inner = next(each for each in struct.members if each.name == member)
-    step = _step(registry().struct(inner.type), rest)
+    step = _step(registry().struct(struct.member(member).type), rest)
     return lambda value, words, context: step(getattr(value, member), words, context)
 
 

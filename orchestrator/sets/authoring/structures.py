@@ -187,8 +187,7 @@ def _encode_member(struct: Struct, member: Member, value: object, where: str) ->
 
 def _encode_value(member: Member, value: object, where: str) -> object:
     if member.type in BARE_ARRAYS:
-        inner = registry().struct(member.type)
-        element = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
+        element = registry().struct(member.type).member(BARE_ARRAYS[member.type])
         return [_encode_value(element, each, where) for each in sequence(value, where)]
     if member.category == "struct":
         return encode_structure(member.type, value, where)

@@ -404,8 +404,8 @@ def _bytes(data: bytes, heap: Heap) -> int:
 
 def _bare_arrays(member: Member) -> _Place:
     outer = registry().struct(member.type)
-    pointer = next(each for each in outer.members if each.name == BARE_ARRAYS[member.type])
-    count = next(each for each in outer.members if each.name == pointer.length)
+    pointer = outer.member(BARE_ARRAYS[member.type])
+    count = outer.member(pointer.length)
     code = _unsigned(pointer)
 
     def place(lists: Any, heap: Heap) -> int:
@@ -488,7 +488,7 @@ def _may_be_null(struct: Struct, array: Member) -> bool:
 
 
 def _count_step(struct: Struct, count_name: str) -> _Step:
-    count = next(each for each in struct.members if each.name == count_name)
+    count = struct.member(count_name)
     layout, offset, read = binary.Struct("<" + count.format), count.offset, operator.attrgetter(count_name)
     arrays = [
         (each.name, json_name(struct.name, each), _may_be_null(struct, each))

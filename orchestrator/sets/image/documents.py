@@ -172,9 +172,7 @@ def _pointer_type(member: Member, chains: bool) -> tuple[Any, Any]:
     if member.category == "void":
         return (bytes | None if member.length else None), None
     if member.type in BARE_ARRAYS:
-        inner = next(
-            each for each in registry().struct(member.type).members if each.name == BARE_ARRAYS[member.type]
-        )
+        inner = registry().struct(member.type).member(BARE_ARRAYS[member.type])
         return list[list[_scalar_type(inner)]] | None, None  # type: ignore[misc]
     is_struct = member.category in ("struct", "union")
     element = struct_type(member.type, chains=chains) if is_struct else _scalar_type(member)
@@ -260,8 +258,8 @@ def _shared_members() -> tuple[tuple[str, str], ...]:
 
 @functools.cache
 def _state_decoder(member: str, chains: bool) -> msgspec.json.Decoder[Any]:
-    struct = next(each for each in registry().struct(_GRAPHICS).members if each.name == member)
-    return msgspec.json.Decoder(struct_type(struct.type, chains=chains), dec_hook=_decode_handle)
+    struct = registry().struct(_GRAPHICS).member(member).type
+    return msgspec.json.Decoder(struct_type(struct, chains=chains), dec_hook=_decode_handle)
 
 
 def _may_have_chains(text: bytes) -> bool:

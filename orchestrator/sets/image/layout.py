@@ -165,7 +165,7 @@ class ImageLayout:
         self._feedback_size = tables.struct(FEEDBACK).size
         info = tables.struct(_FEEDBACK_INFO)
         self._feedback_info = binary.pack(f"<I{info.size - 4}x", info.s_type)
-        self._feedback_pointer = _offset(_FEEDBACK_INFO, "pPipelineCreationFeedback")
+        self._feedback_pointer = info.member("pPipelineCreationFeedback").offset
 
     def add_object(self, entry: ImageObject) -> int:
         """Index of an object whose create info is in the heap, its offset relative to that."""
@@ -186,7 +186,7 @@ class ImageLayout:
         info = registry().struct(_YCBCR_INFO)
         data = binary.pack(f"<I{info.size - 4}x", info.s_type)
         offset = self._heap.put(data, [] if following is None else [(PNEXT, following)])
-        self.add_object_slot(offset + _offset(_YCBCR_INFO, "conversion"), conversion)
+        self.add_object_slot(offset + info.member("conversion").offset, conversion)
         return offset
 
     def add_packed(self, kind: PipelineKind, packed: Packed) -> int:
@@ -382,10 +382,6 @@ class ImageLayout:
             for what, renumbered in (("objects", objects), ("modules", modules)):
                 slots = each.slots[what]
                 slots.numbers = array("i", [renumbered[old] for old in slots.numbers])
-
-
-def _offset(struct: str, member: str) -> int:
-    return next(each.offset for each in registry().struct(struct).members if each.name == member)
 
 
 def _int64(values: Sequence[int] | array[int]) -> Offsets:

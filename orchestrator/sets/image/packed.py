@@ -94,7 +94,7 @@ def _find_flags_2(own: Piece, following: int) -> int:
     at = -1 - following
     while binary.unpack_from("<I", own.data, at)[0] != struct.s_type:
         at = -1 - pointers[at + PNEXT]
-    return -1 - at - next(each.offset for each in struct.members if each.name == "flags")
+    return -1 - at - struct.member("flags").offset
 
 
 class KindColumns(msgspec.Struct, array_like=True):

@@ -46,7 +46,7 @@ def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoI
     offsets = np.concatenate(([0], np.cumsum(strides))).astype(np.int64)
     feedback_offset, offsets = int(offsets[-1]), offsets[:-1]
     info = registry().struct("VkPipelineCreationFeedbackCreateInfo")
-    pointer = next(each.offset for each in info.members if each.name == "pPipelineCreationFeedback")
+    pointer = info.member("pPipelineCreationFeedback").offset
     links = feedback_offset + _FEEDBACK_SIZE * count + np.arange(count, dtype=np.int64) * info.size
     end = feedback_offset + (_FEEDBACK_SIZE + info.size) * count
     base = -(-end // _ALIGNMENT) * _ALIGNMENT

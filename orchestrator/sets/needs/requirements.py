@@ -202,7 +202,7 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
             continue  # a structure or union that the archive writes as plain words needs nothing
         if member.type in BARE_ARRAYS:
             inner = registry().struct(member.type)
-            bare = next(each for each in inner.members if each.name == BARE_ARRAYS[member.type])
+            bare = inner.member(BARE_ARRAYS[member.type])
             arrays.append((member.name, member_answers(answers, inner, bare)))
             continue
         if member.name == "pNext" or (member.category in ("struct", "union") and _worth_a_visit(member.type)):
