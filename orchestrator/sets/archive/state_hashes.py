@@ -43,13 +43,7 @@ from attrs import evolve, frozen
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.archive.hashes import OFFSET, hash_values
-from orchestrator.sets.image.documents import (
-    BARE_ARRAYS,
-    FLAT_STRUCTS,
-    WORD_ARRAYS,
-    count_members,
-    flat_members,
-)
+from orchestrator.sets.image.documents import BARE_ARRAYS, WORD_ARRAYS, count_members, json_members
 
 _ATTACHMENT: Final = (
     "flags initialLayout finalLayout format loadOp storeOp stencilLoadOp stencilStoreOp samples"
@@ -456,9 +450,7 @@ def _step(struct: Struct, word: str) -> _Step:
     first, nested, rest = word.partition(".")
     if nested:
         return _nested(struct, first, rest)
-    members = {
-        each.name: each for each in (flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members)
-    }
+    members = {each.name: each for each in json_members(struct)}
     if word.startswith("#"):
         return _count_step(members, members[word[1:]])
     name, absent, number_text = word.partition("?")

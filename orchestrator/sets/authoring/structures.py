@@ -18,11 +18,10 @@ from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case, unknown
 from orchestrator.sets.image.documents import (
     BARE_ARRAYS,
-    FLAT_STRUCTS,
     WORD_ARRAYS,
     chain_members,
     count_members,
-    flat_members,
+    json_members,
     json_name,
 )
 
@@ -51,9 +50,8 @@ def handle(key: int | None) -> str:
 def member_names(structure: str) -> dict[str, Member]:
     """The members of a structure by every accepted spelling: snake case and the archive's own."""
     struct = registry().struct(structure)
-    members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
     names: dict[str, Member] = {}
-    for member in members:
+    for member in json_members(struct):
         if member.name in ("sType", "pNext"):
             continue
         written = json_name(struct.name, member)
@@ -92,8 +90,7 @@ def encode_structure(structure: str, members: object, where: str) -> dict[str, o
     given = {names[name].name: (f"{where}.{name}", value) for name, value in table.items()}
     encoded: dict[str, object] = {}
     counts = count_members(struct)
-    leaves = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
-    for member in leaves:
+    for member in json_members(struct):
         if member.name in ("sType", "pNext"):
             continue
         written = json_name(struct.name, member)

@@ -26,11 +26,10 @@ from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.image.documents import (
     BARE_ARRAYS,
-    FLAT_STRUCTS,
     SHARED_STATES,
     WORD_ARRAYS,
     count_members,
-    flat_members,
+    json_members,
     json_name,
 )
 
@@ -190,12 +189,11 @@ class StructPacker:
         self.struct = struct
         self._scalars: list[tuple[int, str, str]] = []  # offset, format, attribute path
         self._steps: list[_Step] = []
-        members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
         counts = count_members(struct)
         if struct.union:
-            self._steps.append(_union_step(struct, members))
+            self._steps.append(_union_step(struct))
         else:
-            for member in members:
+            for member in json_members(struct):
                 if member.name != "sType" and member.name not in counts:
                     self._plan(member)
             for name in sorted(counts):
@@ -517,9 +515,9 @@ def _count_step(struct: Struct, count_name: str) -> _Step:
     return step
 
 
-def _union_step(struct: Struct, members: Sequence[Member]) -> _Step:
+def _union_step(struct: Struct) -> _Step:
     def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
-        given = [each for each in members if getattr(value, each.name) is not None]
+        given = [each for each in struct.members if getattr(value, each.name) is not None]
         if len(given) != 1:
             names = [each.name for each in given]
             raise CreateInfoError(f"{struct.name}: exactly one alternative must be given, found {names}")

@@ -136,18 +136,15 @@ def json_name(struct: str, member: Member) -> str:
     return name
 
 
-def flat_members(struct: Struct) -> tuple[Member, ...]:
-    """Members of a flat structure: the leaves, with offsets in the whole."""
-    leaves: list[Member] = []
-    for member in struct.members:
-        if member.category != "struct":
-            leaves.append(member)
-            continue
-        leaves += [
-            msgspec.structs.replace(leaf, offset=leaf.offset + member.offset)
-            for leaf in flat_members(registry().struct(member.type))
-        ]
-    return tuple(leaves)
+def json_members(struct: Struct) -> tuple[Member, ...]:
+    """Members as the archive's JSON has them: of a flat structure those of its members, at offsets in it."""
+    if struct.name not in FLAT_STRUCTS:
+        return struct.members
+    return tuple(
+        msgspec.structs.replace(leaf, offset=leaf.offset + member.offset)
+        for member in struct.members
+        for leaf in registry().struct(member.type).members
+    )
 
 
 def count_members(struct: Struct) -> frozenset[str]:
@@ -283,8 +280,7 @@ def struct_type(
     counts = count_members(struct)
     fields: list[tuple[str, Any, Any]] = []
     names: dict[str, str] = {}
-    members = flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members
-    for member in members:
+    for member in json_members(struct):
         if member.name == "sType":
             if not chained:
                 fields.append(("sType", int, 0))

@@ -18,7 +18,7 @@ from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.authoring.structures import encode_structure
-from orchestrator.sets.image.documents import BARE_ARRAYS, FLAT_STRUCTS, TABLES, flat_members, json_name
+from orchestrator.sets.image.documents import BARE_ARRAYS, TABLES, json_members, json_name
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
@@ -32,7 +32,7 @@ def members_of(structure: str, document: dict[str, Any]) -> dict[str, Any]:
     """A captured structure as somebody would describe it: handles as keys, chains by structures' names."""
     struct = registry().struct(structure)
     found: dict[str, Any] = {}
-    for member in flat_members(struct) if struct.name in FLAT_STRUCTS else struct.members:
+    for member in json_members(struct):
         name = json_name(struct.name, member)
         if member.name == "pNext":
             found["p_next"] = [
