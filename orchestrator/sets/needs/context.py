@@ -933,18 +933,21 @@ def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicState
         if raster is None:
             replaced = dynamic_state("POLYGON_MODE_EXT") in dynamic
             return None if replaced else Malformed("no rasterizationState")
-    discards = (
-        raster is not None
-        and raster.rasterizerDiscardEnable
-        and dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
-    )
-    if parts & _OUTPUT_PART and not discards and dynamic_state("RASTERIZATION_SAMPLES_EXT") not in dynamic:
+    samples_are_dynamic = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
+    if parts & _OUTPUT_PART and not samples_are_dynamic and not discards(raster, dynamic):
         if value.pMultisampleState is None:
             return Malformed("no multisampleState, although it rasterizes")
         samples = value.pMultisampleState.rasterizationSamples
         if samples.bit_count() != 1:
             return Malformed(f"rasterizationSamples {samples} is no number of samples")
     return None
+
+
+def discards(raster: Any | None, dynamic: DynamicStates) -> bool:
+    """Whether a rasterization state lets no fragment through, whatever is set while drawing."""
+    if raster is None or not raster.rasterizerDiscardEnable:
+        return False
+    return dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
 
 
 def own_parts(value: Any) -> int:

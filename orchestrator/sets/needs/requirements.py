@@ -37,6 +37,8 @@ from orchestrator.sets.needs.context import (
     DescriptorCounts,
     DescriptorLimits,
     DynamicStates,
+    discards,
+    dynamic_state,
     limit,
     multiview,
 )
@@ -317,8 +319,6 @@ _RASTERIZED_STATE = frozenset(
     {"pViewportState", "pMultisampleState", "pDepthStencilState", "pColorBlendState"}
 )
 _VERTEX_STATE = frozenset({"pVertexInputState", "pInputAssemblyState"})
-_RASTERIZER_DISCARD_ENABLE = 1000377001
-_VERTEX_INPUT = 1000352000
 _MESH_STAGE = 0x80
 _RENDERING = "VkPipelineRenderingCreateInfo"
 
@@ -468,11 +468,10 @@ def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
     """Members that the driver ignores (specification, "Graphics Pipelines")."""
     ignored: frozenset[str] = frozenset()
-    raster = value.pRasterizationState
-    if raster is not None and raster.rasterizerDiscardEnable and _RASTERIZER_DISCARD_ENABLE not in dynamic:
+    if discards(value.pRasterizationState, dynamic):
         ignored |= _RASTERIZED_STATE
     if any(each.stage == _MESH_STAGE for each in value.pStages or ()):
         ignored |= _VERTEX_STATE
-    if _VERTEX_INPUT in dynamic:
+    if dynamic_state("VERTEX_INPUT_EXT") in dynamic:
         ignored |= {"pVertexInputState"}
     return ignored

@@ -25,6 +25,7 @@ from orchestrator.sets.archive.state_hashes import (
 )
 from orchestrator.sets.authoring.structures import encode_structure
 from orchestrator.sets.image.documents import TABLES, SharedStates, chain_members, decode_document
+from orchestrator.sets.needs.context import dynamic_state
 from orchestrator.sets.records import RecordTag
 
 ONE = 0x3F800000  # 1.0
@@ -44,12 +45,6 @@ def decode(tag: RecordTag, document: object, table: int = 0) -> Any:
 
 def key_of(tag: RecordTag, document: object, table: int = 0, **options: Any) -> int:
     return state_hash(decode(tag, document, table), {PASS: BOTH}.__getitem__, **options)
-
-
-def dynamic_state(name: str) -> int:
-    return next(
-        value for value, each in registry().dynamic_states.items() if each.name == f"VK_DYNAMIC_STATE_{name}"
-    )
 
 
 def pipeline(*, uses: Sequence[SubpassUse] = BOTH, era: Era = Era.PRESENT, **changes: object) -> int:
