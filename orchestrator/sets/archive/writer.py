@@ -56,22 +56,21 @@ class ArchiveWriter:
         self._names: set[tuple[int, int]] = set()
         self._offset = 0
         self._temporary: Path | None = None
-        if isinstance(path, int):
-            self._file: BinaryIO | None = os.fdopen(os.dup(path), "wb", buffering=1 << 20)
-            self._write(MAGIC + bytes([VERSION]))
-            return
-        target = Path(self._path)
+        descriptor = os.dup(path) if isinstance(path, int) else self._create(Path(path))
+        self._file: BinaryIO | None = os.fdopen(descriptor, "wb", buffering=1 << 20)
+        self._write(MAGIC + bytes([VERSION]))
+
+    def _create(self, target: Path) -> int:
+        """The descriptor of a new temporary file beside the target."""
         self._temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        flags = (
-            os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-        )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        for name in ("O_NOFOLLOW", "O_BINARY", "O_CLOEXEC"):
+            flags |= getattr(os, name, 0)
         try:
             # The archive is a document that its owner may share: the umask decides who reads it.
-            descriptor = os.open(self._temporary, flags | getattr(os, "O_CLOEXEC", 0), 0o666)
+            return os.open(self._temporary, flags, 0o666)
         except OSError as error:
             raise self._failed("cannot be created", error) from error
-        self._file = os.fdopen(descriptor, "wb", buffering=1 << 20)
-        self._write(MAGIC + bytes([VERSION]))
 
     @property
     def size(self) -> int:
