@@ -25,6 +25,7 @@ from orchestrator.sets.archive.reader import (
     Place,
     archives_of,
     open_archives,
+    parts_of,
     payload_at,
     record_offset,
     record_place,
@@ -170,8 +171,7 @@ class PipelineSet(Closing):
     @property
     def duplicates(self) -> int:
         """Records left out within the archives because one of the same name came before."""
-        sources = self._source.sources if isinstance(self._source, CombinedRecords) else (self._source,)
-        return sum(each.duplicates for each in sources if isinstance(each, Archive))
+        return sum(each.duplicates for each in parts_of(self._source) if isinstance(each, Archive))
 
     @cached_property
     def applications(self) -> tuple[Application, ...]:
