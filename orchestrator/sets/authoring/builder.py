@@ -1066,7 +1066,9 @@ class PipelineSetBuilder:
         encoded_stages = [encode_stage(each, self.interface(each.module), where) for each in stages]
         if parts & PRE_RASTERIZATION_SHADERS and not bits & (1 | MESH_STAGE):
             raise ManifestError(f"{where}: a vertex or mesh shader is needed")
-        chosen = self._graphics_layout(layout, stages, libraries, parts)
+        if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER):
+            layout = None  # its parts need none
+        chosen = self._layout(layout, stages, libraries)
         document: dict[str, object] = {
             "flags": number,
             "basePipelineHandle": handle(None),
@@ -1207,13 +1209,6 @@ class PipelineSetBuilder:
         if parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
             raise ManifestError(f"{self.where}: give a render pass, or rendering formats")
         return Attachments(0, depth=False, stencil=False), None
-
-    def _graphics_layout(
-        self, layout: Layout, stages: Sequence[ShaderStage], libraries: Sequence[int], parts: int
-    ) -> int | None:
-        if layout == "auto" and not libraries and not parts & (PRE_RASTERIZATION_SHADERS | FRAGMENT_SHADER):
-            return None
-        return self._layout(layout, stages, libraries)
 
     def _layout(
         self, layout: Layout, stages: Sequence[ShaderStage], libraries: Sequence[int] = ()
