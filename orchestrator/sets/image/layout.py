@@ -429,8 +429,7 @@ class ImagePart(msgspec.Struct, array_like=True):
         layout: What of the image it is.
         code: SPIR-V of its modules, by hash.
         problems: As in `BuiltImage`.
-        features: As in `Needs`.
-        extensions: As in `Needs`.
+        needs: As in `BuiltImage`.
         dependencies: As in `BuiltImage`.
         damage: What of the set was found damaged.
         decisions: As in `BuiltImage`.
@@ -439,8 +438,7 @@ class ImagePart(msgspec.Struct, array_like=True):
     layout: LayoutColumns
     code: dict[int, bytes]
     problems: tuple[Problem, ...]
-    features: frozenset[Feature]
-    extensions: frozenset[str]
+    needs: Needs
     dependencies: frozenset[PipelineJob]
     damage: tuple[Damage, ...]
     decisions: list[Decision]
@@ -467,8 +465,8 @@ def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePar
         layout.finish(),
         tuple(problem for each in parts for problem in each.problems),
         Needs(
-            frozenset[Feature]().union(*(each.features for each in parts)),
-            frozenset[str]().union(*(each.extensions for each in parts)),
+            frozenset[Feature]().union(*(each.needs.features for each in parts)),
+            frozenset[str]().union(*(each.needs.extensions for each in parts)),
         ),
         dependencies.difference(jobs) if dependencies else dependencies,
         [decision for each in parts for decision in each.decisions],
