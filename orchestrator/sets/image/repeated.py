@@ -24,7 +24,7 @@ _FEEDBACK_SIZE = 16  # VkPipelineCreationFeedback
 _ALIGNMENT = 16
 
 
-def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.int32]) -> CreateInfoImage:
+def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> CreateInfoImage:
     """Make an image of an image's pipelines in an order of one's own.
 
     Args:
@@ -35,15 +35,12 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.int32]) -> Cr
     Raises:
         ValueError: The order is not as described.
     """
-    return _repeat(image, order.astype(np.int64))
-
-
-def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoImage:
+    order = order.astype(np.int64)
     _check(image, order)
     count = len(order)
     kinds = image.kinds[order]
     strides = np.array([image.strides[kind] for kind in PipelineKind], np.int64)[kinds]
-    offsets = np.concatenate(([0], np.cumsum(strides))).astype(np.int64)
+    offsets = _starts(strides)
     feedback_offset, offsets = int(offsets[-1]), offsets[:-1]
     info = registry().struct("VkPipelineCreationFeedbackCreateInfo")
     pointer = info.member("pPipelineCreationFeedback").offset
@@ -117,7 +114,7 @@ def _repeat(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> CreateInfoI
     )
 
 
-def _check(image: CreateInfoImage, order: npt.NDArray[np.int64]) -> None:
+def _check(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> None:
     if not order.size or order.min() < 0 or order.max() >= len(image):
         raise ValueError("an order names at least one pipeline, and only those of the image")
     if np.any(np.diff(image.kinds[order].astype(np.int64)) < 0):
@@ -136,7 +133,7 @@ class _Moved:
     """Where the fields of the old create infos and of the rest of the old buffer are in the new one."""
 
     def __init__(
-        self, image: CreateInfoImage, order: npt.NDArray[np.int64], offsets: Offsets, base: int
+        self, image: CreateInfoImage, order: npt.NDArray[np.integer], offsets: Offsets, base: int
     ) -> None:
         self._image = image
         self._order = order
@@ -153,9 +150,7 @@ class _Moved:
         keep = slots[inside] - image.offsets[owner] != skip
         chosen = np.flatnonzero(inside)[keep]
         chosen = chosen[np.argsort(owner[keep], kind="stable")]
-        start = np.concatenate(([0], np.cumsum(np.bincount(owner[keep], minlength=len(image))))).astype(
-            np.int64
-        )
+        start = _starts(np.bincount(owner[keep], minlength=len(image)))
         places, copy_start = _expanded(start, self._order)
         by = np.repeat(self._by, np.diff(copy_start))
         return (
@@ -174,9 +169,14 @@ class _Moved:
         return moved, values[places].astype(np.int64), new_start
 
 
-def _expanded(start: Offsets, order: npt.NDArray[np.int64]) -> tuple[Offsets, Offsets]:
+def _starts(sizes: npt.NDArray[np.integer]) -> Offsets:
+    """Where each of several things of these sizes begins, one behind the other, and where the last ends."""
+    return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
+
+
+def _expanded(start: Offsets, order: npt.NDArray[np.integer]) -> tuple[Offsets, Offsets]:
     """Places of the entries of each pipeline of an order in a grouped table, and where each one's begin."""
     counts = start[order + 1] - start[order]
-    new_start = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    new_start = _starts(counts)
     within = np.arange(new_start[-1], dtype=np.int64) - np.repeat(new_start[:-1], counts)
     return np.repeat(start[order], counts) + within, new_start
