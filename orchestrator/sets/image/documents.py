@@ -163,43 +163,43 @@ def _scalar_type(member: Member) -> Any:
     return Annotated[int, _RANGES[member.format]]
 
 
-def _pointer_type(member: Member, chains: bool) -> tuple[Any, Any]:
+def _pointer_type(member: Member, chains: bool) -> Any:
     if member.length == "null-terminated":
-        return str | None, None
+        return str | None
     if member.category == "void":
-        return (bytes | None if member.length else None), None
+        return bytes | None if member.length else None
     if member.type in BARE_ARRAYS:
         inner = registry().struct(member.type).member(BARE_ARRAYS[member.type])
-        return list[list[_scalar_type(inner)]] | None, None  # type: ignore[misc]
+        return list[list[_scalar_type(inner)]] | None  # type: ignore[misc]
     is_struct = member.category in ("struct", "union")
     element = struct_type(member.type, chains=chains) if is_struct else _scalar_type(member)
-    return (list[element] if member.length else element) | None, None  # type: ignore[valid-type]
+    return (list[element] if member.length else element) | None  # type: ignore[valid-type]
 
 
 def _member_type(struct: Struct, member: Member, counts: frozenset[str], chains: bool) -> tuple[Any, Any]:
     """The Python type and default of a member."""
     words = WORD_ARRAYS.get((struct.name, member.name))
     if words is not None:
-        return _array_type(Annotated[int, _RANGES["I"]], words)
+        return _array_type(Annotated[int, _RANGES["I"]], words), None
     if member.name in counts:
         return _scalar_type(member) | None, None
     if member.pointer:
-        return _pointer_type(member, chains)
+        return _pointer_type(member, chains), None
     if member.category in ("struct", "union"):
         nested = struct_type(member.type, chains=chains)
         if member.array:
-            return _array_type(nested, member.array)
+            return _array_type(nested, member.array), None
         return nested, msgspec.field(default_factory=nested)
     if member.array:
-        return _array_type(_scalar_type(member), member.array)
+        return _array_type(_scalar_type(member), member.array), None
     if member.category == "handle":
         return Handle, Handle(0)
     return _scalar_type(member), 0.0 if member.category == "float" else 0
 
 
-def _array_type(element: Any, size: int) -> tuple[Any, Any]:
+def _array_type(element: Any, size: int) -> Any:
     """A fixed-size array: all of it, or left out."""
-    return Annotated[list[element], Meta(min_length=size, max_length=size)] | None, None
+    return Annotated[list[element], Meta(min_length=size, max_length=size)] | None
 
 
 def chain_members(parent: str) -> tuple[Struct, ...]:
