@@ -21,6 +21,7 @@ from typing import Any, Final
 import msgspec
 from attrs import define, field
 
+from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.sets.needs.rules import (
     BASE,
@@ -29,7 +30,6 @@ from orchestrator.sets.needs.rules import (
     LINES,
     SHADING_RATE,
     DeviceAnswers,
-    Feature,
     enum_numbers,
 )
 

@@ -20,13 +20,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from orchestrator.devices.device import DeviceCapabilities
+from orchestrator.devices.request import Feature
 from orchestrator.registry import expressions, registry
 from orchestrator.registry.tables import Enable, Enabled, same_members
 from orchestrator.sets.answers import Decision
 
 _T = TypeVar("_T")
-
-Feature = tuple[str, str]
 
 BASE = "VkPhysicalDeviceFeatures"
 LIMITS = "VkPhysicalDeviceLimits"
@@ -492,8 +491,8 @@ class DeviceAnswers:
     def __init__(self, capabilities: DeviceCapabilities) -> None:
         """Ask about a device."""
         self._capabilities = capabilities
-        self._features: dict[tuple[str, str], bool] = {}
-        self._properties: dict[tuple[str, str], PropertyValue] = {}
+        self._features: dict[Feature, bool] = {}
+        self._properties: dict[Feature, PropertyValue] = {}
         self._expressions: dict[str, str | None] = {}
         self._formats: dict[int, tuple[int, int, int]] = {}
         self._decided: dict[tuple[str, tuple[tuple[str, Any], ...]], Any] = {}
@@ -501,7 +500,7 @@ class DeviceAnswers:
         self._greatest: dict[tuple[str, str, bool], float] = {}
         self._greatest_elements: dict[tuple[str, str], tuple[int, ...]] = {}
         self._least: dict[tuple[str, str], float] = {}
-        self.features_used: Final[set[tuple[str, str]]] = set()
+        self.features_used: Final[set[Feature]] = set()
         self.extensions_used: Final[set[str]] = set()
 
     @property
@@ -567,7 +566,7 @@ class DeviceAnswers:
         found = self._feature(struct, member, needed=needed)
         return self._decide(found, "feature", struct=struct, member=member, needed=needed)
 
-    def one_of(self, features: Iterable[tuple[str, str]], otherwise: Iterable[str]) -> bool:
+    def one_of(self, features: Iterable[Feature], otherwise: Iterable[str]) -> bool:
         """Whether one of some features is enabled, or the device has a version or extension instead."""
         alternatives = tuple((struct, member) for struct, member in features)
         found = any(self._feature(*each) for each in alternatives) or any(

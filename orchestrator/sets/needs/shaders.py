@@ -23,11 +23,12 @@ from typing import Any, Final
 
 import msgspec
 
+from orchestrator.devices.request import Feature
 from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
 from orchestrator.sets.needs.context import Malformed, chained, feature, limit
-from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, Feature, name_text
+from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, name_text
 from orchestrator.sets.spirv.walk import (
     OP_ATOMIC_EXCHANGE,
     OP_ATOMIC_FLOAT_ADD,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.registry.tables import AnyDevice, same_members
 from orchestrator.sets.archive.reader import MemoryRecords
@@ -20,7 +21,7 @@ from orchestrator.sets.needs.context import (
     count_descriptors,
     stage_bits,
 )
-from orchestrator.sets.needs.rules import DeviceAnswers, Feature, enum_numbers
+from orchestrator.sets.needs.rules import DeviceAnswers, enum_numbers
 from orchestrator.sets.pipeline_set import PipelineSet
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver
