@@ -535,7 +535,7 @@ class _ImageBuilder:
             return self._layout.add_module(ImageModule(key, 0, 0, partial(not_supplied, key))), None
         if isinstance(spirv, SpirvError):
             raise _UnusableError(f"module {key:016x}: {spirv}")
-        self._require(self._checker.module(spirv))
+        self._require(self._checker.shaders.module(spirv))
         self._code.keep(key, module.code)
         index = self._layout.add_module(
             ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
@@ -620,14 +620,15 @@ class _ImageBuilder:
             return None
         info = stage.pSpecializationInfo
         values = specialized_values(info) if info is not None and memory.spec_ids else {}
+        shaders = self._checker.shaders
         if spirv.computed_sizes:
-            missing = self._checker.computed_workgroup(stage, spirv, memory.known(values))
+            missing = shaders.workgroup(stage, entry, spirv, memory.known(values))
             if missing is not None:
                 return missing
-        if self._checker.workgroup_memory(stage, spirv, memory.size(values)) is None:
+        if shaders.workgroup_memory(entry, memory.size(values)) is None:
             return None
         used = statically_used(self._code.load(module), entry.id, memory.variables)
-        return self._checker.workgroup_memory(stage, spirv, memory.size(values, used))
+        return shaders.workgroup_memory(entry, memory.size(values, used))
 
     def _object(self, handle_type: str, key: int) -> int:
         known = self._objects.get((handle_type, key))
@@ -661,7 +662,7 @@ class _ImageBuilder:
         keys = [each for each in layout.pSetLayouts or () if each]
         for each in keys:
             self._object("VkDescriptorSetLayout", each)
-        self._require(self._checker.pipeline_layout([self._descriptors[each] for each in keys]))
+        self._require(self._checker.descriptors.missing([self._descriptors[each] for each in keys]))
 
     def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
         """The conversion that the archive wrote into the sampler's chain, as an object of its own."""

@@ -15,10 +15,10 @@ the device could enable.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable
 from functools import lru_cache
 from operator import attrgetter
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from attrs import define, field
@@ -34,7 +34,6 @@ from orchestrator.sets.needs.context import (
     CONTEXTS,
     LAYOUT_CONTEXTS,
     Context,
-    DescriptorCounts,
     DescriptorLimits,
     DynamicStates,
     discards,
@@ -327,13 +326,17 @@ class RequirementChecker:
     """Finds what one device lacks. Thread-safe; valid while the device is open.
 
     Every method returns what is missing, such as "feature VkPhysicalDeviceFeatures::geometryShader", or None.
+
+    Attributes:
+        shaders: Finds what it lacks for modules, and for what their code computes.
+        descriptors: Finds what it lacks for all sets of a pipeline layout; `structure` checks the rest.
     """
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
         """Check against a device."""
         self._answers = DeviceAnswers(capabilities)
-        self._shaders = ShaderRequirements(self._answers)
-        self._descriptors = DescriptorLimits(self._answers)
+        self.shaders: Final = ShaderRequirements(self._answers)
+        self.descriptors: Final = DescriptorLimits(self._answers)
         self._plans: dict[type, Plan] = {}
         self._states: dict[tuple[int, DynamicStates], tuple[Any, str | None]] = {}
 
@@ -347,30 +350,14 @@ class RequirementChecker:
         """What was decided by the device so far."""
         return self._answers.decisions
 
-    def module(self, spirv: SpirvModule) -> str | None:
-        """What is missing for a module's version, capabilities, extensions and atomic operations."""
-        return self._shaders.module(spirv)
-
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
         missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
-        return missing[0][1] if missing else self._shaders.stage(value, spirv, module)
-
-    def computed_workgroup(self, value: Any, spirv: SpirvModule, computed: Mapping[int, int]) -> str | None:
-        """See `ShaderRequirements.computed_workgroup`."""
-        return self._shaders.computed_workgroup(value, spirv, computed)
-
-    def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
-        """The limit on shared memory that a stage exceeds with variables of so many bytes."""
-        return self._shaders.workgroup_memory(value, spirv, size)
+        return missing[0][1] if missing else self.shaders.stage(value, spirv, module)
 
     def structure(self, value: Any) -> str | None:
         """What is missing for a structure, its members, its pNext chain, and everything below it."""
         return self._walk(value, _NO_STATES)
-
-    def pipeline_layout(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The limit on descriptors that a pipeline layout exceeds; `structure` checks the rest."""
-        return self._descriptors.missing(sets)
 
     def in_render_pass(self, pipeline: Any, render_pass: Any) -> str | None:
         """What is missing for multiview with a graphics pipeline in its subpass of a render pass."""

@@ -224,7 +224,7 @@ class ShaderRequirements:
     def _stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         entry = stage_entry_point(value, spirv)
         if entry is not None:
-            return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
+            return self._modes(entry, spirv) or self.workgroup(value, entry, spirv)
         there = [f"{shown(repr(each.name))} for {each.stage:#x}" for each in spirv.entry_points[:_NAMED]]
         there += [f"and {len(spirv.entry_points) - _NAMED} more"] if len(spirv.entry_points) > _NAMED else []
         return Malformed(
@@ -232,15 +232,34 @@ class ShaderRequirements:
             f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
         )
 
-    def computed_workgroup(self, value: Any, spirv: SpirvModule, computed: Mapping[int, int]) -> str | None:
-        """The limit on workgroups that a stage exceeds by sizes that OpSpecConstantOp computes, by id."""
-        entry = stage_entry_point(value, spirv)
-        return None if entry is None else self._workgroup(value, entry, spirv, computed)
+    def workgroup(
+        self, value: Any, entry: EntryPoint, spirv: SpirvModule, computed: Mapping[int, int] | None = None
+    ) -> str | None:
+        """The limit that a stage's workgroup exceeds; `computed` as in `SpirvModule.local_size`."""
+        bounds = _WORKGROUPS.get(entry.execution_model)
+        if bounds is None:
+            return None
+        info = value.pSpecializationInfo
+        size = spirv.local_size(
+            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}, computed
+        )
+        if size is None:
+            return None
+        struct, size_member, invocations_member, _ = bounds
+        exceeded = self._answers.exceeded_element(struct, size_member, size)
+        if exceeded is not None:
+            axis, most = exceeded
+            return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
+        invocations = size[0] * size[1] * size[2]
+        if not invocations:
+            return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
+        return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
+            value, entry, size[0], invocations
+        )
 
-    def workgroup_memory(self, value: Any, spirv: SpirvModule, size: int) -> str | None:
-        """The limit on shared memory that a stage exceeds with variables of so many bytes."""
-        entry = stage_entry_point(value, spirv)
-        bounds = None if entry is None else _WORKGROUPS.get(entry.execution_model)
+    def workgroup_memory(self, entry: EntryPoint, size: int) -> str | None:
+        """The limit on shared memory that an entry point exceeds with variables of so many bytes."""
+        bounds = _WORKGROUPS.get(entry.execution_model)
         return None if bounds is None else limit(self._answers, bounds[0], bounds[3], size)
 
     def _version(self, major: int, minor: int) -> str | None:
@@ -285,30 +304,6 @@ class ShaderRequirements:
                 if missing is not None:
                     return missing
         return None
-
-    def _workgroup(
-        self, value: Any, entry: EntryPoint, spirv: SpirvModule, computed: Mapping[int, int] | None = None
-    ) -> str | None:
-        bounds = _WORKGROUPS.get(entry.execution_model)
-        if bounds is None:
-            return None
-        info = value.pSpecializationInfo
-        size = spirv.local_size(
-            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}, computed
-        )
-        if size is None:
-            return None
-        struct, size_member, invocations_member, _ = bounds
-        exceeded = self._answers.exceeded_element(struct, size_member, size)
-        if exceeded is not None:
-            axis, most = exceeded
-            return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
-        invocations = size[0] * size[1] * size[2]
-        if not invocations:
-            return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
-        return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
-            value, entry, size[0], invocations
-        )
 
     def _subgroups(self, value: Any, entry: EntryPoint, width: int, invocations: int) -> str | None:
         """Subgroups: VUID-VkPipelineShaderStageCreateInfo-pNext-02756, -02757, flags-02758, -02759."""

@@ -73,7 +73,7 @@ class SuppliedJudge:
             check_functions(bytes(code), spirv)
         except SpirvError as error:
             return Refusal(f"the provider gave what is no SPIR-V: {error}")
-        lacking = self._checker.module(spirv)
+        lacking = self._checker.shaders.module(spirv)
         if lacking is not None:
             return Refusal(lacking, unsupported=not isinstance(lacking, Malformed))
         for bit, name in sorted(self._named.get(module, ())):

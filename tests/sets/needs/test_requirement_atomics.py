@@ -83,8 +83,8 @@ def test_row_asks_for_its_feature(rule: AtomicRule) -> None:
         for opcode in rule.opcodes or (EXCHANGE, INTEGER_ADD):
             module = walk_spirv(atomic_shader(opcode, number, storage, capabilities=CAPABILITIES))
             assert module.atomics == (Atomic(opcode, storage, rule.floating, rule.width, number.components),)
-            assert lacks.module(module) == f"feature {struct}::{member}"
-            assert RequirementChecker(Everything()).module(module) is None
+            assert lacks.shaders.module(module) == f"feature {struct}::{member}"
+            assert RequirementChecker(Everything()).shaders.module(module) is None
 
 
 @pytest.mark.parametrize("rule", ATOMIC_RULES, ids=label)
@@ -95,7 +95,7 @@ def test_row_asks_for_no_other_feature(rule: AtomicRule) -> None:
     keeps = Everything(without=frozenset(others - {"shaderImageFloat32AtomicAdd"}))
     opcode = min(rule.opcodes, default=EXCHANGE)
     module = walk_spirv(atomic_shader(opcode, number, min(rule.storage_classes), capabilities=CAPABILITIES))
-    assert RequirementChecker(keeps).module(module) is None
+    assert RequirementChecker(keeps).shaders.module(module) is None
 
 
 @pytest.mark.parametrize(

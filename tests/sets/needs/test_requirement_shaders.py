@@ -43,7 +43,7 @@ def module(
     device: DeviceCapabilities, *capabilities: int, extensions: tuple[str, ...] = (), spirv: int = 0
 ) -> str | None:
     code = compute_module(capabilities=capabilities, extensions=extensions, version=1 << 16 | spirv << 8)
-    return RequirementChecker(device).module(walk_spirv(code))
+    return RequirementChecker(device).shaders.module(walk_spirv(code))
 
 
 def test_capability_names_the_feature_that_enables_it() -> None:
@@ -59,7 +59,7 @@ def test_capability_that_vulkan_does_not_have() -> None:
 
 def test_an_extension_whose_name_is_no_utf8_is_named_in_text() -> None:
     code = compute_module(extensions=("SPV_x",)).replace(b"SPV_x", b"SPV_\xff")
-    text = RequirementChecker(Everything()).module(walk_spirv(code))
+    text = RequirementChecker(Everything()).shaders.module(walk_spirv(code))
     assert text is not None
     assert text.encode().startswith(rb"SPIR-V extension SPV_\xff, unknown")
 
@@ -305,13 +305,13 @@ def lacking(captured: PipelineSet, checker: RequirementChecker) -> dict[str, int
         texts = [checker.structure(value)]
         for each in stages:
             texts += [
-                checker.module(modules[each.module]),
+                checker.shaders.module(modules[each.module]),
                 checker.stage(each, modules[each.module], each.module),
             ]
         layout = objects[RecordTag.PIPELINE_LAYOUT, value.layout]
         sets = [objects[RecordTag.DESCRIPTOR_SET_LAYOUT, each] for each in layout.pSetLayouts or () if each]
         texts.append(checker.structure(layout))
-        texts.append(checker.pipeline_layout([count_descriptors(each) for each in sets]))
+        texts.append(checker.descriptors.missing([count_descriptors(each) for each in sets]))
         render_pass = objects.get((RecordTag.RENDER_PASS, getattr(value, "renderPass", 0)))
         if render_pass is not None:
             texts += [checker.structure(render_pass), checker.in_render_pass(value, render_pass)]
