@@ -38,6 +38,7 @@ from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.shared_set import DecodingTurn, SharedSet
 from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
+from tests.sets.image.same_image import assert_same_image
 
 DEVICE = AnyDevice(0x403000)
 PATIENCE_S = 60.0
@@ -105,15 +106,7 @@ def test_one_part_is_the_image_byte_for_byte(sample: PipelineSet) -> None:
     joined = join_parts(sample, jobs, [build_part(sample, jobs, DEVICE)])
     alone = build_image(sample, jobs, DEVICE)
     assert held(joined) == held(alone)
-    for name in CreateInfoImage.__annotations__:
-        one, other = getattr(joined.image, name), getattr(alone.image, name)
-        if isinstance(one, np.ndarray):
-            assert np.array_equal(one, other), name
-        elif name not in ("objects", "modules"):
-            assert one == other, name
-    assert [(each.kind, each.key, each.offset, each.dependencies) for each in joined.image.objects] == [
-        (each.kind, each.key, each.offset, each.dependencies) for each in alone.image.objects
-    ]
+    assert_same_image(joined.image, alone.image)
 
 
 @pytest.mark.parametrize("helpers", [1, 4])

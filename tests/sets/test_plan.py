@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
-from attrs import evolve, fields
+from attrs import evolve
 
-from orchestrator.devices.image import CreateInfoImage, ImageModule
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.answers import changed_answer
-from orchestrator.sets.image.builder import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import PlanOutdatedError, opened_groups, planned_group
@@ -29,6 +27,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
 from tests.drivers import corpora_folder
+from tests.sets.image.same_image import assert_same_image
 
 DAMAGED = int(os.environ.get("ORCHESTRATOR_DAMAGED_PLANS", "400"))
 LACKING = frozenset(
@@ -57,26 +56,6 @@ def in_bytes(plan: SetPlan, source: PipelineSet) -> bytes:
     return b"".join(encode_plan(plan, source.module_place))
 
 
-def assert_same(one: BuiltImage, two: BuiltImage) -> None:
-    assert (one.problems, one.needs, one.dependencies) == (two.problems, two.needs, two.dependencies)
-    for each in fields(CreateInfoImage):
-        first, second = getattr(one.image, each.name), getattr(two.image, each.name)
-        if isinstance(first, np.ndarray):
-            assert first.dtype == second.dtype, each.name
-            assert np.array_equal(first, second), each.name
-        elif each.name == "modules":
-            assert [_named(module) for module in first] == [_named(module) for module in second]
-        elif each.name == "objects":
-            values = [[(o.kind, o.key, o.offset, o.dependencies) for o in some] for some in (first, second)]
-            assert values[0] == values[1]
-        else:
-            assert first == second, each.name
-
-
-def _named(module: ImageModule) -> tuple[int, int, int]:
-    return module.key, module.code_size, module.flags
-
-
 def assert_plan_is_what_was_decoded(path: Path, lacking: frozenset[tuple[str, str]]) -> None:
     with PipelineSet.open(path) as source:
         plan = plan_of(source, lacking)
@@ -88,7 +67,9 @@ def assert_plan_is_what_was_decoded(path: Path, lacking: frozenset[tuple[str, st
         for one, two in zip(plan.groups, again.groups, strict=True):
             assert one.group == two.group
             assert one.answers == two.answers
-            assert_same(one.built, two.built)
+            assert_same_image(one.built.image, two.built.image)
+            assert one.built.problems == two.built.problems
+            assert (one.built.needs, one.built.dependencies) == (two.built.needs, two.built.dependencies)
             for module, planned in zip(one.built.image.modules, two.built.image.modules, strict=True):
                 assert planned.load() == module.load()
         assert unread.records.name == str(path)

@@ -6,18 +6,17 @@ import random
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
-from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.answers import Asked, AskedCapabilities, Decision
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.built import BuiltImage, Needs
+from orchestrator.sets.image.built import Needs
 from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_corpus
+from tests.sets.image.same_image import assert_same_image
 
 NEWEST = AnyDevice()
 DEVICES = 30
@@ -109,21 +108,6 @@ def test_all_is_asked_after_a_disagreement() -> None:
     assert asked.answers.keys() == {("extension", "VK_KHR_swapchain", ""), ("version", "", "")}
 
 
-def same(one: BuiltImage, other: BuiltImage) -> bool:
-    """Whether all is equal, but for needs, which differ where alternatives do."""
-    columns = [name for name in CreateInfoImage.__annotations__ if name not in ("objects", "modules")]
-    objects = [
-        [(each.kind, each.key, each.offset, each.dependencies) for each in built.image.objects]
-        for built in (one, other)
-    ]
-    return (
-        all(np.array_equal(getattr(one.image, name), getattr(other.image, name)) for name in columns)
-        and objects[0] == objects[1]
-        and [each.key for each in one.image.modules] == [each.key for each in other.image.modules]
-        and (one.problems, one.dependencies) == (other.problems, other.dependencies)
-    )
-
-
 def varied(asked: dict[Asked, Any], seed: int) -> AnyDevice:
     """A device that answers some of the questions otherwise."""
     chance = random.Random(seed)
@@ -157,7 +141,10 @@ def agreeing(source: PipelineSet, seeds: range) -> list[bool]:
         found.append(answers.agrees(decisions))
         alone = build_image(source, source.pipelines, device)
         if found[-1]:
-            assert same(alone, built), f"seed {seed}"
+            assert_same_image(alone.image, built.image)
+            assert (alone.problems, alone.dependencies) == (built.problems, built.dependencies), (
+                f"seed {seed}"
+            )
             needs = Needs(frozenset(answers.features_used), frozenset(answers.extensions_used))
             assert alone.needs == needs, f"seed {seed}"
         else:
