@@ -11,8 +11,6 @@ import pytest
 
 from orchestrator.errors import RecordError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.archive.hashes import module_hash
-from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.image import builder
 from orchestrator.sets.image import documents as module
 from orchestrator.sets.image.builder import build_image
@@ -164,8 +162,7 @@ WIDEST = "property VkPhysicalDeviceLimits::maxComputeWorkGroupSize.x 128"
 def with_widest_workgroups(code: bytes, values: tuple[int, ...]) -> BuiltImage:
     """Pipelines 1, 2, ... with these values of constant 7, on a device with workgroups of at most 128."""
     records = Records()
-    module_key = module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module_key, encode_module(code, 0))
+    module_key = records.module(code)
     for key, value in enumerate(values, start=1):
         info = specialized(value.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
         stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info

@@ -26,25 +26,16 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.image.built import ModuleCode
+from orchestrator.sets.image.documents import TABLES
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from tests.drivers import Corpus, each_good_corpus
+from tests.sets.image.lies import hexed as hexed
 from tests.sets.image.lies import shader
 from tests.sets.spirv.shader_words import assemble, compute_module, words_of
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
-TABLE = {
-    RecordTag.SAMPLER: "samplers",
-    RecordTag.DESCRIPTOR_SET_LAYOUT: "setLayouts",
-    RecordTag.PIPELINE_LAYOUT: "pipelineLayouts",
-    RecordTag.COMPUTE_PIPELINE: "computePipelines",
-    RecordTag.GRAPHICS_PIPELINE: "graphicsPipelines",
-    RecordTag.RAY_TRACING_PIPELINE: "raytracingPipelines",
-}
-
-
-def hexed(key: int) -> str:
-    return f"{key:016x}"
+CONVERSION = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
 
 
 class Records(MemoryRecords):
@@ -52,11 +43,17 @@ class Records(MemoryRecords):
 
     def __init__(self) -> None:
         super().__init__()
-        self.add(RecordTag.SHADER_MODULE, MODULE, encode_module(compute_module(), 0))
+        self.module(compute_module())
         self.put(RecordTag.PIPELINE_LAYOUT, LAYOUT, {"setLayouts": [], "pushConstantRanges": []})
 
+    def module(self, code: bytes, *, cut: int = 0) -> int:
+        """Add a module, its record cut short by so many bytes; returns its key."""
+        payload = encode_module(code, 0)
+        self.add(RecordTag.SHADER_MODULE, module_hash(code, 0), payload[: len(payload) - cut])
+        return module_hash(code, 0)
+
     def put(self, tag: RecordTag, key: int, value: Any) -> None:
-        document = {"version": 6, TABLE[tag]: {hexed(key): value}}
+        document = {"version": 6, TABLES[tag][0][0]: {hexed(key): value}}
         self.add(tag, key, json.dumps(document, separators=(",", ":")).encode())  # as recorders write it
 
     def compute(self, key: int, *, module: int = MODULE, layout: int = LAYOUT, **members: Any) -> None:
@@ -112,9 +109,8 @@ def test_everything_a_pipeline_refers_to_is_in_the_image() -> None:
 
 def test_samplers_with_a_conversion_or_a_border_of_their_own() -> None:
     records = Records()
-    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
     border = {"sType": 1000287000, "format": 37, "customBorderColor": [1, 2, 3, 4]}
-    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [conversion]})
+    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [CONVERSION]})
     records.put(RecordTag.SAMPLER, 0x31, {"borderColor": 1000287003, "pNext": [border]})
     bindings = [
         {"binding": each, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(each)]}
@@ -140,8 +136,7 @@ def test_a_chain_holds_each_structure_once() -> None:
     records.compute(2, pNext=[flags, {"sType": 1000068000}])
     stream = {"sType": 1000028002}
     records.library(3, rasterizationState={"pNext": [stream, stream]})
-    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
-    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [conversion, conversion]})
+    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [CONVERSION, CONVERSION]})
     binding = {"binding": 0, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(0x30)]}
     records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x32, {"bindings": [binding]})
     records.put(RecordTag.PIPELINE_LAYOUT, 0x33, {"setLayouts": [hexed(0x32)]})
@@ -321,9 +316,7 @@ def test_a_pipeline_that_lists_an_unknown_structure_is_skipped_and_names_it() ->
 
 def test_a_damaged_module_fails_only_its_own_pipelines() -> None:
     records = Records()
-    other = compute_module(local_size=(4, 1, 1))
-    key = module_hash(other, 0)
-    records.add(RecordTag.SHADER_MODULE, key, encode_module(other, 0)[:-4])
+    key = records.module(compute_module(local_size=(4, 1, 1)), cut=4)
     records.compute(1, module=key)
     records.compute(2, module=key)
     records.compute(3)
@@ -372,9 +365,7 @@ def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: py
 
     monkeypatch.setattr(builder, "_UnusableError", Kept)
     records = Records()
-    other = compute_module(local_size=(4, 1, 1))
-    damaged = module_hash(other, 0)
-    records.add(RecordTag.SHADER_MODULE, damaged, encode_module(other, 0)[:-4])
+    damaged = records.module(compute_module(local_size=(4, 1, 1)), cut=4)
     for key in range(1, 41):
         records.compute(key, module=damaged)
     built = records.built()
@@ -417,9 +408,8 @@ def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: py
 def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> None:
     records = Records()
     other = compute_module(local_size=(8, 1, 1))
-    records.add(RecordTag.SHADER_MODULE, module_hash(other, 0), encode_module(other, 0))
     records.compute(1)
-    records.compute(2, module=module_hash(other, 0))
+    records.compute(2, module=records.module(other))
     source = PipelineSet.from_records(records)
     image = build_image(source, source.pipelines, AnyDevice(), module_bytes=limit).image
     for _ in range(2):
@@ -442,9 +432,8 @@ class CountedModules(Records):
 def test_the_last_modules_within_the_bound_are_kept() -> None:
     records = CountedModules()
     codes = [compute_module(local_size=(size, 1, 1)) for size in (8, 16, 32)]
-    keys = [module_hash(code, 0) for code in codes]
-    for number, (key, code) in enumerate(zip(keys, codes, strict=True), 1):
-        records.add(RecordTag.SHADER_MODULE, key, encode_module(code, 0))
+    keys = [records.module(code) for code in codes]
+    for number, key in enumerate(keys, 1):
         records.compute(number, module=key)
     source = PipelineSet.from_records(records)
     room_for_two = len(codes[0]) + len(codes[1])
@@ -479,10 +468,7 @@ def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_th
 
 def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
     records = Records()
-    vertex = shader(0)
-    key = module_hash(vertex, 0)
-    records.add(RecordTag.SHADER_MODULE, key, encode_module(vertex, 0))
-    stages = [{"stage": 1, "module": hexed(key), "name": "main"}]
+    stages = [{"stage": 1, "module": hexed(records.module(shader(0))), "name": "main"}]
     blending = {"attachmentCount": 2, "attachments": [{"colorWriteMask": 15}]}
     records.library(1, stages=stages, colorBlendState=blending)
     records.compute(2)
@@ -597,9 +583,8 @@ def reading_module(number: int, binding: int, *, used: bool) -> bytes:
 @pytest.mark.parametrize(("sets", "there"), [(1, True), (0, False), (2, False)])
 def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> None:
     """What a module declares and does not use, the layout need not have."""
-    code = reading_module(0, 3, used=used)
-    records, module = Records(), module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    records = Records()
+    module = records.module(reading_module(0, 3, used=used))
     binding = {"binding": 3 if there else 2, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32}
     records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
     records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)] * sets})
@@ -614,9 +599,8 @@ def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> 
 
 
 def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
-    code = reading_module(2, 3, used=True)
-    records, module = Records(), module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    records = Records()
+    module = records.module(reading_module(2, 3, used=True))
     bindings = [
         {"binding": each, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32} for each in range(10)
     ]
@@ -637,10 +621,8 @@ def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
 
 
 def test_a_workgroup_of_nothing_fails() -> None:
-    code = compute_module(local_size=(0, 1, 1))
-    records, module = Records(), module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
-    records.compute(1, module=module)
+    records = Records()
+    records.compute(1, module=records.module(compute_module(local_size=(0, 1, 1))))
     assert reasons(records.built()) == {1: (False, "a workgroup of 0x1x1 invocations")}
 
 
@@ -678,9 +660,7 @@ def specialized(data: bytes, *entries: tuple[int, int, int]) -> dict[str, Any]:
 
 
 def shared_stage(records: Records, key: int, info: dict[str, Any] | None, *, used: bool = True) -> None:
-    code = sharing_module(used=used)
-    module = module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
+    module = records.module(sharing_module(used=used))
     stage = {"stage": 32, "module": hexed(module), "name": "main"}
     records.compute(key, stage=stage | ({} if info is None else {"specializationInfo": info}))
 
@@ -719,6 +699,7 @@ def test_specialization_constants_are_given_as_many_bytes_as_they_have(
 
 def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
     records = Records()
+    module = records.module(shader(5313, capability=4479))
     unused = dict.fromkeys(("closestHitShader", "anyHitShader", "intersectionShader"), 0xFFFFFFFF)
 
     def rays(key: int, index: int, flags: int, **members: Any) -> None:
@@ -727,9 +708,6 @@ def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
         value = {"layout": hexed(LAYOUT), "flags": flags, "stages": stages, "groups": [group]}
         records.put(RecordTag.RAY_TRACING_PIPELINE, key, value | members)
 
-    code = shader(5313, capability=4479)
-    module = module_hash(code, 0)
-    records.add(RecordTag.SHADER_MODULE, module, encode_module(code, 0))
     rays(1, 0, 0x800)
     rays(2, 1, 0, libraryInfo={"libraries": [hexed(1)]})
     rays(3, 2, 0, libraryInfo={"libraries": [hexed(1)]})
@@ -742,15 +720,13 @@ def test_ray_tracing_groups_count_through_the_stages_of_libraries() -> None:
 
 def put_objects(records: Records, key: int) -> None:
     """A compute pipeline and two pipeline libraries, with an object of each kind that nobody else has."""
-    conversion = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
-    records.put(RecordTag.SAMPLER, key + 1, {"pNext": [conversion], "minFilter": 1})
+    records.put(RecordTag.SAMPLER, key + 1, {"pNext": [CONVERSION], "minFilter": 1})
     binding: dict[str, Any] = {"binding": 0, "descriptorType": 1, "descriptorCount": 1, "stageFlags": 32}
     binding["immutableSamplers"] = [hexed(key + 1)]
     records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, key + 2, {"bindings": [binding]})
     records.put(RecordTag.PIPELINE_LAYOUT, key + 3, {"setLayouts": [hexed(key + 2)]})
-    code = compute_module(entry=f"entry{key}")
-    records.add(RecordTag.SHADER_MODULE, module_hash(code, 0), encode_module(code, 0))
-    records.compute(key, layout=key + 3, module=module_hash(code, 0), entry=f"entry{key}")
+    module = records.module(compute_module(entry=f"entry{key}"))
+    records.compute(key, layout=key + 3, module=module, entry=f"entry{key}")
     for number, table in ((4, "renderPasses"), (5, "renderPasses2")):
         passes = {hexed(key + number): {"subpasses": [{"flags": 0, "pipelineBindPoint": 0}]}}
         records.add(RecordTag.RENDER_PASS, key + number, json.dumps({"version": 6, table: passes}).encode())
