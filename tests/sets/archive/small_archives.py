@@ -25,12 +25,14 @@ def record(
     *,
     flags: int = 1,
     crc: int | None = None,
+    stored: bytes | None = None,
     stored_size: int | None = None,
     size: int | None = None,
     name: bytes | None = None,
 ) -> bytes:
     """One record, each field as it should be or as it is asked for."""
-    stored = zlib.compress(payload) if flags == 2 else payload
+    if stored is None:
+        stored = zlib.compress(payload) if flags == 2 else payload
     return b"".join(
         (
             f"{tag:024x}{key:016x}".encode() if name is None else name,
