@@ -6,8 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -37,11 +36,11 @@ from orchestrator.sets.prepare import WHOLE, Subset, opened_groups
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.shared_set import DecodingTurn, SharedSet
+from tests.children.test_children import PATIENCE_S, is_gone, until
 from tests.drivers import REPOSITORY, Corpus, each_corpus, run_on_device
 from tests.sets.image.same_image import assert_same_image
 
 DEVICE = AnyDevice(0x403000)
-PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True)
@@ -383,7 +382,7 @@ def test_a_fork_uses_a_decoder_that_is_handed_over(sample: PipelineSet) -> None:
     assert decoder.descriptors == (-1,)
     assert os.waitpid(process_id, 0)[1] == 0
     decoder.close()
-    assert not is_running(lead)
+    assert is_gone(lead)
 
 
 def test_one_process_at_a_time_has_the_turn(tmp_path: Path) -> None:
@@ -459,13 +458,6 @@ def children_of(process: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 PARENT = """
 import sys
 from orchestrator.registry.tables import AnyDevice
@@ -487,16 +479,9 @@ def test_none_is_left_when_their_parent_is_killed() -> None:
     ) as process:
         assert process.stdout is not None
         decoder = int(process.stdout.readline())
-        assert is_running(decoder)
+        assert not is_gone(decoder)
         process.send_signal(signal.SIGKILL)
-        until(lambda: not is_running(decoder))
-
-
-def is_running(process: int) -> bool:
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+        until(lambda: is_gone(decoder))
 
 
 def test_none_is_left_when_it_is_closed(sample: PipelineSet) -> None:
@@ -530,9 +515,9 @@ def test_processes_that_are_busy_are_ended_at_once(
         os.read(readable, 1)
     forks = [decoder.process_id, *children_of(decoder.process_id)]
     assert len(forks) == 3
-    assert all(is_running(each) for each in forks)
+    assert not any(map(is_gone, forks))
     decoder.close()
-    until(lambda: not any(is_running(each) for each in forks))
+    until(lambda: all(map(is_gone, forks)))
     assert not decoder.process_id
     for each in (readable, busy):
         os.close(each)
