@@ -445,7 +445,7 @@ def _after_bind(answers: DeviceAnswers, bindings: Any, flags: Any) -> str | None
     return None
 
 
-def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = frozenset()) -> str | None:
+def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Formats of the attachments of a render pass, by their use in subpasses.
 
     VUID-VkSubpassDescription-pInputAttachments-02647, -pColorAttachments-02648, -pResolveAttachments-02649,
@@ -487,9 +487,7 @@ def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
         yield reference.attachment, FRAGMENT_SHADING_RATE_ATTACHMENT, "fragment shading rate attachment"
 
 
-def rendering_formats(
-    answers: DeviceAnswers, value: Any, _dynamic: DynamicStates = frozenset()
-) -> str | None:
+def rendering_formats(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Attachment formats of dynamic rendering.
 
     VUID-VkGraphicsPipelineCreateInfo-renderPass-06582, -06585 and -06586.
