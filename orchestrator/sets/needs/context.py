@@ -365,26 +365,6 @@ def push_constant_range(answers: DeviceAnswers, value: Any, _dynamic: DynamicSta
     return limit(answers, LIMITS, "maxPushConstantsSize", value.offset + value.size)
 
 
-CONTEXTS: dict[str, Context] = {
-    "VkGraphicsPipelineCreateInfo": graphics_pipeline,
-    "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
-    "VkPipelineVertexInputStateCreateInfo": vertex_input,
-    "VkPipelineViewportStateCreateInfo": viewports,
-    "VkPipelineMultisampleStateCreateInfo": sample_count,
-    "VkPipelineColorBlendStateCreateInfo": color_blend,
-    "VkPipelineColorWriteCreateInfoEXT": color_write,
-    "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
-    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
-    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
-    "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
-    "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
-    "VkPipelineShaderStageCreateInfo": shader_stage,
-    "VkSamplerCreateInfo": sampler,
-    "VkSamplerYcbcrConversionCreateInfo": ycbcr_conversion,
-    "VkPushConstantRange": push_constant_range,
-}
-
-
 _PUSH_DESCRIPTOR = 0x1
 _UPDATE_AFTER_BIND = 0x1
 _INLINE_UNIFORM_BLOCK = "VkPhysicalDeviceInlineUniformBlockFeatures"
@@ -511,7 +491,23 @@ def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: Dynami
     return feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
 
 
-LAYOUT_CONTEXTS: dict[str, Context] = {
+CONTEXTS: dict[str, Context] = {
+    "VkGraphicsPipelineCreateInfo": graphics_pipeline,
+    "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
+    "VkPipelineVertexInputStateCreateInfo": vertex_input,
+    "VkPipelineViewportStateCreateInfo": viewports,
+    "VkPipelineMultisampleStateCreateInfo": sample_count,
+    "VkPipelineColorBlendStateCreateInfo": color_blend,
+    "VkPipelineColorWriteCreateInfoEXT": color_write,
+    "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
+    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
+    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
+    "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
+    "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
+    "VkPipelineShaderStageCreateInfo": shader_stage,
+    "VkSamplerCreateInfo": sampler,
+    "VkSamplerYcbcrConversionCreateInfo": ycbcr_conversion,
+    "VkPushConstantRange": push_constant_range,
     "VkDescriptorSetLayoutCreateInfo": set_layout,
     "VkRenderPassCreateInfo": render_pass,
     "VkRenderPassCreateInfo2": render_pass,

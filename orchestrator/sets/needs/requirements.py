@@ -32,7 +32,6 @@ from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_A
 from orchestrator.sets.needs.context import (
     COMPLETENESS,
     CONTEXTS,
-    LAYOUT_CONTEXTS,
     Context,
     DescriptorLimits,
     DynamicStates,
@@ -64,7 +63,7 @@ _NOT_CHECKED = frozenset(
     }
 )
 _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
-_ALL_CONTEXTS = COMPLETENESS | CONTEXTS | LAYOUT_CONTEXTS
+_ALL_CONTEXTS = COMPLETENESS | CONTEXTS
 
 
 @define(eq=False)
@@ -234,7 +233,7 @@ def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
 
 def _context(name: str) -> Context | None:
     """The rules over several members of a structure as one, completeness first."""
-    own, device = COMPLETENESS.get(name), (CONTEXTS | LAYOUT_CONTEXTS).get(name)
+    own, device = COMPLETENESS.get(name), CONTEXTS.get(name)
     if own is None or device is None:
         return own or device
 

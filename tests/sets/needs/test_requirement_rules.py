@@ -9,7 +9,7 @@ import pytest
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, same_members
 from orchestrator.sets.image.documents import struct_type
-from orchestrator.sets.needs.context import CONTEXTS, LAYOUT_CONTEXTS
+from orchestrator.sets.needs.context import CONTEXTS
 from orchestrator.sets.needs.requirements import RequirementChecker
 from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, Limit, Rule, bit_number, enum_numbers
 from orchestrator.sets.needs.shaders import _MODE_LIMITS, _WORKGROUPS
@@ -56,7 +56,7 @@ def test_names_of_limits_are_the_registrys(rule: Limit) -> None:
 
 
 def test_names_of_contexts_are_the_registrys() -> None:
-    for name in CONTEXTS | LAYOUT_CONTEXTS:
+    for name in CONTEXTS:
         assert registry().struct(name).name == name
     for struct, *members in (*_MODE_LIMITS.values(), *_WORKGROUPS.values()):
         for member in members:
