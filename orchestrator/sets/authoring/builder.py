@@ -43,7 +43,7 @@ from orchestrator.sets.authoring.structures import (
     sequence,
 )
 from orchestrator.sets.groups import Application, encode_application, encode_link, is_vulkan_version
-from orchestrator.sets.image.documents import decode_document
+from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.needs.context import wrong_stages
 from orchestrator.sets.records import FORMAT_VERSION, RecordTag
 from orchestrator.sets.spirv.interface import ShaderInterface, SpecializationConstant, shader_interface
@@ -682,15 +682,6 @@ def _table(value: object, where: str) -> Members:
 
 _LIBRARY = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 
-_TABLES = {
-    RecordTag.SAMPLER: "samplers",
-    RecordTag.DESCRIPTOR_SET_LAYOUT: "setLayouts",
-    RecordTag.PIPELINE_LAYOUT: "pipelineLayouts",
-    RecordTag.GRAPHICS_PIPELINE: "graphicsPipelines",
-    RecordTag.COMPUTE_PIPELINE: "computePipelines",
-    RecordTag.RAY_TRACING_PIPELINE: "raytracingPipelines",
-}
-
 
 class RecordSink(Protocol):
     """Takes records; `orchestrator.sets.archive.reader.MemoryRecords` is one."""
@@ -961,7 +952,7 @@ class PipelineSetBuilder:
 
     def _add(self, tag: RecordTag, document: Members, table: str = "") -> int:
         """Add a record under its key, unless it exists."""
-        table = table or _TABLES[tag]
+        table = table or TABLES[tag][0][0]
         unnamed = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(None): document}})
         try:
             value = decode_document(tag, 0, unnamed)
