@@ -92,6 +92,18 @@ class Plan:
     children: tuple[str, ...] = ()
     child_values: Callable[[Any], tuple[Any, ...]] | None = None
 
+    def of(self, value: Any) -> tuple[Missing, ...]:
+        """What is missing for the scalars of a value."""
+        if self.scalars is None:
+            return ()
+        key = self.scalars(value)
+        found = self.answers.get(key)
+        if found is None:
+            if len(self.answers) >= _MOST_ANSWERS:
+                self.answers.clear()
+            found = self.answers[key] = self.answer(key)
+        return found
+
 
 class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
     """What is missing on one device for each value of one member.
@@ -243,14 +255,6 @@ def _context(name: str) -> Context | None:
     return both
 
 
-def remember(plan: Plan, key: Hashable) -> tuple[Missing, ...]:
-    """Compute and keep the answer for new values of a structure's scalars."""
-    if len(plan.answers) >= _MOST_ANSWERS:
-        plan.answers.clear()
-    found = plan.answers[key] = plan.answer(key)
-    return found
-
-
 def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> MemberAnswers:
     """The answers for one member of a structure."""
     numbers = enum_numbers()
@@ -351,7 +355,7 @@ class RequirementChecker:
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
-        missing = self._scalars(self._plans.get(type(value)) or self._plan(value), value)
+        missing = (self._plans.get(type(value)) or self._plan(value)).of(value)
         return missing[0][1] if missing else self.shaders.stage(value, spirv, module)
 
     def structure(self, value: Any) -> str | None:
@@ -377,20 +381,13 @@ class RequirementChecker:
             plan = self._plans[kind] = make_plan(self._answers, kind.__name__, value)
         return plan
 
-    def _scalars(self, plan: Plan, value: Any) -> tuple[Missing, ...]:
-        if plan.scalars is None:
-            return ()
-        key = plan.scalars(value)
-        found = plan.answers.get(key)
-        return remember(plan, key) if found is None else found
-
     def _walk(self, value: Any, dynamic: DynamicStates) -> str | None:
         plan = self._plans.get(type(value)) or self._plan(value)
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
             # Negative numbers are no states; -1 means "no state" in `Missing`.
             dynamic = frozenset(each for each in value.pDynamicState.pDynamicStates or () if each >= 0)
-        found = plan.missing + self._scalars(plan, value)
+        found = plan.missing + plan.of(value)
         missing = _relevant(found, dynamic) if found else None
         if missing is None and plan.arrays:
             missing = self._arrays(plan, value, dynamic)
