@@ -72,8 +72,16 @@ def text(builder: PipelineSetBuilder, tag: RecordTag, key: int) -> Any:
     return msgspec.json.decode(records_of(builder).payload(tag, key).split(b"\0", 1)[0])
 
 
+def stages_of(builder: PipelineSetBuilder, *shaders: str) -> list[ShaderStage]:
+    return [ShaderStage(builder.shader_module(spirv(each))) for each in shaders]
+
+
 def ui_stages(builder: PipelineSetBuilder) -> list[ShaderStage]:
-    return [ShaderStage(builder.shader_module(spirv(name))) for name in ("ui.vert", "ui.frag")]
+    return stages_of(builder, "ui.vert", "ui.frag")
+
+
+def compute(builder: PipelineSetBuilder, shader: str, **options: Any) -> int:
+    return builder.compute_pipeline("auto", builder.shader_module(spirv(shader)), **options)
 
 
 def test_modules_carry_their_hash_and_their_words(builder: PipelineSetBuilder) -> None:
@@ -142,7 +150,7 @@ def test_a_constant_is_found_by_the_digits_of_its_id(builder: PipelineSetBuilder
 
 
 def test_automatic_layouts_join_stages(builder: PipelineSetBuilder) -> None:
-    stages = [ShaderStage(builder.shader_module(spirv(each))) for each in ("water.vert", "water.frag")]
+    stages = stages_of(builder, "water.vert", "water.frag")
     layout = document(builder, RecordTag.PIPELINE_LAYOUT, builder.automatic_layout(stages))
     first = document(builder, RecordTag.DESCRIPTOR_SET_LAYOUT, layout.pSetLayouts[0]).pBindings
     assert [(each.binding, each.stageFlags) for each in first] == [(0, 1 | 16), (3, 16)]
@@ -150,7 +158,7 @@ def test_automatic_layouts_join_stages(builder: PipelineSetBuilder) -> None:
 
 
 def test_shaders_that_disagree_on_a_binding_have_no_automatic_layout(builder: PipelineSetBuilder) -> None:
-    stages = [ShaderStage(builder.shader_module(spirv(each))) for each in ("stereo.vert", "ui.frag")]
+    stages = stages_of(builder, "stereo.vert", "ui.frag")
     with pytest.raises(ManifestError, match=r"set 0, binding 0 has descriptor types 6 and 1"):
         builder.automatic_layout(stages)
 
@@ -243,8 +251,7 @@ def test_arrays_of_an_automatic_layout_are_as_long_as_the_stage_makes_them(
 
 
 def test_tessellation_draws_patches(builder: PipelineSetBuilder) -> None:
-    names = ("terrain.vert", "terrain.tesc", "terrain.tese", "terrain.frag")
-    stages = [ShaderStage(builder.shader_module(spirv(each))) for each in names]
+    stages = stages_of(builder, "terrain.vert", "terrain.tesc", "terrain.tese", "terrain.frag")
     for state, topology in (({}, 10), ({"topology": "patch_list"}, 10), ({"topology": "line_list"}, 1)):
         decoded = graphics(builder, builder.graphics_pipeline(stages, rendering=COLOR, state=state))
         assert decoded.pInputAssemblyState.topology == topology
@@ -260,7 +267,7 @@ def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     )
     assert discarding.pViewportState is None
     assert discarding.pColorBlendState is None
-    mesh = [ShaderStage(builder.shader_module(spirv(each))) for each in ("meshlet.mesh", "color.frag")]
+    mesh = stages_of(builder, "meshlet.mesh", "color.frag")
     decoded = graphics(builder, builder.graphics_pipeline(mesh, rendering=COLOR))
     assert decoded.pVertexInputState is None
     assert decoded.pInputAssemblyState is None
@@ -375,12 +382,8 @@ def test_state_of_another_part_is_refused(builder: PipelineSetBuilder) -> None:
         builder.graphics_pipeline(libraries=[library], state={"blend": "alpha"})
 
 
-def ray_stages(builder: PipelineSetBuilder, *names: str) -> list[ShaderStage]:
-    return [ShaderStage(builder.shader_module(spirv(each))) for each in names]
-
-
 def test_ray_tracing_pipeline(builder: PipelineSetBuilder) -> None:
-    stages = ray_stages(builder, "path.rgen", "sky.rmiss", "sphere.rint", "sphere.rchit", "fog.rcall")
+    stages = stages_of(builder, "path.rgen", "sky.rmiss", "sphere.rint", "sphere.rchit", "fog.rcall")
     groups = [
         {"general_shader": 0},
         {"general_shader": 1},
@@ -402,7 +405,7 @@ def test_ray_tracing_pipeline(builder: PipelineSetBuilder) -> None:
 
 def test_ray_tracing_library_and_link(builder: PipelineSetBuilder) -> None:
     interface = {"max_pipeline_ray_payload_size": 48, "max_pipeline_ray_hit_attribute_size": 12}
-    stages = ray_stages(builder, "surface.rchit", "path.rgen")
+    stages = stages_of(builder, "surface.rchit", "path.rgen")
     layout = builder.automatic_layout(stages)
     library = builder.ray_tracing_pipeline(
         stages[:1], "auto", layout, flags="library", library_interface=interface
@@ -453,34 +456,20 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             "pipeline layout 0000000000000005 was not added",
         ),
         (lambda b: b.compute_pipeline("auto", 7), "shader module 0000000000000007 was not added"),
+        (lambda b: compute(b, "ui.vert"), "no entry point 'main' for stage 'compute'"),
         (
-            lambda b: b.compute_pipeline("auto", b.shader_module(spirv("ui.vert"))),
-            "no entry point 'main' for stage 'compute'",
-        ),
-        (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("blur.comp")), specialization={"RADIUSS": 1}
-            ),
+            lambda b: compute(b, "blur.comp", specialization={"RADIUSS": 1}),
             "unknown specialization constant 'RADIUSS'; (did you mean|there is)",
         ),
         (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("blur.comp")), specialization={"RADIUS": 0.5}
-            ),
+            lambda b: compute(b, "blur.comp", specialization={"RADIUS": 0.5}),
             "0.5 does not fit a constant of type int32",
         ),
         (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("particles.comp")), specialization={"COLLISIONS": 1}
-            ),
+            lambda b: compute(b, "particles.comp", specialization={"COLLISIONS": 1}),
             r"entry\.specialization\.COLLISIONS: 1 does not fit a constant of type bool$",
         ),
-        (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("blur.comp")), specialization={"RADIUS": 1 << 31}
-            ),
-            "out of the range of int32",
-        ),
+        (lambda b: compute(b, "blur.comp", specialization={"RADIUS": 1 << 31}), "out of the range of int32"),
         (lambda b: b.graphics_pipeline(ui_stages(b)), "give a render pass, or rendering formats"),
         (
             lambda b: b.graphics_pipeline(ui_stages(b)[:1], library_flags="pre_rasterization_shaders"),
@@ -565,39 +554,39 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             "sampler 0000000000000003 was not added",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), [{"general_shader": 1}]),
+            lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen"), [{"general_shader": 1}]),
             "stage 1 does not exist",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), [{"closest_hit_shader": 0}]),
+            lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen"), [{"closest_hit_shader": 0}]),
             "is of another kind",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen"), flags="library"),
+            lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen"), flags="library"),
             "needs library_interface",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(ray_stages(b, "path.rgen", "ui.vert")),
+            lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen", "ui.vert")),
             "entry: VK_SHADER_STAGE_VERTEX_BIT is no stage of a VkRayTracingPipelineCreateInfoKHR",
         ),
         (
-            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "path.rgen"), rendering=COLOR),
+            lambda b: b.graphics_pipeline(stages_of(b, "ui.vert", "path.rgen"), rendering=COLOR),
             "entry: VK_SHADER_STAGE_RAYGEN_BIT_KHR is no stage of a VkGraphicsPipelineCreateInfo",
         ),
         (
-            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "blur.comp"), rendering=COLOR),
+            lambda b: b.graphics_pipeline(stages_of(b, "ui.vert", "blur.comp"), rendering=COLOR),
             "entry: VK_SHADER_STAGE_COMPUTE_BIT is no stage",
         ),
         (
-            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "ui.vert"), rendering=COLOR),
+            lambda b: b.graphics_pipeline(stages_of(b, "ui.vert", "ui.vert"), rendering=COLOR),
             "entry: pStages: VK_SHADER_STAGE_VERTEX_BIT is there twice",
         ),
         (
-            lambda b: b.graphics_pipeline(ray_stages(b, "ui.vert", "meshlet.mesh"), rendering=COLOR),
+            lambda b: b.graphics_pipeline(stages_of(b, "ui.vert", "meshlet.mesh"), rendering=COLOR),
             "entry: pStages: a task or mesh stage beside one for vertices",
         ),
         (
-            lambda b: b.graphics_pipeline(ray_stages(b, "terrain.vert", "terrain.tesc"), rendering=COLOR),
+            lambda b: b.graphics_pipeline(stages_of(b, "terrain.vert", "terrain.tesc"), rendering=COLOR),
             "entry: pStages: one tessellation stage without the other",
         ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
@@ -616,22 +605,12 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             r"entry: flags: 4294967296 is outside 0\.\.4294967295",
         ),
         (lambda b: b.shader_module(spirv("blur.comp"), -1), r"entry: flags: -1 is outside"),
+        (lambda b: compute(b, "blur.comp", flags=-1), r"entry\.flags: -1 is outside"),
         (
-            lambda b: b.compute_pipeline("auto", b.shader_module(spirv("blur.comp")), flags=-1),
-            r"entry\.flags: -1 is outside",
-        ),
-        (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("blur.comp")), specialization={"9" * 5000: 1}
-            ),
+            lambda b: compute(b, "blur.comp", specialization={"9" * 5000: 1}),
             r"unknown specialization constant '9+\.\.\.",
         ),
-        (
-            lambda b: b.compute_pipeline(
-                "auto", b.shader_module(spirv("blur.comp")), specialization={"\u0660": 1}
-            ),
-            "unknown specialization constant",
-        ),
+        (lambda b: compute(b, "blur.comp", specialization={"\u0660": 1}), "unknown specialization constant"),
         (lambda b: b.sampler(self=1), "unknown member of VkSamplerCreateInfo 'self'"),
         (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
         (lambda b: b.application("x", api_version="1.1024"), "no version of Vulkan"),
@@ -651,7 +630,7 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             r"Rendering or Subpass is expected, not \['r8g8b8a8_unorm'\]",
         ),
         (
-            lambda b: b.compute_pipeline("auto", b.shader_module(spirv("blur.comp")), specialization=[4]),
+            lambda b: compute(b, "blur.comp", specialization=[4]),
             r"specialization gives values by constant, not \[4\]",
         ),
         (lambda b: b.ray_tracing_pipeline([]), "give stages, or libraries to link"),
@@ -712,7 +691,7 @@ def test_both_spellings_of_a_member_give_one_record(builder: PipelineSetBuilder)
     with pytest.raises(ManifestError, match=r"bindings\[0\]\.descriptor_count: is given twice"):
         builder.descriptor_set_layout([{**buffer, "descriptor_count": 5, "descriptorCount": 5}])
     assert builder.sampler(maxLod=3.0) == builder.sampler(max_lod=3.0) != builder.sampler()
-    stages = ray_stages(builder, "path.rgen", "sphere.rint", "sphere.rchit")
+    stages = stages_of(builder, "path.rgen", "sphere.rint", "sphere.rchit")
     snake = [{"general_shader": 0}, {"intersection_shader": 1, "closest_hit_shader": 2}]
     camel = [{"generalShader": 0}, {"intersectionShader": 1, "closestHitShader": 2}]
     keys = {builder.ray_tracing_pipeline(stages, groups) for groups in (snake, camel)}
