@@ -227,6 +227,16 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
     assert first.pMapEntries[0].constantID == 0
 
 
+def before(text: str) -> tuple[str, str]:
+    """A change of `UI`: what stands before its pipeline."""
+    return "[graphics.ui]", f"{text}\n[graphics.ui]"
+
+
+def inside(text: str) -> tuple[str, str]:
+    """A change of `UI`: what its pipeline has too."""
+    return "[graphics.ui]", f"[graphics.ui]\n{text}"
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -234,37 +244,22 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
         (("manifest = 1", "manifest = 2"), r"`manifest = 1` is 2"),
         (("manifest = 1", "manifest = true"), r"`manifest = 1` is True"),
         (("manifest = 1", "manifest = 1.0"), r"`manifest = 1` is 1\.0"),
+        (before("[pipeline_layouts.auto]"), r"\[pipeline_layouts\.auto\]: \"auto\" means"),
+        (before("[vertex_inputs.auto]"), r"\[vertex_inputs\.auto\]: \"auto\" means"),
         (
-            ("[graphics.ui]", "[pipeline_layouts.auto]\n[graphics.ui]"),
-            r"\[pipeline_layouts\.auto\]: \"auto\" means",
-        ),
-        (
-            ("[graphics.ui]", "[vertex_inputs.auto]\n[graphics.ui]"),
-            r"\[vertex_inputs\.auto\]: \"auto\" means",
-        ),
-        (
-            (
-                "[graphics.ui]",
-                "[shaders]\na = { path = 'shaders/ui.vert.spv', entry = 'mian' }\n[graphics.ui]",
-            ),
+            before("[shaders]\na = { path = 'shaders/ui.vert.spv', entry = 'mian' }"),
             r"shaders\.a: no entry point 'mian' in the module; there is 'main'",
         ),
         (
-            (
-                "[graphics.ui]",
-                "[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'vertx' }\n[graphics.ui]",
-            ),
+            before("[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'vertx' }"),
             r"shaders\.a: unknown VkShaderStageFlagBits 'vertx'",
         ),
         (
-            (
-                "[graphics.ui]",
-                "[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'fragment' }\n[graphics.ui]",
-            ),
+            before("[shaders]\na = { path = 'shaders/ui.vert.spv', stage = 'fragment' }"),
             r"shaders\.a: the module has no entry point 'main' for stage 'fragment'",
         ),
         (
-            ("[graphics.ui]", "[render_passes.p]\nversion = true\n[graphics.ui]"),
+            before("[render_passes.p]\nversion = true"),
             r"render_passes\.p: version: 1 or 2 is expected, not True",
         ),
         (("[graphics.ui]", "[grafics.ui]"), r"unknown table \[grafics\]; did you mean graphics"),
@@ -283,42 +278,30 @@ permutations.specialization = { LOCAL_SIZE = [64, 128] }
         (("ui.frag.spv", "ui.frag"), r"graphics\.ui: shaders/ui\.frag: .*it is text, such as GLSL"),
         (("ui.frag.spv", "uj.frag.spv"), r"graphics\.ui: .*uj\.frag\.spv: cannot be read: No such file"),
         (("shaders/ui.frag.spv", "n" * 5000), r"graphics\.ui: unknown shader 'n"),
-        (("[graphics.ui]", "[graphics.ui]\nlayout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
-        (("[graphics.ui]", "[graphics.ui]\nstate = { flags = 1 }"), r"'flags' is a key of the pipeline"),
+        (inside("layout = 'lit'"), r"graphics\.ui: unknown pipeline layout 'lit'"),
+        (inside("state = { flags = 1 }"), r"'flags' is a key of the pipeline"),
         (
             ("[graphics.ui]", "[render_passes.p]\nsubpasses = [{}]\n[graphics.ui]\nrender_pass = 'p'"),
             r"graphics\.ui: give a render pass or rendering formats, not both",
         ),
-        (("[graphics.ui]", "[graphics.ui]\nstate = { subpass = 1 }"), r"'subpass' is a key of the pipeline"),
+        (inside("state = { subpass = 1 }"), r"'subpass' is a key of the pipeline"),
         (
-            ("[graphics.ui]", "[graphics.ui]\nspecialization = { OUTLIN = true }"),
+            inside("specialization = { OUTLIN = true }"),
             r"unknown specialization constant 'OUTLIN'; (did you mean|there is DISTANCE_FIELD, OUTLINE)",
         ),
-        (("[graphics.ui]", "[graphics.ui]\nvertex_input = 'full'"), r"unknown vertex input 'full'"),
-        (
-            ("[graphics.ui]", "[graphics.ui]\nlink = ['ui']"),
-            r"libraries link each other: graphics\.ui -> graphics\.ui",
-        ),
-        (("[graphics.ui]", "[graphics.ui]\nlink = ['vi']"), r"unknown entry of \[graphics\] 'vi'"),
+        (inside("vertex_input = 'full'"), r"unknown vertex input 'full'"),
+        (inside("link = ['ui']"), r"libraries link each other: graphics\.ui -> graphics\.ui"),
+        (inside("link = ['vi']"), r"unknown entry of \[graphics\] 'vi'"),
         (("[graphics.ui]", "[graphics.ui"), r"not TOML: "),
+        (before("[render_passes.p]\nversion = 3"), r"render_passes\.p: version: 1 or 2"),
+        (before("[samplers.s]\nmag_filter = 'liner'"), r"samplers\.s\.mag_filter: unknown VkFilter 'liner'"),
+        (before("[samplers.s]\nself = 1"), r"samplers\.s: unknown member of VkSamplerCreateInfo 'self'"),
         (
-            ("[graphics.ui]", "[render_passes.p]\nversion = 3\n[graphics.ui]"),
-            r"render_passes\.p: version: 1 or 2",
-        ),
-        (
-            ("[graphics.ui]", "[samplers.s]\nmag_filter = 'liner'\n[graphics.ui]"),
-            r"samplers\.s\.mag_filter: unknown VkFilter 'liner'",
-        ),
-        (
-            ("[graphics.ui]", "[samplers.s]\nself = 1\n[graphics.ui]"),
-            r"samplers\.s: unknown member of VkSamplerCreateInfo 'self'",
-        ),
-        (
-            ("[graphics.ui]", "[shaders]\na = { path = 'shaders/ui.vert.spv', flags = -1 }\n[graphics.ui]"),
+            before("[shaders]\na = { path = 'shaders/ui.vert.spv', flags = -1 }"),
             r"shaders\.a: shaders/ui\.vert\.spv: flags: -1 is outside 0\.\.4294967295",
         ),
         (
-            ("[graphics.ui]", "[application]\nengine_version = -1\n[graphics.ui]"),
+            before("[application]\nengine_version = -1"),
             r"application\.engine_version: -1 is outside 0\.\.4294967295",
         ),
     ],
