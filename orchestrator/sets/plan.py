@@ -367,17 +367,9 @@ def _described(data: bytes | memoryview) -> tuple[_Description, int]:
 
 def _rest_of(described: _Rest) -> FeatureGroup:
     _require(all(0 <= each < 1 << 64 for each in described.keys), "a key is none")
-    arrays = {
-        "rest_keys": np.array(described.keys, np.uint64),
-        "rest_kinds": np.array(described.kinds, np.int64),
-    }
-    jobs = _jobs(arrays, "rest")
-    return FeatureGroup(
-        described.request,
-        described.applications,
-        PipelineJobs(jobs.keys, jobs.kinds.astype(np.uint8)),
-        described.added,
-    )
+    keys, kinds = np.array(described.keys, np.uint64), np.array(described.kinds, np.int64)
+    jobs = _jobs(keys, kinds, "rest")
+    return FeatureGroup(described.request, described.applications, jobs, described.added)
 
 
 def _read_arrays(data: bytes | memoryview, lengths: Sequence[int], at: int) -> tuple[_Arrays, int]:
@@ -396,8 +388,8 @@ def _read_arrays(data: bytes | memoryview, lengths: Sequence[int], at: int) -> t
 
 def _group_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> PlannedGroup:
     image = _image_of(described, arrays, code)
-    jobs = _jobs(arrays, "group")
-    dependencies = _jobs(arrays, "dependency")
+    jobs = _jobs(arrays["group_keys"], arrays["group_kinds"], "group")
+    dependencies = _jobs(arrays["dependency_keys"], arrays["dependency_kinds"], "dependency")
     group = FeatureGroup(described.request, described.applications, jobs, described.added)
     built = BuiltImage(
         image,
@@ -411,11 +403,10 @@ def _group_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> PlannedGr
     return PlannedGroup(group, built, described.answers)
 
 
-def _jobs(arrays: _Arrays, what: str) -> PipelineJobs:
-    keys, kinds = arrays[f"{what}_keys"], arrays[f"{what}_kinds"]
+def _jobs(keys: _Array, kinds: _Array, what: str) -> PipelineJobs:
     _require(len(keys) == len(kinds), f"{what}_kinds has {len(kinds)} elements for {len(keys)} keys")
     _within(kinds, len(KINDS), f"{what}_kinds")
-    return PipelineJobs(keys, kinds)
+    return PipelineJobs(keys, kinds.astype(np.uint8, copy=False))
 
 
 def _image_of(described: _Group, arrays: _Arrays, code: ModuleCode) -> CreateInfoImage:

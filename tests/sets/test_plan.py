@@ -73,12 +73,8 @@ def assert_plan_is_what_was_decoded(path: Path, lacking: frozenset[tuple[str, st
             for module, planned in zip(one.built.image.modules, two.built.image.modules, strict=True):
                 assert planned.load() == module.load()
         assert unread.records.name == str(path)
-    assert in_bytes_again(again, path) == data
-
-
-def in_bytes_again(plan: SetPlan, path: Path) -> bytes:
     with PipelineSet.open(path) as source:
-        return in_bytes(plan, source)
+        assert in_bytes(again, source) == data
 
 
 @pytest.mark.parametrize("lacking", [frozenset(), LACKING], ids=["all", "less"])
