@@ -367,7 +367,7 @@ class PackReport:
     @property
     def unique(self) -> int:
         """Number of different pipelines in the set."""
-        return len({(each.kind, each.key) for each in self.pipelines})
+        return sum(self.counts().values())
 
     def counts(self) -> dict[PipelineKind, int]:
         """Different pipelines by kind."""
