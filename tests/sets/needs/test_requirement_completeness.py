@@ -16,14 +16,22 @@ RASTERIZATION_SAMPLES, POLYGON_MODE, RASTERIZER_DISCARD = 1000455005, 1000455004
 NONE = 0xFFFFFFFF
 
 
+ONE_SAMPLE = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
+TRIANGLES = make("VkPipelineTessellationStateCreateInfo", patchControlPoints=3)
+
+
 def missing(value: Any) -> str | None:
     return RequirementChecker(Everything()).structure(value)
+
+
+def stages_of(*bits: int) -> list[Any]:
+    return [make("VkPipelineShaderStageCreateInfo", stage=each) for each in bits]
 
 
 def graphics(*dynamic: int, stage: int = 1, discard: int = 0, **members: Any) -> Any:
     members = {
         "renderPass": 1,
-        "pStages": [make("VkPipelineShaderStageCreateInfo", stage=stage)],
+        "pStages": stages_of(stage),
         "pRasterizationState": make(
             "VkPipelineRasterizationStateCreateInfo", rasterizerDiscardEnable=discard
         ),
@@ -37,8 +45,7 @@ def graphics(*dynamic: int, stage: int = 1, discard: int = 0, **members: Any) ->
 def test_state_that_a_complete_pipeline_has(stage: int) -> None:
     assert missing(graphics(stage=stage)) == "no multisampleState, although it rasterizes"
     assert isinstance(missing(graphics(stage=stage, pRasterizationState=None)), Malformed)
-    samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
-    assert missing(graphics(stage=stage, pMultisampleState=samples)) is None
+    assert missing(graphics(stage=stage, pMultisampleState=ONE_SAMPLE)) is None
 
 
 def test_state_that_is_left_out_rightly() -> None:
@@ -69,20 +76,12 @@ def test_a_number_of_samples_is_one_bit(number: int, is_one: bool) -> None:
 
 
 def test_tessellation_is_whole() -> None:
-    stages = [make("VkPipelineShaderStageCreateInfo", stage=each) for each in (1, 2, 4)]
-    samples = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1)
-    state = make("VkPipelineTessellationStateCreateInfo", patchControlPoints=3)
-    whole = {"pMultisampleState": samples, "pTessellationState": state}
-    assert missing(graphics(pStages=stages, **whole)) is None
-    assert (
-        missing(graphics(pStages=stages[:2], **whole)) == "pStages: one tessellation stage without the other"
-    )
-    without_state = missing(graphics(pStages=stages, pMultisampleState=samples))
-    assert without_state == "no tessellationState, although it has tessellation stages"
+    def of(*bits: int, **members: Any) -> str | None:
+        return missing(graphics(pStages=stages_of(*bits), pMultisampleState=ONE_SAMPLE, **members))
 
-
-def stages_of(*bits: int) -> list[Any]:
-    return [make("VkPipelineShaderStageCreateInfo", stage=each) for each in bits]
+    assert of(1, 2, 4, pTessellationState=TRIANGLES) is None
+    assert of(1, 2, pTessellationState=TRIANGLES) == "pStages: one tessellation stage without the other"
+    assert of(1, 2, 4) == "no tessellationState, although it has tessellation stages"
 
 
 @pytest.mark.parametrize(
@@ -109,10 +108,7 @@ def test_a_graphics_pipeline_has_graphics_stages_that_go_together(
 
 @pytest.mark.parametrize("bits", [(1, 2, 4, 8, 16), (0x40, 0x80, 16), (1, 0x80000)])
 def test_graphics_stages_that_go_together(bits: tuple[int, ...]) -> None:
-    whole = {
-        "pMultisampleState": make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=1),
-        "pTessellationState": make("VkPipelineTessellationStateCreateInfo", patchControlPoints=3),
-    }
+    whole = {"pMultisampleState": ONE_SAMPLE, "pTessellationState": TRIANGLES}
     assert missing(graphics(pStages=stages_of(*bits), **whole)) is None
 
 
@@ -165,7 +161,7 @@ def test_groups_name_stages_that_are_there() -> None:
             anyHitShader=NONE,
             intersectionShader=NONE,
         )
-        stages = [make("VkPipelineShaderStageCreateInfo", stage=0x100)]
+        stages = stages_of(0x100)
         return make("VkRayTracingPipelineCreateInfoKHR", pStages=stages, pGroups=[group], **members)
 
     assert missing(rays(0)) is None
