@@ -199,9 +199,9 @@ def rule_text(answers: DeviceAnswers, rule: Rule) -> str | None:
     return " or ".join(f"feature {struct}::{member}" for struct, member in rule.features)
 
 
-def make_plan(answers: DeviceAnswers, name: str, value: Any) -> Plan:
+def make_plan(answers: DeviceAnswers, value: Any) -> Plan:
     """Plan the checks of structures of this value's type."""
-    struct = registry().struct(name)
+    struct = registry().struct(type(value).__name__)
     texts = [answers.missing(struct.requires)]
     texts += [rule_text(answers, rule) for rule in _rules(struct.name, "")]
     scalars: list[tuple[str, MemberAnswers]] = []
@@ -355,7 +355,7 @@ class RequirementChecker:
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""
-        missing = (self._plans.get(type(value)) or self._plan(value)).of(value)
+        missing = (self._plans.get(type(value)) or self._new_plan(value)).of(value)
         return missing[0][1] if missing else self.shaders.stage(value, spirv, module)
 
     def structure(self, value: Any) -> str | None:
@@ -374,15 +374,12 @@ class RequirementChecker:
                 mask = masks[pipeline.subpass]
         return multiview(self._answers, pipeline, mask)
 
-    def _plan(self, value: Any) -> Plan:
-        kind = type(value)
-        plan = self._plans.get(kind)
-        if plan is None:
-            plan = self._plans[kind] = make_plan(self._answers, kind.__name__, value)
+    def _new_plan(self, value: Any) -> Plan:
+        plan = self._plans[type(value)] = make_plan(self._answers, value)
         return plan
 
     def _walk(self, value: Any, dynamic: DynamicStates) -> str | None:
-        plan = self._plans.get(type(value)) or self._plan(value)
+        plan = self._plans.get(type(value)) or self._new_plan(value)
         graphics = plan.name == "VkGraphicsPipelineCreateInfo"
         if graphics and value.pDynamicState is not None:
             # Negative numbers are no states; -1 means "no state" in `Missing`.
