@@ -410,10 +410,9 @@ def load_manifest(path: Path) -> PackedSet:
             told = msgspec.structs.replace(application, features=feature_tables(needed))
             packer = _Packer.of(path, msgspec.structs.replace(manifest, application=told))
     records = packer.records
-    total = sum(len(records.keys(tag)) for tag in RecordTag)
     modules = len(records.keys(RecordTag.SHADER_MODULE))
     files = (path, *(path.parent / each.table.path for each in packer.shaders.values()))
-    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, total), files)
+    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, len(records)), files)
 
 
 def pack_manifest(path: Path, destination: Path) -> PackReport:
