@@ -290,20 +290,13 @@ class Linked(Set):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        vertex, fragment = (
-            self.builder.shader_module((SHADERS / f"ui.{each}.spv").read_bytes()) for each in ("vert", "frag")
-        )
         self.libraries = [
             self.builder.graphics_pipeline(
                 library_flags="vertex_input_interface", state={"vertex_input": {}}
             ),
-            self.builder.graphics_pipeline(
-                [ShaderStage(vertex)], library_flags="pre_rasterization_shaders", rendering=COLOR
-            ),
-            self.builder.graphics_pipeline(
-                [ShaderStage(fragment)], library_flags="fragment_shader", rendering=COLOR
-            ),
-            self.builder.graphics_pipeline(library_flags="fragment_output_interface", rendering=COLOR),
+            self.add("ui.vert", library_flags="pre_rasterization_shaders"),
+            self.add("ui.frag", library_flags="fragment_shader"),
+            self.add(library_flags="fragment_output_interface"),
         ]
         self.link = self.builder.graphics_pipeline(libraries=self.libraries)
 
