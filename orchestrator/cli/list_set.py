@@ -255,4 +255,6 @@ def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> N
         output.line(f"  {damage_text(DamageRecord.of(each))}")
     if len(damage) > _DAMAGE_SHOWN and output.most(1):
         output.line(f"  ... and {len(damage) - _DAMAGE_SHOWN:,} more, see --verbose")
-    output.line("the other records can be used; `compile` counts pipelines that need a damaged one as failed")
+    output.line(
+        "the other records can be used; `compile` counts pipelines that need an unreadable one as failed"
+    )

@@ -24,6 +24,7 @@ from orchestrator.sets.archive.reader import (
     CombinedRecords,
     Place,
     archives_of,
+    is_unchecked,
     open_archives,
     parts_of,
     payload_at,
@@ -220,21 +221,19 @@ class PipelineSet(Closing):
 
         Args:
             key: Its hash.
-            place: Where `module_place` found it, so that no index is needed.
+            place: Where `module_place` found it, so that no index is needed. It was read before, so its hash
+                is not recomputed.
 
         Raises:
             KeyError: There is no such module.
             RecordError: It is damaged.
         """
-        tag = RecordTag.SHADER_MODULE
-        if place is None:
-            payload = self._source.payload(tag, key)
-        else:
-            payload = payload_at(self._source, place, tag, key)
-        try:
-            return decode_module(key, payload)
-        except RecordError as error:
-            raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
+        module = self._read_module(key, place)
+        if place is None and is_unchecked(self._source, RecordTag.SHADER_MODULE, key):
+            for _, reason in self._misnamed((module,)):
+                tag = RecordTag.SHADER_MODULE
+                raise RecordError(int(tag), key, reason, self._note(tag, key, reason))
+        return module
 
     def modules(self, keys: Iterable[int], most: int) -> dict[int, ShaderModule]:
         """Read several shader modules, which takes less time than one by one; without the damaged ones.
@@ -243,15 +242,20 @@ class PipelineSet(Closing):
             keys: Their hashes; no more are taken once `most` bytes were read.
             most: That, before what is read is decoded.
         """
+        tag = RecordTag.SHADER_MODULE
         payloads: dict[int, bytes] = {}
         size = 0
         for key in keys:
             with suppress(KeyError, RecordError):
-                payload = payloads[key] = self._source.payload(RecordTag.SHADER_MODULE, key)
+                payload = payloads[key] = self._source.payload(tag, key)
                 size += len(payload)
             if size >= most:
                 break
-        return decode_modules(payloads)
+        found = decode_modules(payloads)
+        unproven = [each for key, each in found.items() if is_unchecked(self._source, tag, key)]
+        for module, _ in self._misnamed(unproven):  # `module` reports it
+            del found[module.key]
+        return found
 
     def module_place(self, key: int) -> Place | None:
         """Where a shader module is; None where the set is not made of archives."""
@@ -289,8 +293,7 @@ class PipelineSet(Closing):
         Returns:
             Number of records that cannot be used, or are not what they are named.
         """
-        # What proves records is much, and a compile asks for none of it.
-        from orchestrator.sets.archive.record_proof import RecordProof, is_module_of_format_5
+        from orchestrator.sets.archive.record_proof import RecordProof  # as in `_misnamed`
 
         tag = RecordTag.SHADER_MODULE
         total = sum(self.tag_counts.values())
@@ -300,10 +303,7 @@ class PipelineSet(Closing):
         for batch in self._module_batches():
             readable += len(batch)
             progress(others + readable, total)
-            for module, actual in misnamed_modules(batch):
-                if is_module_of_format_5(module, self._source.payload(tag, module.key)):
-                    continue
-                reason = f"code and flags have the hash {actual:016x}: not the module that was recorded"
+            for module, reason in self._misnamed(batch):
                 self._note(tag, module.key, reason)
                 bad += 1
         return bad + len(self._source.keys(tag)) - readable
@@ -348,15 +348,36 @@ class PipelineSet(Closing):
         self._log.add(Damage(offset, int(tag), key, reason))
         return offset
 
+    def _read_module(self, key: int, place: Place | None = None) -> ShaderModule:
+        tag = RecordTag.SHADER_MODULE
+        if place is None:
+            payload = self._source.payload(tag, key)
+        else:
+            payload = payload_at(self._source, place, tag, key)
+        try:
+            return decode_module(key, payload)
+        except RecordError as error:
+            raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
+
+    def _misnamed(self, modules: Sequence[ShaderModule]) -> Iterator[tuple[ShaderModule, str]]:
+        """Modules whose hash is not their key, each with the reason to refuse it."""
+        for module, actual in misnamed_modules(modules):
+            # What proves records is much, and a compile of a whole set asks for none of it.
+            from orchestrator.sets.archive.record_proof import is_module_of_format_5
+
+            payload = self._source.payload(RecordTag.SHADER_MODULE, module.key)
+            if not is_module_of_format_5(module, payload):
+                yield module, f"code and flags have the hash {actual:016x}: not the module that was recorded"
+
     def _module_batches(self) -> Iterator[list[ShaderModule]]:
         """All modules that can be read, some megabytes at a time; the others go to the damage."""
         batch: list[ShaderModule] = []
         size = 0
         for key in self._source.keys(RecordTag.SHADER_MODULE):
             try:
-                module = self.module(key)
+                module = self._read_module(key)
             except RecordError:
-                continue  # `module` has put it into the damage
+                continue  # `_read_module` has put it into the damage
             batch.append(module)
             size += len(module.code)
             if size >= _VERIFY_BATCH:

@@ -21,6 +21,7 @@ from orchestrator.errors import DeviceError
 from orchestrator.process import ending_signals, interrupted_by_signals
 from orchestrator.run import keeping
 from orchestrator.run.steering import Steering
+from orchestrator.sets.archive.reader import FLAG_RAW, Archive, StoredPayload
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
@@ -293,6 +294,26 @@ def test_a_damaged_pipeline_fails_and_the_others_compile(
     still = call("compile", path, "-d", "simulated", "--cache-dir", tmp_path, "-q")
     assert (still.code, still.out) == (ExitCode.PIPELINES_FAILED, "")
     assert "failed: 1 pipeline;" in still.err
+
+
+def test_a_flipped_bit_in_a_module_without_a_crc_fails_the_pipelines_that_need_it(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "unchecked.foz"
+    with Archive.open(small_set) as archive, ArchiveWriter(path) as writer:
+        pipeline = archive.payload(RecordTag.COMPUTE_PIPELINE, archive.keys(RecordTag.COMPUTE_PIPELINE)[0])
+        altered = int(pipeline.split(b'"module":"')[1][:16], 16)
+        for record in archive.records():
+            payload = bytearray(archive.payload(record.tag, record.key))
+            if record.key == altered:
+                payload[-1] ^= 1  # still a varint, of another word
+            raw = StoredPayload(bytes(payload), FLAG_RAW, crc=0, size=len(payload))
+            writer.add_stored(record.tag, record.key, raw)
+    for _ in range(2):  # also from what the first run kept
+        document = compile_json(call, path, "--cache-dir", tmp_path, code=ExitCode.PIPELINES_FAILED)
+        assert document["failed"]
+        assert all("not the module that was recorded" in each["reason"] for each in document["failed"])
+        assert [each["key"] for each in document["set"]["damage"]] == [f"{altered:016x}"]
 
 
 def test_a_damaged_cache_file_is_named_and_replaced(call: Call, small_set: Path, tmp_path: Path) -> None:

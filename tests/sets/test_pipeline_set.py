@@ -229,6 +229,26 @@ def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
         assert error.value.offset == 16 + len(records[0]) + len(records[1])
 
 
+@pytest.mark.parametrize("several", [False, True])
+def test_a_module_without_a_crc_is_read_only_under_its_own_hash(tmp_path: Path, several: bool) -> None:
+    good = encode_module(spirv(1))
+    key = int(good.split(b'"')[5], 16)
+    altered = encode_module(spirv(2), 0, 0x99)  # as a flipped bit leaves it: it decodes
+    paths = [tmp_path / "set.foz", tmp_path / "other.foz"]
+    records = [record(4, key, good, crc=0), record(4, 0x99, altered, crc=0)]
+    paths[0].write_bytes(archive(*records, record(4, 0x97, encode_module(spirv(2), 0, 0x97))))
+    paths[1].write_bytes(archive())
+    with PipelineSet.open(paths[: 1 + several]) as pipelines:
+        # What a crc proves may have a name by a program's own rule.
+        assert set(pipelines.modules([key, 0x99, 0x97], 1 << 20)) == {key, 0x97}
+        assert pipelines.module(key).code == spirv(1)
+        assert pipelines.module(0x97).code == spirv(2)
+        with pytest.raises(RecordError, match="not the module that was recorded") as error:
+            pipelines.module(0x99)
+        assert error.value.offset == 16 + len(records[0])
+        assert [each.key for each in pipelines.damage] == [0x99]
+
+
 def test_duplicates_are_counted_over_all_archives(tmp_path: Path) -> None:
     for name in ("a.foz", "b.foz"):
         (tmp_path / name).write_bytes(archive(record(7, 1, b"a"), record(7, 1, b"b")))

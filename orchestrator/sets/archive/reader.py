@@ -665,6 +665,11 @@ class Archive(Closing):
         """Offset of a record's header in the file, bytes."""
         return int(self._index.offsets[self._index.positions[tag][key]])
 
+    def is_unchecked(self, tag: RecordTag, key: int) -> bool:
+        """Whether a record is stored raw and without a crc, so that reading it does not prove its bytes."""
+        row = self._index.positions[tag][key]
+        return self._index.crcs.item(row) == 0 and self._index.flags.item(row) == FLAG_RAW
+
     def close(self) -> None:
         """Unmap the file. Idempotent."""
         if self._descriptor is not None:
@@ -826,6 +831,15 @@ def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
         offsets = (record_offset(each, tag, key) for each in source.sources)
         return next((offset for offset in offsets if offset is not None), None)
     return None
+
+
+def is_unchecked(source: RecordSource, tag: RecordTag, key: int) -> bool:
+    """Whether an archive of a source holds a record without proof of its bytes (`Archive.is_unchecked`)."""
+    if isinstance(source, Archive):
+        return (tag, key) in source and source.is_unchecked(tag, key)
+    return isinstance(source, CombinedRecords) and any(
+        is_unchecked(each, tag, key) for each in source.sources
+    )
 
 
 Place = tuple[int, int]
