@@ -382,7 +382,8 @@ class CacheKeeper:
         if not self.saves and not saved:
             held = self.loaded.status is LoadStatus.LOADED
             why = "the loaded cache held everything" if held else "nothing was compiled"
-            not_saved = f"nothing new: {why}"
+            # What was compiled is not saved only where a merge on the way found the primary empty.
+            not_saved = "the driver's cache holds nothing" if self._told else f"nothing new: {why}"
         return msgspec.structs.replace(
             before,
             saved_bytes=saved,

@@ -374,6 +374,16 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     assert len(keeper.saves) == 1
 
 
+def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
+    path = cache_path(folder, IDENTITY)
+    keeper = keeper_of(path)
+    cache = keeper.store.device.create_pipeline_cache()
+    size = keeper.store.device.pipeline_cache_size(cache)
+    keeper.merged(cache, RollingMerge(1, 3, (size,), size, 0))
+    keeper.finish(cache, SaveReason.EXIT, 5)
+    assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
+
+
 def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper = keeper_of(path)
