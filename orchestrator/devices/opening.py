@@ -189,10 +189,11 @@ def preload(opener: str, selector: str) -> None:
         importlib.import_module("orchestrator.devices.vulkan.device")
 
 
-def load_driver(opener: str, selector: str, *, driver_caches: bool = False) -> None:
+def load_driver(opener: str, selector: str, *, driver_caches: bool = False, wait: bool = False) -> None:
     """Begin to load the driver of what `open_for_child` will open, in a thread: other work goes on beside it.
 
     This process's environment is set for the device. What is wrong with the driver, `open_for_child` says.
+    With `wait`, it is loaded when this returns, and the thread has ended.
 
     Raises:
         NoDeviceError: The driver is not installed.
@@ -206,7 +207,10 @@ def load_driver(opener: str, selector: str, *, driver_caches: bool = False) -> N
         with suppress(OrchestratorError):
             load_drivers()
 
-    threading.Thread(target=load, name="load-driver", daemon=True).start()
+    loading = threading.Thread(target=load, name="load-driver", daemon=True)
+    loading.start()
+    if wait:
+        loading.join()
 
 
 def open_for_child(

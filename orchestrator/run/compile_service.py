@@ -1,14 +1,16 @@
 """The child's side of a supervised compile: a server process, and its forks, which use the driver.
 
-The server takes the set that its parent has open, or opens it, and never uses a driver. It forks for each
+The server takes the set that its parent has open, or opens it, and never calls a driver. It forks for each
 compile and each trial, because a fork takes milliseconds, much less than a new interpreter. What only a
 compile needs, the first fork imports itself, while threads load the driver and open the first device; the
-server imports it before it makes any other fork. A fork ends when the server ends.
+server imports it before it makes any other fork. Before the first trial it loads the driver, which a worker
+process has used by then, because trials may be many. A fork ends when the server ends.
 """
 
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -121,6 +123,7 @@ class _Server:
     _has_forked: bool = False
     _made: Worker | None = None
     _memory_bytes: int = 0
+    _tries: bool = False
 
     def do(self, request: Request) -> None:
         match request:
@@ -130,6 +133,7 @@ class _Server:
                 self._directory = request.cache_directory
                 self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
+                self._prepare_trials(request)
                 self._fork(request.number, lambda control: self._attempt(request, control))
             case Stop() | Steer() if request.number in self._forks:
                 left = memoryview(pack_frame(request, bound=LIMITS.frame_bytes))
@@ -209,6 +213,18 @@ class _Server:
 
         self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.papers)
         return self._made
+
+    def _prepare_trials(self, request: Try) -> None:
+        """Do once what each trial would do again: importing, reading the index, loading the driver."""
+        if self._tries:
+            return
+        self._tries = True
+        importlib.import_module("orchestrator.sets.image.builder")
+        len(self.shared.source)
+        options = msgspec.msgpack.decode(request.options, type=CompileOptions)
+        load_driver(
+            options.trial_limits.opener, options.selector, driver_caches=options.driver_caches, wait=True
+        )
 
     def _attempt(self, request: Try, control: int) -> None:
         """Try pipelines, in a fork."""

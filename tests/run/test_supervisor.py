@@ -16,6 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -43,7 +44,7 @@ from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDevice
 from orchestrator.registry import registry
 from orchestrator.run import supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import CompileServer, ImageTables, Open, first_request
+from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Try, first_request
 from orchestrator.run.compile_service import _decoded, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
@@ -52,6 +53,7 @@ from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, Tr
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.steering import Steering
 from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
+from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -552,6 +554,29 @@ def test_the_first_device_is_opened_while_a_worker_imports(
             assert [[each.doing for each in flights] for _, flights in asked] == [[Doing.OPEN]]
     assert not table.flights()
     os.close(table.descriptor)
+
+
+def test_what_every_trial_needs_is_done_once_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[object] = []
+
+    def load(opener: str, selector: str, *, driver_caches: bool, wait: bool) -> None:
+        events.append((opener, selector, driver_caches, wait))
+
+    def fork(_: object, number: int, _work: object) -> None:
+        events.append((number, opened._scanned is not None))
+
+    monkeypatch.setattr("orchestrator.run.compile_service.load_driver", load)
+    monkeypatch.setattr(_Server, "_fork", fork)
+    opened = Archive.open(sample_path(), indexed=False)
+    monkeypatch.setattr("orchestrator.run.compile_service.importlib.import_module", events.append)
+    with PipelineSet.from_records(opened) as sample:
+        server = _Server(cast("Any", None), Shared(sample), cast("Any", None), Open((), 0, 0, "", "lavapipe"))
+        options = msgspec.msgpack.encode(CompileOptions(selector="lavapipe", driver_caches=True))
+        server.do(Try(1, options, b"", ()))
+        server.do(Try(2, options, b"", ()))
+    opened.close()
+    loaded = ("", "lavapipe", True, True)
+    assert events == ["orchestrator.sets.image.builder", loaded, (1, True), (2, True)]
 
 
 async def test_a_large_set_is_decoded_by_several_processes(
