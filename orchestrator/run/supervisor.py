@@ -636,12 +636,14 @@ class _Supervisor:
 
     def _look_ahead(self, death: _Death) -> Sequence[PipelineJob]:
         """More pipelines to try after a streak of deaths, because a trial costs less than a death."""
-        few = len(self._compiled) - self._compiled_before < _FEW
-        self._compiled_before = len(self._compiled)
+        # That what survived a trial compiles says nothing of the rest.
+        compiled = len(self._compiled - self._measured_ns.keys())
+        few = compiled - self._compiled_before < _FEW
+        self._compiled_before = compiled
         self._streak = self._streak + 1 if few and not (death.killed or death.overdue) else 0
         if self._streak < _STREAK:
             return ()
-        known = self._compiled | self._culprits.keys() | self.steering.cancelled
+        known = self._compiled | self._measured_ns.keys() | self._culprits.keys() | self.steering.cancelled
         return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
 
     def _distrust(self, death: _Death) -> None:

@@ -58,7 +58,7 @@ from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
-from orchestrator.sets.records import RecordTag
+from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.shared_set import Shared, SharedSet, decoding_processes
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
@@ -637,6 +637,22 @@ def idle_supervisor() -> _Supervisor:
     return _Supervisor(
         (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverWords()
     )
+
+
+def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile() -> None:
+    supervisor, jobs = idle_supervisor(), [PipelineJob(each, PipelineKind.COMPUTE) for each in range(1000)]
+    crash = _Death(-signal.SIGSEGV, (), b"", {}, tuple(jobs), overdue=False, where="")
+    ahead: list[int] = []
+    tried: Sequence[PipelineJob] = ()
+    for _ in range(6):
+        supervisor._compiled |= {each.key for each in tried}
+        tried = supervisor._look_ahead(crash)
+        supervisor._measured_ns |= dict.fromkeys([each.key for each in tried], 1)
+        ahead.append(len(tried))
+    assert ahead == [0, 0, 8, 16, 32, 64]
+    assert set(supervisor._look_ahead(crash)).isdisjoint(tried)
+    supervisor._compiled |= set(range(900, 908))
+    assert supervisor._look_ahead(crash) == ()
 
 
 @pytest.mark.parametrize(("between", "is_careful"), [(500, False), (499, True)])
