@@ -813,6 +813,11 @@ def stays_with_parent(opened: StaysWithParent) -> None:
     _of_this_process.add(opened)
 
 
+def go_with_forks() -> None:
+    """Let children of a fork use what is open now. For a process in which no other thread uses it."""
+    _of_this_process.clear()
+
+
 def _after_fork() -> None:
     for each in list(_of_this_process):
         each.stay_with_parent()

@@ -116,6 +116,8 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
         jobs: Kind and key of each.
         junk: Whether memory is filled with junk, so that a driver that reads what it did not write crashes.
         memory_bytes: Memory that the fork may have for its data, 0 for no limit.
+        ahead: Whether it may open the device once and give the pipelines to forks of its own. A driver with
+            threads does not survive that, so the fork gives them to such a driver itself.
     """
 
     number: int
@@ -124,6 +126,7 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
     jobs: tuple[tuple[str, int], ...]
     junk: bool = False
     memory_bytes: int = 0
+    ahead: bool = False
 
 
 class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
@@ -291,6 +294,12 @@ class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
     took_ns: int
 
 
+class Fell(msgspec.Struct, tag="fell", forbid_unknown_fields=True):
+    """A fork of a trial fork ended on its pipeline, and another one goes on with the next."""
+
+    number: int
+
+
 class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
     """A fork ended: exit code, or the negative signal; the most memory that it had, bytes; its CPU time."""
 
@@ -313,6 +322,7 @@ Answer = (
     | Trying
     | Entering
     | Survived
+    | Fell
     | Exited
 )
 

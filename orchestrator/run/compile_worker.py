@@ -6,6 +6,7 @@ It needs most of the package and trio, and the server nothing of it.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import threading
@@ -22,7 +23,7 @@ import trio
 from attrs import define
 
 from orchestrator.children.protocol import Channel, FrameReader
-from orchestrator.devices.device import NO_SOURCE, Device, DeviceIdentity
+from orchestrator.devices.device import NO_SOURCE, Device, DeviceIdentity, go_with_forks
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
@@ -36,6 +37,7 @@ from orchestrator.run.compile_server import (
     Done,
     Entering,
     Failed,
+    Fell,
     ImageTables,
     Obeyed,
     Opened,
@@ -66,6 +68,7 @@ from orchestrator.sets.records import PipelineJob
 
 _READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _JUNK: Final = 165
 
 
@@ -233,7 +236,7 @@ class Worker:
         def enter(what: str, _: int) -> None:
             self.channel.send(Entering(request.number, OBJECTS[what]))
 
-        for kind, key in request.jobs:
+        def give(kind: str, key: int) -> None:
             built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
             self.channel.send(Trying(request.number, key))
             self.in_driver = True
@@ -242,7 +245,36 @@ class Worker:
                 self.channel.send(Entering(request.number, Doing.CREATE))
                 device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
+
+        # A fork has only the thread that made it, and a driver's own threads may hold its locks.
+        if request.ahead and len(list(Path("/proc/self/task").iterdir())) == threading.active_count():
+            self._give_in_forks(request, give)
+        else:
+            for kind, key in request.jobs:
+                give(kind, key)
         device.close()
+
+    def _give_in_forks(self, request: Try, give: Callable[[str, int], None]) -> None:
+        """Give pipelines to a fork, and what follows one that it ended on to another fork."""
+        go_with_forks()
+        mine, count = os.getpid(), len(request.jobs)
+        at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")  # which one a fork has
+        while at[0] < count:
+            process_id = os.fork()
+            if process_id == 0:
+                # The thread that forks is the main one, so its end is the end of the process.
+                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+                if os.getppid() != mine:
+                    os._exit(1)
+                self.channel.forked()
+                while at[0] < count:
+                    give(*request.jobs[at[0]])
+                    at[0] += 1
+                os._exit(0)
+            os.waitpid(process_id, 0)
+            if at[0] < count:
+                self.channel.send(Fell(request.number))
+                at[0] += 1
 
 
 def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:

@@ -584,7 +584,8 @@ class _Supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                await trials.run(death.suspects, junk=False, others=ahead)
+                await trials.run(death.suspects, junk=False)
+                await trials.run(await trials.fallen(ahead), junk=False)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)

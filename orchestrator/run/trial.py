@@ -2,9 +2,12 @@
 
     suspects, or all pipelines ──> lanes ── some at a time ──> a fork: survived
                                                        └────> a fork: died; the one that it had is tried alone
+    others, after many deaths ──> lanes ── many at a time ──> a fork with a device ──> its forks: survived
+                                                                               └────> died: a suspect
 
 Guarantees: blamed is what ends a process in which it is the first that the driver is given, or what the
-driver does not come back from in time. A fork that somebody else kills says nothing. No fork is left.
+driver does not come back from in time. What no process has died of yet has to die twice. A fork that somebody
+else kills says nothing. No fork is left.
 Assumptions: most drivers crash alike every time. Of those that read memory which they did not write, some
 crash only where it holds junk, so a trial can have that (glibc, mallopt(3)). A crash that depends on what was
 compiled before can still come in a run.
@@ -31,6 +34,7 @@ from orchestrator.run.compile_server import (
     Entering,
     Exited,
     Failed,
+    Fell,
     Kill,
     Survived,
     Try,
@@ -110,13 +114,14 @@ class _Attempt:
     """What became of a fork.
 
     Attributes:
-        survived: Pipelines that the driver came back from, the first ones.
+        survived: Pipelines that the driver came back from, the first ones, and `fell` among them.
         end: How it ended on the next one, or when it had come back from all; None where it ended well.
         late: Whether it was killed, because the driver did not come back.
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
         doing: What it did for that pipeline then.
         too_little: Whether it said that its memory is too little.
+        fell: Pipelines that forks of it ended on.
     """
 
     survived: int
@@ -126,6 +131,7 @@ class _Attempt:
     killed_for_memory: bool = False
     doing: Doing = Doing.CREATE
     too_little: bool = False
+    fell: tuple[PipelineJob, ...] = ()
 
     @property
     def step(self) -> str:
@@ -162,28 +168,56 @@ class SuspectTrials:
     is_over: bool = False
     _queue: deque[PipelineJob] = field(factory=deque)
     _junk: bool = False
-    _others: frozenset[PipelineJob] = frozenset()
 
-    async def run(
-        self, suspects: Sequence[PipelineJob], *, junk: bool, others: Sequence[PipelineJob] = ()
-    ) -> None:
+    async def run(self, suspects: Sequence[PipelineJob], *, junk: bool) -> None:
         """Try suspects; ends early where the server is lost.
 
         Args:
-            suspects: What was in the driver when a process died.
+            suspects: What a process died of or beside.
             junk: Whether to have junk in memory.
-            others: More to try, which no process has died of yet: they have to die twice.
 
         Raises:
             DeviceError: A fork could not get ready.
             CpuTimeError: A fork used up its CPU time, which says nothing of its pipeline.
         """
-        self._queue, self._junk, self._others = deque([*suspects, *others]), junk, frozenset(others)
-        count = len(self._queue)
-        lanes = min(self.options.workers or available_workers(), count)
+        self._queue, self._junk = deque(suspects), junk
+        count, lanes = len(suspects), self._lanes(len(suspects))
         async with trio.open_nursery() as nursery:
             for lane in range(lanes):
                 nursery.start_soon(self._lane, lane, -(-count // lanes))
+
+    async def fallen(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
+        """Try pipelines that no process has died of yet, many in a process; ends early as `run` does.
+
+        Returns:
+            Those that a process ended on, or that did not return in time. `run` says who is to blame.
+
+        Raises:
+            DeviceError: As `run`.
+            CpuTimeError: As `run`.
+        """
+        fell: list[PipelineJob] = []
+        lanes = self._lanes(len(jobs))
+
+        async def lane(mine: Sequence[PipelineJob]) -> None:
+            while mine and not (self.connection.lost or self._is_out_of_time()):
+                tried = await self._attempt(mine, ahead=True)
+                fell.extend(tried.fell)
+                if tried.end is not None:
+                    fell.extend(mine[tried.survived : tried.survived + 1])
+                if tried.late:
+                    return  # the next may hang as long, and need not be tried
+                mine = mine[tried.survived + (tried.end is not None) :]
+
+        self._junk = False
+        async with trio.open_nursery() as nursery:
+            for first in range(lanes):
+                if not (first and memory_is_short()):
+                    nursery.start_soon(lane, jobs[first::lanes])
+        return fell
+
+    def _lanes(self, count: int) -> int:
+        return min(self.options.workers or available_workers(), count)
 
     async def _lane(self, lane: int, share: int) -> None:
         mine: list[PipelineJob] = []
@@ -207,7 +241,7 @@ class SuspectTrials:
             if tried.end is not None:
                 done = min(done, len(mine) - 1)
                 accused = mine[done]
-                if done or accused in self._others:  # it was not alone in its process, or dies the first time
+                if done:  # it was not alone in its process
                     if self._is_out_of_time():
                         return
                     tried = await self._attempt([accused])
@@ -259,13 +293,15 @@ class SuspectTrials:
     def _limit_s(self, job: PipelineJob) -> float:
         return self.options.trial_limits.limit_now_s(self.recorded_ns.get(job.key, 0))
 
-    async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
+    async def _attempt(
+        self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None, *, ahead: bool = False
+    ) -> _Attempt:
         """Try pipelines in one fork, or in another one if it dies before it is ready."""
         for _ in range(_MOST_UNREADY):
             self.processes += 1
             number, mail = self.connection.mailbox()
             try:
-                return await self._talk(number, mail, jobs, memory_bytes)
+                return await self._talk(number, mail, jobs, memory_bytes, ahead=ahead)
             except _UnreadyError as error:
                 problem = error
             finally:
@@ -278,6 +314,8 @@ class SuspectTrials:
         mail: trio.MemoryReceiveChannel[Answer | Ended],
         jobs: Sequence[PipelineJob],
         memory_bytes: int | None,
+        *,
+        ahead: bool,
     ) -> _Attempt:
         limits = self.options.trial_limits
         request = Try(
@@ -287,11 +325,13 @@ class SuspectTrials:
             tuple((each.kind.value, each.key) for each in jobs),
             junk=self._junk,
             memory_bytes=limits.memory_bytes if memory_bytes is None else memory_bytes,
+            ahead=ahead,
         )
         kills = kills_for_memory()
         await self.connection.send(request)
         survived, late, limit_s = 0, False, _OPENING_S
         began, doing, too_little = False, Doing.CREATE, False
+        fell: list[PipelineJob] = []
         while True:
             match answer := await answer_in_time(mail, limit_s):
                 case None if not began:
@@ -309,6 +349,11 @@ class SuspectTrials:
                     doing = Doing.CREATE
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
+                case Fell():
+                    fell.append(jobs[survived])
+                    survived += 1
+                    doing, limit_s = Doing.CREATE, _OPENING_S
+                    self.trying.pop(number, None)
                 case Failed():
                     error = answer.error()
                     if not (isinstance(error, MemoryLimitError) and began):
@@ -316,7 +361,7 @@ class SuspectTrials:
                     too_little = True
                 case Exited() if survived == len(jobs) and (late or not answer.status):
                     # Late it was closing the device, which says nothing of a pipeline.
-                    return _Attempt(survived, peak_bytes=answer.peak_bytes)
+                    return _Attempt(survived, peak_bytes=answer.peak_bytes, fell=tuple(fell))
                 case Exited() if ended_at_cpu_limit(answer.status, answer.cpu_s) and not late:
                     raise CpuTimeError
                 case Exited():
@@ -325,9 +370,9 @@ class SuspectTrials:
                         raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
                     peak = answer.peak_bytes
-                    return _Attempt(survived, ended, late, peak, for_memory, doing, too_little)
+                    return _Attempt(survived, ended, late, peak, for_memory, doing, too_little, tuple(fell))
                 case Ended():
-                    return _Attempt(survived)
+                    return _Attempt(survived, fell=tuple(fell))
                 case _:
                     pass  # nothing else is said of such a fork
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import _thread
 import os
+import time
 from pathlib import Path
 from typing import NoReturn
 
+import msgspec
 import pytest
 import trio
+from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from orchestrator.children.parent import ChildGroup, Ended
@@ -22,6 +26,7 @@ from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, in_sec
 from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
+from orchestrator.stores.culprits import Cause
 from tests.run.small_sets import compute_keys
 
 KEYS = compute_keys()[:6]
@@ -57,6 +62,39 @@ def open_dying(request: DeviceRequest) -> SimulatedDevice:
 def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     """For a trial process: there is no device."""
     raise DeviceError("none here")
+
+
+def open_noted(request: DeviceRequest) -> SimulatedDevice:
+    """For trial processes, which note that they open it: some pipelines end the process, each in its way."""
+    with Path(os.environ["ORCHESTRATOR_TEST_MARKER"]).open("a") as marker:
+        marker.write("opened\n")
+    opener = os.getpid()
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[1]:
+            os._exit(0)
+        if key == KEYS[2] and os.getpid() != opener:  # alone it survives
+            os.abort()
+        if key in (KEYS[3], KEYS[4]):
+            os.abort()
+
+    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
+
+
+def open_with_thread(request: DeviceRequest) -> SimulatedDevice:
+    """As `open_noted`, of a driver with a thread."""
+    _thread.start_new_thread(time.sleep, (600,))
+    return open_noted(request)
+
+
+def open_hanging(request: DeviceRequest) -> SimulatedDevice:
+    """For trial processes: the driver does not come back from one pipeline."""
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[1]:
+            time.sleep(600)
+
+    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
 
 
 def children() -> set[str]:
@@ -96,6 +134,58 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
     assert "exit status 7" in trials.died[JOBS[3]]
     # Three go on from one to the next, and the two that end a process are then the first in another.
     assert trials.processes == 5
+    assert children() == before
+
+
+async def looked_ahead(
+    archive: Path, name: str, limits: TrialLimits | None = None
+) -> tuple[list[PipelineJob], SuspectTrials]:
+    """Try the pipelines of the small set ahead, and then those alone that fell."""
+    limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
+    options = CompileOptions(selector="simulated", workers=1, trial_limits=limits)
+
+    async def note(*_: object) -> None:
+        pass
+
+    connection = Connection.to(CompileServer.start([str(archive)], options))
+    request = msgspec.msgpack.encode(DeviceRequest())
+    trials = SuspectTrials(connection, options, request, {}, note)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(connection.listen)
+        fell = await trials.fallen(JOBS)
+        await trials.run(fell, junk=False)
+        nursery.cancel_scope.cancel()
+    connection.close()
+    return fell, trials
+
+
+@pytest.mark.parametrize(
+    ("name", "fallen", "processes"), [("open_noted", (1, 2, 3, 4), 5), ("open_with_thread", (1, 3, 4), 7)]
+)
+async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
+    name: str,
+    fallen: tuple[int, ...],
+    processes: int,
+    archive: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before, marker = children(), tmp_path / "marker"
+    monkeypatch.setenv("ORCHESTRATOR_TEST_MARKER", str(marker))
+    fell, trials = await looked_ahead(archive, name)
+    assert fell == [JOBS[each] for each in fallen]
+    assert set(trials.verdicts) == {JOBS[1], JOBS[3], JOBS[4]}
+    assert trials.took_ns.keys() == {KEYS[0], KEYS[2], KEYS[5]}
+    assert marker.read_text().count("opened") == trials.processes == processes
+    assert children() == before
+
+
+async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
+    before = children()
+    fell, trials = await looked_ahead(archive, "open_hanging", TrialLimits(1.0))
+    assert fell == [JOBS[1]]
+    assert trials.verdicts[JOBS[1]].cause is Cause.TIMEOUT
+    assert trials.took_ns.keys() == {KEYS[0]}
     assert children() == before
 
 
