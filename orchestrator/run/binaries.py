@@ -259,7 +259,7 @@ class HeldPipelines(BinarySource):
             if self.probes and missing:
                 self._probe(filling, prepared, missing)
         except OrchestratorError as error:
-            self.notes.append(f"binaries were not looked up: {error}")
+            self._say(f"binaries were not looked up: {error}")
         finally:
             pulled = filling.done()
             with self._lock:
@@ -416,7 +416,7 @@ class HeldPipelines(BinarySource):
                         filling.add(index, stored.binaries)
                 filling.make()
         except OrchestratorError as error:
-            self.notes.append(f"binaries were not read: {error}")
+            self._say(f"binaries were not read: {error}")
         more = filling.done()
         with self._lock:
             base, first = len(pulled.handles), len(pulled.slots)
