@@ -54,6 +54,7 @@ from orchestrator.run.session import (
 from orchestrator.schedule import Priority
 
 Opened: TypeAlias = tuple[Device, PreparedPipelines]
+Primary: TypeAlias = PipelineSource | bytes | None
 
 _T = TypeVar("_T")
 _Rest: TypeAlias = Callable[[], Awaitable[Any]]
@@ -443,7 +444,7 @@ def start_session(
     source: Opened | Callable[[], Opened],
     options: RunOptions = RUN_DEFAULTS,
     *,
-    primary: PipelineSource | bytes | None = None,
+    primary: Primary | Callable[[Device], Primary] = None,
     costs_ns: npt.NDArray[np.int64] | None = None,
     pipeline_keys: Sequence[bytes | None] | None = None,
     on_merged: MergedHook | None = None,
@@ -456,7 +457,8 @@ def start_session(
             called in the session's thread. The caller closes both after `ended`; a function that raises
             closes what it opened.
         options: As in `open_session`, without a capacity.
-        primary: As in `open_session`.
+        primary: As in `open_session`, or a function that gives it for the opened device, such as one that
+            loads a cache file; it is called once, in the session's thread. What it gives stays the caller's.
         costs_ns: As in `open_session`.
         pipeline_keys: As in `open_session`.
         on_merged: As in `open_session`.
@@ -475,7 +477,7 @@ def start_session(
             device,
             prepared,
             options,
-            primary=primary,
+            primary=primary(device) if callable(primary) else primary,
             costs_ns=costs_ns,
             pipeline_keys=pipeline_keys,
             on_merged=on_merged,

@@ -580,6 +580,39 @@ def test_the_primary_s_data_is_the_next_run_s() -> None:
     assert trio.run(hits_of, data) == 150
 
 
+def test_the_primary_may_be_made_for_the_device_that_the_session_opens() -> None:
+    device = SimulatedDevice()
+    with start_session((device, prepared_set(device)), RunOptions(workers=2)) as session:
+        session.submit(range(150))
+    data = session.ended.result().cache_data
+    other, threads = SimulatedDevice(), list[threading.Thread]()
+
+    def primary(opened: Device) -> bytes | None:
+        assert opened is other
+        threads.append(threading.current_thread())
+        return data
+
+    with start_session(
+        lambda: (other, prepared_set(other)), RunOptions(workers=2), primary=primary
+    ) as session:
+        session.submit(range(150))
+    assert session.ended.result().counts()[OutcomeStatus.CACHE_HIT] == 150
+    assert threads == [session._thread]
+
+
+def test_a_primary_that_cannot_be_made_is_the_reason_of_the_end() -> None:
+    device = SimulatedDevice()
+    prepared = prepared_set(device)
+
+    def primary(_: Device) -> bytes | None:
+        raise OSError("the cache file cannot be read")
+
+    session = start_session(lambda: (device, prepared), RunOptions(workers=1), primary=primary)
+    with pytest.raises(OSError, match="cannot be read"):
+        session.ended.result(LIMIT_S)
+    assert session.opened.result(LIMIT_S) == (device, prepared)
+
+
 def test_polls_name_each_pipeline_once_and_the_end() -> None:
     """Beside tickets that are waited for and without any, from two threads that take turns."""
     device = SimulatedDevice()
