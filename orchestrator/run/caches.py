@@ -845,8 +845,9 @@ class RunCaches:
         if flagged and not features.externally_synchronized_caches:
             flagged = False
             self.notes.append(
-                "the device has no externally synchronized caches (pipelineCreationCacheControl): worker "
-                "caches are internally synchronized, as in mode per-worker-internal"
+                "the device is open without externally synchronized caches (pipelineCreationCacheControl): "
+                "worker caches are internally synchronized, as in mode per-worker-internal. `orchestrator "
+                "devices` says whether it has them, `doctor --keys` whether they may be used"
             )
         is_filled = self._primary_bytes > primary.empty_bytes
         seeded = self.seed and is_filled and not self.looks_up

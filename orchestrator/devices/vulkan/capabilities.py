@@ -123,8 +123,9 @@ _VERSION: Final = re.compile(r"VK_(?:BASE_|COMPUTE_|GRAPHICS_)?VERSION_(\d+)_(\d
 _PATCH_BITS: Final = 12
 
 # VkDriverId of drivers whose keys are the same with and without ORCHESTRATOR_FEATURES, as other programs
-# confirmed: Mesa RADV and NVIDIA's own; lavapipe caches nothing. `orchestrator doctor --keys` tests others.
-_KEYS_LEFT_ALONE: Final = frozenset({3, 4, 13})
+# confirmed: Mesa's RADV, NVK and Honeykrisp, and NVIDIA's own (benchmarks/results); lavapipe caches nothing.
+# `orchestrator doctor --keys` tests others.
+_KEYS_LEFT_ALONE: Final = frozenset({3, 4, 13, 24, 26})
 
 _SHADING_RATE: Final = "VkPhysicalDeviceFragmentShadingRateFeaturesKHR"
 _MESH_SHADER: Final = "VkPhysicalDeviceMeshShaderFeaturesEXT"
