@@ -786,8 +786,9 @@ def test_a_cache_file_that_cannot_be_used_is_not_replaced_in_silence(tmp_path: P
     path.write_bytes(content)
     done = install(make_pack(tmp_path / "pack"), "simulated", path.parent).done
     assert done.saved_bytes
-    (note,) = done.notes
-    assert "not used: UNSUPPORTED_VERSION: format version 99" in note
+    moved, refused = done.notes
+    assert "not used: UNSUPPORTED_VERSION: format version 99" in refused
+    assert f"{path} was UNSUPPORTED_VERSION, and is now {path.parent / 'quarantine'}" in moved
     assert install(Pack.open(tmp_path / "pack"), "simulated", path.parent).done.notes == ()
 
 

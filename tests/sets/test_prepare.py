@@ -227,10 +227,10 @@ def test_features_that_a_record_must_hold() -> None:
         assert features_to_record(source, 1 << 22 | 3 << 12) == {PIPELINE_ROBUSTNESS}
 
 
-def test_structures_that_captures_cannot_record_are_refused_by_name() -> None:
+def test_structures_that_archives_cannot_record_are_refused_by_name() -> None:
     builder = PipelineSetBuilder(MemoryRecords("test"))
     features = [{"structure": "VkPhysicalDeviceVulkan13Features", "dynamic_rendering": True}]
-    with pytest.raises(ManifestError, match="captures cannot record VkPhysicalDeviceVulkan13Features"):
+    with pytest.raises(ManifestError, match="archives cannot record VkPhysicalDeviceVulkan13Features"):
         builder.application("game", features=features)
 
 
