@@ -1,17 +1,21 @@
-"""Graphs and invariants, shared by the tests of `Scheduler`.
+"""What the tests of `Scheduler` share.
 
-Graphs for tests of the scheduler, and a check of everything that must hold between two events.
+Graphs, workers in virtual time, and a check of everything that must hold between two events.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import heapq
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
+from attrs import define, field
 
 from orchestrator.schedule import Assignment, JobGraph, JobState, Order, Scheduler
 from orchestrator.schedule.batches import PRIORITIES, ReadyQueue, bucket_of
 
+HIT_NS = 20_000
 QUEUED = {JobState.WAITING, JobState.READY, JobState.PINNED, JobState.JOINED}
 
 
@@ -67,6 +71,65 @@ def drain(scheduler: Scheduler, worker: int = 0) -> list[int]:
         order += jobs_of(answer)
         scheduler.finished(worker, answer)
     return order
+
+
+@define
+class Simulated:
+    """A run in virtual time.
+
+    Attributes:
+        workers: Workers that took part.
+        makespan_ns: Until the last worker ended.
+        busy_ns: Time of all batches.
+        compiled: Jobs that were compiled.
+        batches: The jobs of each batch, in the order assigned.
+    """
+
+    workers: int
+    makespan_ns: int = 0
+    busy_ns: int = 0
+    compiled: int = 0
+    batches: list[list[int]] = field(factory=list)
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the workers' time in which they had nothing to do."""
+        return 1 - self.busy_ns / (self.makespan_ns * self.workers)
+
+
+def simulate(
+    scheduler: Scheduler,
+    true_ns: npt.NDArray[np.int64],
+    hits: Callable[[int, int], bool] = lambda job, worker: False,
+) -> Simulated:
+    """Let all workers do what they are given; who has nothing asks again whenever a batch ends."""
+    found = Simulated(scheduler.workers)
+    events: list[tuple[int, int]] = []
+    held: dict[int, tuple[Assignment, int, int]] = {}
+    idle = list(range(scheduler.workers))
+    while True:
+        for worker in [*idle]:
+            answer = scheduler.request(worker)
+            if not isinstance(answer, Assignment):
+                continue
+            idle.remove(worker)
+            jobs = jobs_of(answer)
+            hit = [hits(job, worker) for job in jobs]
+            took = sum(HIT_NS if each else int(true_ns[job]) for job, each in zip(jobs, hit, strict=True))
+            held[worker] = answer, sum(hit), took
+            heapq.heappush(events, (found.makespan_ns + took, worker))
+            found.batches.append(jobs)
+            found.compiled += len(jobs) - sum(hit)
+            found.busy_ns += took
+        if not events:
+            break
+        found.makespan_ns, worker = heapq.heappop(events)
+        answer, hit_count, took = held.pop(worker)
+        compiles = len(answer.indices) - hit_count
+        scheduler.finished(worker, answer, hits=hit_count, compiles=compiles, elapsed_ns=took)
+        idle.append(worker)
+    assert scheduler.done == scheduler.count
+    return found
 
 
 def assert_consistent(scheduler: Scheduler, lacking: set[int] | frozenset[int] = frozenset()) -> None:

@@ -7,11 +7,9 @@ before says how long each takes.
 
 from __future__ import annotations
 
-import heapq
 import os
 import statistics
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
@@ -31,67 +29,12 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import CORPORA
-from tests.schedule.machine import assert_consistent, job_graph, jobs_of, requested
+from tests.schedule.machine import HIT_NS, assert_consistent, job_graph, jobs_of, requested, simulate
 
 WORKERS = 16
 SEEDS = int(os.environ.get("ORCHESTRATOR_SCHEDULE_SEEDS", "5"))
 EXAMPLES = int(os.environ.get("ORCHESTRATOR_SCHEDULE_EXAMPLES", "100"))
-HIT_NS = 20_000
 MS = 1_000_000
-Hits = Callable[[int, int], bool]
-
-
-class Outcome:
-    """What a simulated run took.
-
-    Attributes:
-        makespan_ns: Until the last worker ended.
-        busy_ns: Time of all batches.
-        compiled: Jobs that were compiled.
-        largest: Jobs of the largest batch.
-    """
-
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self.makespan_ns = self.busy_ns = self.compiled = self.largest = 0
-
-    @property
-    def idle_share(self) -> float:
-        """Share of the workers' time in which they had nothing to do."""
-        return 1 - self.busy_ns / (self.makespan_ns * self.workers)
-
-
-def simulate(scheduler: Scheduler, true_ns: npt.NDArray[np.int64], hits: Hits) -> Outcome:
-    """Let all workers do what they are given; who has nothing asks again whenever a batch ends."""
-    found = Outcome(scheduler.workers)
-    events: list[tuple[int, int]] = []
-    held: dict[int, tuple[Assignment, int, int]] = {}
-    idle = list(range(scheduler.workers))
-    now = 0
-    while True:
-        for worker in [*idle]:
-            answer = scheduler.request(worker)
-            if not isinstance(answer, Assignment):
-                continue
-            idle.remove(worker)
-            jobs = jobs_of(answer)
-            hit = [hits(job, worker) for job in jobs]
-            took = sum(HIT_NS if each else int(true_ns[job]) for job, each in zip(jobs, hit, strict=True))
-            held[worker] = answer, sum(hit), took
-            heapq.heappush(events, (now + took, worker))
-            found.largest = max(found.largest, len(jobs))
-            found.compiled += len(jobs) - sum(hit)
-            found.busy_ns += took
-        if not events:
-            break
-        now, worker = heapq.heappop(events)
-        answer, hit_count, took = held.pop(worker)
-        size = len(answer.indices)
-        scheduler.finished(worker, answer, hits=hit_count, compiles=size - hit_count, elapsed_ns=took)
-        idle.append(worker)
-    found.makespan_ns = now
-    assert scheduler.done == scheduler.count
-    return found
 
 
 @pytest.fixture(params=["sample", "sascha", "sascha_rt"])
@@ -121,7 +64,7 @@ def test_wrong_keys_and_costs_leave_no_worker_without_work(image: CreateInfoImag
     for seed in range(SEEDS):
         true_ns = long_costs(len(image), seed)
         scheduler = scheduler_of(image, WORKERS, unsteered_schedule(mode), pipeline_keys=wrong_keys(image))
-        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        found = simulate(scheduler, true_ns)
         assert found.compiled == len(image)
         assert found.makespan_ns <= 1.1 * max(int(true_ns.max()), int(true_ns.sum()) / WORKERS)
         assert found.idle_share <= 0.1
@@ -152,7 +95,7 @@ def test_long_compiles_of_one_shader_say_when_the_others_begin(image: CreateInfo
         true_ns = shader_costs(image, 30_000_000, seed)
         schedule = unsteered_schedule(CacheMode.PER_WORKER)
         scheduler = scheduler_of(image, WORKERS, schedule, pipeline_keys=keys)
-        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        found = simulate(scheduler, true_ns)
         assert_consistent(scheduler)
         ratios.append(found.makespan_ns / max(int(true_ns.max()), int(true_ns.sum()) / WORKERS))
         idle.append(found.idle_share)
@@ -165,17 +108,7 @@ def test_the_order_of_short_compiles_is_not_changed(image: CreateInfoImage, each
     def taken(may_reorder: bool, seed: int) -> list[list[int]]:
         scheduler = scheduler_of(image, WORKERS, unsteered_schedule(CacheMode.PER_WORKER))
         scheduler._may_reorder &= may_reorder
-        order, request = list[list[int]](), scheduler.request
-
-        def noted(worker: int) -> object:
-            answer = request(worker)
-            if isinstance(answer, Assignment):
-                order.append(jobs_of(answer))
-            return answer
-
-        scheduler.request = noted  # type: ignore[method-assign, assignment]
-        simulate(scheduler, shader_costs(image, each_ns, seed), lambda job, worker: False)
-        return order
+        return simulate(scheduler, shader_costs(image, each_ns, seed)).batches
 
     for seed in range(SEEDS):
         assert taken(True, seed) == taken(False, seed)
@@ -245,7 +178,7 @@ def test_shaders_that_take_longer_than_their_length_says_are_found_out_before_ba
             modules={job: [int(shader)] for job, shader in enumerate(shaders)},
         )
         scheduler = Scheduler(graph, WORKERS, unsteered_schedule(CacheMode.PER_WORKER))
-        found = simulate(scheduler, true_ns, lambda job, worker: False)
+        found = simulate(scheduler, true_ns)
         assert found.makespan_ns <= 1.01 * true_ns.sum() / WORKERS
         assert_consistent(scheduler)
 
