@@ -17,9 +17,10 @@ from orchestrator.errors import DriverError
 from orchestrator.run.execution import Worker, run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.schedule import Assignment, JobGraph, ScheduleOptions, Scheduler
+from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 from orchestrator.schedule import scheduler as schedule
 from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set, without
+from tests.schedule.machine import drain
 
 WHAT = "create_pipelines"
 
@@ -180,12 +181,7 @@ def test_what_is_known_of_an_image_must_fit(what: str) -> None:
 
 def test_recorded_costs_come_before_estimates() -> None:
     graph = JobGraph.of_image(simulated_image(range(3)), recorded_ns=np.array([0, 10, 10**9], np.int64))
-    scheduler = Scheduler(graph, 1)
-    order = []
-    while isinstance(answer := scheduler.request(0), Assignment):
-        order += answer.indices.tolist()
-        scheduler.finished(0, answer)
-    assert order == [2, 0, 1]
+    assert drain(Scheduler(graph, 1)) == [2, 0, 1]
 
 
 async def test_what_is_handed_out_for_several_calls_is_created_in_calls_of_the_limit() -> None:

@@ -12,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import simulated_image
 from orchestrator.schedule import Assignment, JobGraph, JobState, Order, Scheduler
 from orchestrator.schedule.batches import PRIORITIES, ReadyQueue, bucket_of
 
@@ -49,6 +51,13 @@ def job_graph(
         if modules is None
         else np.array([each for group in staged for each in group], np.int32),
         priorities=None if priorities is None else np.array(priorities, np.uint8),
+    )
+
+
+def image_of(modules: Sequence[Sequence[int]], libraries: Sequence[Sequence[int]] = ()) -> CreateInfoImage:
+    """An image whose pipelines have these modules and libraries."""
+    return simulated_image(
+        range(len(modules)), modules=dict(enumerate(modules)), libraries=dict(enumerate(libraries))
     )
 
 

@@ -5,22 +5,8 @@ from __future__ import annotations
 import numpy as np
 from attrs import evolve
 
-from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.simulated import simulated_image
 from orchestrator.schedule.costs import candidate_duplicates
-
-
-def image_of(modules: list[list[int]], libraries: list[list[int]] | None = None) -> CreateInfoImage:
-    """An image whose pipelines have these modules and libraries."""
-    image = simulated_image(range(len(modules)))
-    linked = libraries or [[] for _ in modules]
-    return evolve(
-        image,
-        module_slot_module=np.array([each for row in modules for each in row], np.int32),
-        module_slot_start=np.cumsum([0, *map(len, modules)]).astype(np.int64),
-        library_slot_pipeline=np.array([each for row in linked for each in row], np.int32),
-        library_slot_start=np.cumsum([0, *map(len, linked)]).astype(np.int64),
-    )
+from tests.schedule.machine import image_of
 
 
 def test_all_modules_must_be_the_same() -> None:

@@ -10,8 +10,7 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.schedule.costs import distrusted_kinds, proven_keys, trusted_keys
 from orchestrator.schedule.jobs import JobGraph
 from orchestrator.schedule.scheduler import Followers, ScheduleOptions, Scheduler
-from tests.schedule.machine import drain
-from tests.schedule.test_candidate_duplicates import image_of
+from tests.schedule.machine import drain, image_of
 
 A, B, C = b"a", b"b", b"c"
 
@@ -39,8 +38,7 @@ def test_nothing_is_proven_where_there_is_one_code() -> None:
 
 def created(keys: list[bytes | None], modules: list[list[int]], followers: Followers) -> list[int]:
     """Jobs that a scheduler hands out."""
-    image = simulated_image(range(len(modules)), modules=dict(enumerate(modules)))
-    jobs = JobGraph.of_image(image, pipeline_keys=keys)
+    jobs = JobGraph.of_image(image_of(modules), pipeline_keys=keys)
     return sorted(drain(Scheduler(jobs, 1, ScheduleOptions(followers=followers))))
 
 
