@@ -16,13 +16,15 @@ in the field.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from functools import cache
+from types import TracebackType
 
 import numpy as np
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
+from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import (
     LockingStrategy,
@@ -34,14 +36,13 @@ from orchestrator.devices.simulated import (
 from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run.caches import RollingMerge
 from orchestrator.run.execution import run_pipelines
-from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
+from orchestrator.run.options import BARRIER, NO_WORKER_CACHES, MergePolicy, RunOptions
 from orchestrator.run.records import RunReport
 from orchestrator.schedule import Order, ScheduleOptions
+from tests.run.support import EACH_BATCH
 
-ROLLING = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 ENTRY_BYTES = DEFAULT_ENTRY_BYTES + 48  # the payload, and the head of an entry in the simulated driver's data
 LOCKINGS = [each for each in LockingStrategy if each is not LockingStrategy.NONE]
-WITH_WORKER_CACHES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
 
 
 @frozen
@@ -67,17 +68,27 @@ class Storm:
 
 @define(eq=False)
 class Moment(trio.abc.Instrument):
-    """Cancels after so many trio steps, or in so many compiles, whichever is chosen."""
+    """Cancels the block after so many trio steps, or in so many compiles, whichever is chosen."""
 
-    scope: trio.CancelScope
-    stop: trio.Event
-    by_stop: bool
-    in_step: int | None
-    in_compile: int | None
+    in_step: int | None = None
+    in_compile: int | None = None
+    by_stop: bool = False
+    scope: trio.CancelScope = field(factory=trio.CancelScope)
+    stop: trio.Event = field(factory=trio.Event)
     token: trio.lowlevel.TrioToken = field(factory=trio.lowlevel.current_trio_token)
     steps: int = 0
     compiles: int = 0
     fired: bool = False
+
+    def __enter__(self) -> None:
+        self.scope.__enter__()
+        trio.lowlevel.add_instrument(self)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        trio.lowlevel.remove_instrument(self)
+        return self.scope.__exit__(kind, error, trace)
 
     def before_task_step(self, _task: trio.lowlevel.Task) -> None:
         """Count a step of any task."""
@@ -135,33 +146,47 @@ def data_of(count: int) -> bytes:
     return data
 
 
-async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
-    """One run: (cancelled, stopped, folds, compiled, lost)."""
-    mode = chance.choice([each for each in CacheMode if each is not CacheMode.BINARIES])
-    merge = chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None
+def random_merge(chance: random.Random, mode: CacheMode) -> MergePolicy | None:
+    return None if mode in NO_WORKER_CACHES else chance.choice([BARRIER, EACH_BATCH, EACH_BATCH])
+
+
+def random_options(chance: random.Random, on_compile: Callable[[int], None]) -> SimulatedOptions:
+    """Of a device with some features and some way to lock."""
     features = simulated_features(
         internally_synchronized_merge=chance.random() < 0.5,
         compile_required=chance.random() < 0.9,
         externally_synchronized_caches=chance.random() < 0.9,
     )
-    in_compile = chance.random() < 0.5
-    workers = chance.randint(1, 4)
+    return SimulatedOptions(
+        features=features, locking=chance.choice(LOCKINGS), on_compile=on_compile, calls_kept=1
+    )
+
+
+def random_primary(
+    chance: random.Random, device: SimulatedDevice, mode: CacheMode, count: int
+) -> tuple[PipelineCache | None, int]:
+    """The primary, if the mode has one, and how many pipelines of the set it holds."""
+    if mode is CacheMode.NONE:
+        return None, 0
+    there = chance.randint(0, count) if chance.random() < 0.5 else 0
+    may_merge = device.features.internally_synchronized_merge and chance.random() < 0.5
+    primary = device.create_pipeline_cache(
+        data_of(there), internally_synchronized_merge=may_merge, name="primary"
+    )
+    return primary, there
+
+
+async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
+    """One run: (cancelled, stopped, folds, compiled, lost)."""
+    mode = chance.choice([each for each in CacheMode if each is not CacheMode.BINARIES])
     image = random_image(chance)
+    in_compile = chance.random() < 0.5
     moment = Moment(
-        scope=trio.CancelScope(),
-        stop=trio.Event(),
-        by_stop=chance.random() < 0.25,
         in_step=None if in_compile else chance.randint(1, 40),
         in_compile=chance.randint(1, len(image)) if in_compile else None,
+        by_stop=chance.random() < 0.25,
     )
-    device = SimulatedDevice(
-        SimulatedOptions(
-            features=features,
-            locking=chance.choice(LOCKINGS),
-            on_compile=moment.on_compile,
-            calls_kept=1,
-        )
-    )
+    device = SimulatedDevice(random_options(chance, moment.on_compile))
     folds = 0
 
     def on_merged(primary: PipelineSource, _merge: RollingMerge) -> None:
@@ -170,56 +195,39 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
         primary.data()
 
     prepared = device.prepare(image)
-    there = chance.randint(0, len(image)) if chance.random() < 0.5 and mode is not CacheMode.NONE else 0
-    primary = None
-    if mode is not CacheMode.NONE:
-        primary = device.create_pipeline_cache(
-            data_of(there),
-            internally_synchronized_merge=features.internally_synchronized_merge and chance.random() < 0.5,
-            name="primary",
-        )
+    primary, there = random_primary(chance, device, mode, len(image))
     report: RunReport | None = None
-    with moment.scope:
-        trio.lowlevel.add_instrument(moment)
-        try:
-            report = await run_pipelines(
-                device,
-                prepared,
-                RunOptions(
-                    workers=workers,
-                    mode=mode,
-                    merge=merge,
-                    keep=chance.random() < 0.3,
-                    schedule=ScheduleOptions(
-                        order=chance.choice(list(Order)), batch_limit=chance.randint(1, 8)
-                    ),
-                ),
-                on_merged=on_merged,
-                primary=primary,
-                stop=moment.stop,
-            )
-        finally:
-            trio.lowlevel.remove_instrument(moment)
-    compiled, lost = _check(device, primary, report, there)
-    prepared.close()
-    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
-    device.close()
-    assert report is not None or moment.fired
-    return report is None, report is not None and report.stopped, folds, compiled, lost
-
-
-def _check(
-    device: SimulatedDevice, primary: PipelineCache | None, report: RunReport | None, there: int
-) -> tuple[int, int]:
-    """Nothing is in use, nothing is left, nothing that was compiled is lost: (compiled, lost)."""
-    compiled = device.compile_counts
-    assert all(count == 1 for count in compiled.values()), "something was compiled twice"
+    with moment:
+        report = await run_pipelines(
+            device,
+            prepared,
+            RunOptions(
+                workers=chance.randint(1, 4),
+                mode=mode,
+                merge=random_merge(chance, mode),
+                keep=chance.random() < 0.3,
+                schedule=ScheduleOptions(order=chance.choice(list(Order)), batch_limit=chance.randint(1, 8)),
+            ),
+            on_merged=on_merged,
+            primary=primary,
+            stop=moment.stop,
+        )
     if report is not None:
-        assert report.compiled == len(compiled)
+        assert report.compiled == len(device.compile_counts)
         assert report.cache_hits <= there
         assert not report.failed
         if report.pipelines.handles is not None:
             device.destroy_pipelines(report.pipelines.handles)
+    compiled, lost = check_compiled(device, primary, there)
+    check_and_close(device, prepared)
+    assert report is not None or moment.fired
+    return report is None, report is not None and report.stopped, folds, compiled, lost
+
+
+def check_compiled(device: SimulatedDevice, primary: PipelineCache | None, there: int) -> tuple[int, int]:
+    """Nothing was compiled twice, and nothing is in use or lost: (compiled, lost)."""
+    compiled = device.compile_counts
+    assert all(count == 1 for count in compiled.values()), "something was compiled twice"
     if primary is None:
         assert device.live_caches == 0
         return len(compiled), 0
@@ -229,3 +237,10 @@ def _check(
     device.destroy_pipeline_cache(primary)
     assert held % ENTRY_BYTES == 0
     return len(compiled), there + len(compiled) - held // ENTRY_BYTES
+
+
+def check_and_close(device: SimulatedDevice, prepared: PreparedPipelines) -> None:
+    """Nothing is left."""
+    prepared.close()
+    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
+    device.close()

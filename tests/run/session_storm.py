@@ -21,35 +21,28 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
 
-from orchestrator.devices.device import (
-    CacheMode,
-    CallSplit,
-    CreationBatch,
-    PipelineCache,
-    PipelineSource,
-    PreparedPipelines,
-)
+from orchestrator.devices.device import CacheMode, CreationBatch, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run.options import BARRIER, RunOptions
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
+from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
-    ENTRY_BYTES,
-    LOCKINGS,
-    ROLLING,
-    WITH_WORKER_CACHES,
     Moment,
-    data_of,
+    check_and_close,
+    check_compiled,
     random_image,
+    random_merge,
+    random_options,
+    random_primary,
 )
 
 GROUPS = 3
@@ -99,14 +92,7 @@ class WatchedDevice(SimulatedDevice):
         self._noting = threading.Lock()
 
     def create_pipelines(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        *,
-        keep: bool = False,
-        fail_on_compile_required: bool = False,
-        split: CallSplit | None = None,
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *given: Any, **named: Any
     ) -> CreationBatch:
         """Note, create, note."""
         mine = indices.tolist()
@@ -114,14 +100,7 @@ class WatchedDevice(SimulatedDevice):
             self.inside.update(mine)
             assert all(self.inside[each] == 1 for each in mine), "a pipeline is in two calls"
         try:
-            batch = super().create_pipelines(
-                prepared,
-                indices,
-                source,
-                keep=keep,
-                fail_on_compile_required=fail_on_compile_required,
-                split=split,
-            )
+            batch = super().create_pipelines(prepared, indices, *given, **named)
         finally:
             with self._noting:
                 self.inside.subtract(mine)
@@ -244,38 +223,16 @@ def _give_up() -> NoReturn:
 async def _one(chance: random.Random) -> tuple[int, ...]:
     # Binaries have no cache of the driver's to count in afterwards; test_binaries.py has their sessions.
     mode = chance.choice([each for each in CacheMode if each is not CacheMode.BINARIES])
-    features = simulated_features(
-        internally_synchronized_merge=chance.random() < 0.5,
-        compile_required=chance.random() < 0.9,
-        externally_synchronized_caches=chance.random() < 0.9,
-    )
     image = random_image(chance)
     count = len(image)
     how = chance.choice(ENDS)
     moment = Moment(
-        scope=trio.CancelScope(),
-        stop=trio.Event(),
-        by_stop=False,
         in_step=chance.randint(1, 120) if how == "cancel" and chance.random() < 0.5 else None,
         in_compile=chance.randint(1, count) if how == "cancel" else None,
     )
-    device = WatchedDevice(
-        SimulatedOptions(
-            features=features,
-            locking=chance.choice(LOCKINGS),
-            on_compile=moment.on_compile,
-            calls_kept=1,
-        )
-    )
+    device = WatchedDevice(random_options(chance, moment.on_compile))
     prepared = device.prepare(image)
-    there, primary = 0, None
-    if mode is not CacheMode.NONE:
-        there = chance.randint(0, count) if chance.random() < 0.5 else 0
-        primary = device.create_pipeline_cache(
-            data_of(there),
-            internally_synchronized_merge=features.internally_synchronized_merge and chance.random() < 0.5,
-            name="primary",
-        )
+    primary, there = random_primary(chance, device, mode, count)
     keep = chance.random() < 0.3
     shares = not keep and chance.random() < 0.3
     callers: _Callers | None = None
@@ -284,8 +241,7 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
     operations = chance.randint(1, 12)
     tasks = chance.choice([1, 1, 2, 3])
     seed = chance.random()
-    with moment.scope:
-        trio.lowlevel.add_instrument(moment)
+    with moment:
         try:
             async with open_session(
                 device,
@@ -293,7 +249,7 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
                 RunOptions(
                     workers=chance.randint(1, 4),
                     mode=mode,
-                    merge=chance.choice([BARRIER, ROLLING, ROLLING]) if mode in WITH_WORKER_CACHES else None,
+                    merge=random_merge(chance, mode),
                     schedule=ScheduleOptions(
                         followers=Followers.SHARE if shares else Followers.CREATE,
                         pin_followers=chance.random() < 0.5,
@@ -319,15 +275,14 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
                     _give_up()
         except _CallerError:
             raised = True
-        finally:
-            trio.lowlevel.remove_instrument(moment)
     report = None if session is None else session.report
     assert not any(device.inside.values()), "the driver has something still"
-    taken = [] if callers is None else callers.taken
-    compiled, lost = _check(device, primary, session, there, taken)
-    prepared.close()
-    assert (device.live_caches, device.live_pipelines, device.live_prepared) == (0, 0, 0)
-    device.close()
+    if session is not None:
+        _check_report(device, session)
+    for handles in () if callers is None else callers.taken:
+        device.destroy_pipelines(handles)
+    compiled, lost = check_compiled(device, primary, there)
+    check_and_close(device, prepared)
     assert report is not None or moment.fired or raised
     if callers is None:
         return 0, 0, 1, 0, 0, 0, 0, compiled, lost
@@ -344,37 +299,19 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
     )
 
 
-def _check(
-    device: WatchedDevice,
-    primary: PipelineCache | None,
-    session: PipelineSession | None,
-    there: int,
-    taken: Sequence[npt.NDArray[np.uint64]],
-) -> tuple[int, int]:
-    """Nothing is in use, left, or lost of what was compiled, and the report is true: (compiled, lost)."""
-    compiled = device.compile_counts
-    assert all(number == 1 for number in compiled.values()), "something was compiled twice"
+def _check_report(device: WatchedDevice, session: PipelineSession) -> None:
+    """Nothing was created twice, and the report, if there is one, is true."""
     assert all(number == 1 for number in device.created.values()), "something was created twice"
-    report = None if session is None else session.report
-    if session is not None and report is not None:
-        created = np.zeros(len(report), np.bool_)
-        created[list(device.created)] = True
-        assert (created == (report.pipelines.worker >= 0)).all()
-        counts = report.counts()
-        sharing = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] - len(device.created)
-        assert sharing == sum(int(note.split()[0]) for note in report.notes if "are the same work as" in note)
-        assert not report.failed
-        assert not len(session.unsettled(range(len(report)))) or report.stopped
-        if report.pipelines.handles is not None:
-            device.destroy_pipelines(report.pipelines.handles)
-    for handles in taken:
-        device.destroy_pipelines(handles)
-    if primary is None:
-        assert device.live_caches == 0
-        return len(compiled), 0
-    # The primary is nobody's now: reading and destroying it would raise otherwise.
-    assert device.live_caches == 1
-    held = len(device.pipeline_cache_data(primary).data) - PipelineCache.header_bytes
-    device.destroy_pipeline_cache(primary)
-    assert held % ENTRY_BYTES == 0
-    return len(compiled), there + len(compiled) - held // ENTRY_BYTES
+    report = session.report
+    if report is None:
+        return
+    created = np.zeros(len(report), np.bool_)
+    created[list(device.created)] = True
+    assert (created == (report.pipelines.worker >= 0)).all()
+    counts = report.counts()
+    sharing = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] - len(device.created)
+    assert sharing == sum(int(note.split()[0]) for note in report.notes if "are the same work as" in note)
+    assert not report.failed
+    assert not len(session.unsettled(range(len(report)))) or report.stopped
+    if report.pipelines.handles is not None:
+        device.destroy_pipelines(report.pipelines.handles)

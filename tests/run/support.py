@@ -9,14 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
-from orchestrator.devices.device import (
-    ERROR_DEVICE_LOST,
-    CacheMode,
-    CallSplit,
-    CreationBatch,
-    PipelineSource,
-    PreparedPipelines,
-)
+from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, CreationBatch, PreparedPipelines
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import (
     DriverBugs,
@@ -27,7 +20,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DriverError
 from orchestrator.run.execution import run_pipelines
-from orchestrator.run.options import RunOptions
+from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 
 MODES_WITH_CACHE = (
@@ -36,6 +29,8 @@ MODES_WITH_CACHE = (
     CacheMode.PER_WORKER_INTERNAL,
     CacheMode.TWO_LEVEL,
 )
+
+EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 
 
 class RefusingDevice(SimulatedDevice):
@@ -47,27 +42,13 @@ class RefusingDevice(SimulatedDevice):
         self.refused = refused
 
     def create_pipelines(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        *,
-        keep: bool = False,
-        fail_on_compile_required: bool = False,
-        split: CallSplit | None = None,
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *given: Any, **named: Any
     ) -> CreationBatch:
         """Fail, or create."""
         for index in indices.tolist():
             if index in self.refused:
                 raise DriverError("vkCreateGraphicsPipelines", self.refused[index], "VK_ERROR")
-        return super().create_pipelines(
-            prepared,
-            indices,
-            source,
-            keep=keep,
-            fail_on_compile_required=fail_on_compile_required,
-            split=split,
-        )
+        return super().create_pipelines(prepared, indices, *given, **named)
 
 
 def losing_device(pipeline: int) -> SimulatedDevice:

@@ -21,6 +21,7 @@ from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, save_profile
+from tests.run.support import EACH_BATCH
 from tests.stores.profiles import IDENTITY, profile
 
 NAVI21 = "radv:navi21"
@@ -295,11 +296,10 @@ def test_a_compile_without_a_profile_is_per_worker_and_says_so(folder: Path) -> 
 
 def test_a_rolling_compile_saves_on_the_way_and_ends_with_everything(folder: Path) -> None:
     eager = SavePolicy(growth_pipelines=1, pause_ns=1)
-    each_batch = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
     saves = 0
     for attempt in range(20):  # a run may end before its first fold; not twenty of them
         where = folder / str(attempt)
-        report = compiled(where, mode=CacheMode.PER_WORKER, merge=each_batch, save_policy=eager, workers=2)
+        report = compiled(where, mode=CacheMode.PER_WORKER, merge=EACH_BATCH, save_policy=eager, workers=2)
         assert report.cache_file.error is None
         again = compiled(where, mode=CacheMode.SHARED, workers=1)
         assert again.cache_file.saved_bytes == 0, "nothing was missing"

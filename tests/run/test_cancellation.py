@@ -13,23 +13,10 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
+from tests.run.cancel_storm import Moment
 from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
 
 MOST_STEPS = 400
-
-
-class CancelAtStep(trio.abc.Instrument):
-    """Cancels a scope after so many steps of any task."""
-
-    def __init__(self, scope: trio.CancelScope, steps: int) -> None:
-        self.scope = scope
-        self.left = steps
-
-    def before_task_step(self, task: trio.lowlevel.Task) -> None:
-        """Count a step."""
-        self.left -= 1
-        if self.left == 0:
-            self.scope.cancel()
 
 
 @pytest.mark.parametrize("mode", list(CacheMode))
@@ -46,20 +33,15 @@ async def test_cancelled_at_every_step(mode: CacheMode, mock_clock: trio.testing
         prepared = device.prepare(image)
         report: RunReport | None = None
         seen: list[Progress] = []
-        with trio.CancelScope() as scope:
-            instrument = CancelAtStep(scope, steps)
-            trio.lowlevel.add_instrument(instrument)
-            try:
-                report = await run_pipelines(
-                    device,
-                    prepared,
-                    RunOptions(workers=2, mode=mode, keep=True),
-                    primary=primary,
-                    stop=trio.Event(),
-                    on_progress=seen.append,
-                )
-            finally:
-                trio.lowlevel.remove_instrument(instrument)
+        with Moment(in_step=steps):
+            report = await run_pipelines(
+                device,
+                prepared,
+                RunOptions(workers=2, mode=mode, keep=True),
+                primary=primary,
+                stop=trio.Event(),
+                on_progress=seen.append,
+            )
         created = set(device.compile_counts)
         assert device.live_caches == caches
         if primary is not None:

@@ -22,8 +22,8 @@ from orchestrator.run.options import SavePolicy
 from orchestrator.run.records import RunReport
 from orchestrator.sets.image import builder
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
+from tests.run.cancel_storm import Moment
 from tests.run.small_sets import Opener, compiled, write_small_set
-from tests.run.test_cancellation import CancelAtStep
 from tests.stores.faults.conftest import COUNT as COUNT_PROPERTY
 
 MOST_STEPS = 300
@@ -76,15 +76,11 @@ async def cancelled_at(case: Case, mode: CacheMode, steps: int) -> bool:
     """One run, cancelled after some steps of its tasks; whether it was."""
     await case.begin()
     opener = Opener()
-    with trio.CancelScope() as scope:
-        instrument = CancelAtStep(scope, steps)
-        trio.lowlevel.add_instrument(instrument)
-        try:
-            await compiled(case.archive, case.cache, opener, mode=mode, save_policy=AT_ONCE)
-        finally:
-            trio.lowlevel.remove_instrument(instrument)
+    moment = Moment(in_step=steps)
+    with moment:
+        await compiled(case.archive, case.cache, opener, mode=mode, save_policy=AT_ONCE)
     case.check(opener, f"{mode}, step {steps}")
-    return scope.cancelled_caught
+    return moment.scope.cancelled_caught
 
 
 async def every_step(case: Case, mode: CacheMode) -> int:

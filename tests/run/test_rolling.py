@@ -26,9 +26,8 @@ from orchestrator.run.options import BARRIER, ROLLING, MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import open_session
 from orchestrator.schedule import Order, ScheduleOptions
-from tests.run.support import check_sums, hits_of, prepared_set, without
+from tests.run.support import EACH_BATCH, check_sums, hits_of, prepared_set, without
 
-EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)
 SMALL_BATCHES = ScheduleOptions(order=Order.GIVEN, batch_limit=4, expect_hits=1.0, target_ns=10**9)
 
