@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.small_sets import write_small_set
+from tests.run.small_sets import MARKER, write_small_set
 
 
 @pytest.fixture
@@ -22,4 +22,12 @@ def folder(tmp_path: Path) -> Path:
     """A cache directory, into which nobody else may write."""
     path = tmp_path / "cache"
     path.mkdir(mode=0o700)
+    return path
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is not there yet, by which the processes of a test tell each other of something."""
+    path = tmp_path / "marker"
+    monkeypatch.setenv(MARKER, str(path))
     return path

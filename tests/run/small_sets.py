@@ -29,6 +29,9 @@ from orchestrator.sets.sample import sample_manifest_path, sample_path
 BLUR = sample_manifest_path().parent / "shaders" / "blur.comp.spv"
 """The code of a compute pipeline with specialization constants 0, 1 and 2."""
 
+MARKER = "ORCHESTRATOR_TEST_MARKER"
+"""The variable in which the children of a test find the path of its file `marker`."""
+
 TWO_APPLICATIONS = ({"name": "one"}, {"name": "two", "robust_buffer_access": True})
 
 
@@ -118,6 +121,11 @@ class Opener:
     def device(self) -> SimulatedDevice:
         """The last one."""
         return self.opened[-1]
+
+
+def opener(on_compile: Callable[[int], None]) -> Callable[[DeviceRequest], SimulatedDevice]:
+    """A decorator: the opener of devices that do so with the key of each pipeline before they compile it."""
+    return lambda request: SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
 async def compiled(

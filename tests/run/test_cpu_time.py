@@ -19,7 +19,7 @@ from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.stores.culprits import load_quarantine
-from tests.run.small_sets import compute_keys
+from tests.run.small_sets import compute_keys, opener
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:6]
@@ -33,16 +33,13 @@ def open_near_the_limit(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request))
 
 
-def open_at_the_limit(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_at_the_limit(key: int) -> None:
     """One pipeline takes the CPU time that is left, in every process."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[3]:
-            ctypes.CDLL(None).signal(signal.SIGXCPU, 0)  # Python's own is for the main thread
-            os.kill(os.getpid(), signal.SIGXCPU)
-            threading.Event().wait()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    if key == KEYS[3]:
+        ctypes.CDLL(None).signal(signal.SIGXCPU, 0)  # Python's own is for the main thread
+        os.kill(os.getpid(), signal.SIGXCPU)
+        threading.Event().wait()
 
 
 def open_at_the_limit_alone(request: DeviceRequest) -> SimulatedDevice:

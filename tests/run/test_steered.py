@@ -23,22 +23,18 @@ from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.schedule import Assignment, Priority, Scheduler, Wait
-from tests.run.small_sets import compute_keys, write_applications, write_small_set
+from tests.run.small_sets import MARKER, compute_keys, opener, write_applications, write_small_set
 from tests.run.support import prepared_set
 from tests.schedule.machine import job_graph
 
 KEYS = compute_keys()[:12]
-MARKER = "ORCHESTRATOR_TEST_MARKER"
 
 
-def open_deadly(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_deadly(key: int) -> None:
     """One pipeline ends the process."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[4]:
-            signal.raise_signal(signal.SIGSEGV)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    if key == KEYS[4]:
+        signal.raise_signal(signal.SIGSEGV)
 
 
 async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_path: Path) -> None:
@@ -104,13 +100,10 @@ async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path:
     assert told[0].compiled == (KEYS[0],)
 
 
-def open_all_deadly(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_all_deadly(_: int) -> None:
     """Every pipeline ends the process."""
-
-    def on_compile(_: int) -> None:
-        signal.raise_signal(signal.SIGSEGV)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    signal.raise_signal(signal.SIGSEGV)
 
 
 async def test_after_many_deaths_nothing_cancelled_is_tried(tmp_path: Path) -> None:
@@ -136,10 +129,7 @@ def open_second_dying(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
-async def test_after_a_death_each_application_is_told_its_pipelines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+async def test_after_a_death_each_application_is_told_its_pipelines(tmp_path: Path, marker: Path) -> None:
     archive = write_applications(tmp_path / "groups.foz")
     told: list[Settlement] = []
     limits = TrialLimits(opener=f"{__name__}:open_second_dying")

@@ -67,12 +67,13 @@ from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
-from tests.run.small_sets import Watched, compute_keys, write_applications, write_small_set
+from tests.run.small_sets import MARKER, Watched, compute_keys, opener, write_applications, write_small_set
 from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
-MARKER = "ORCHESTRATOR_TEST_MARKER"
 SHORT_S = 0.05
+ONE_GIB = TrialLimits(memory_bytes=1 << 30)
+PATIENT = TrialLimits(pipeline_s=3600.0)
 
 
 def opening(kind: type[SimulatedDevice]) -> Callable[[DeviceRequest], SimulatedDevice]:
@@ -98,14 +99,11 @@ def open_deadly(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
 
 
-def open_writing_into_python(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_writing_into_python(key: int) -> None:
     """Compiling one pipeline makes the interpreter raise what it never should."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[3]:
-            raise SystemError("unknown opcode")
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    if key == KEYS[3]:
+        raise SystemError("unknown opcode")
 
 
 def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
@@ -120,14 +118,11 @@ def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
     raise errors[Path(os.environ[MARKER]).name]
 
 
-def open_greedy(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_greedy(key: int) -> None:
     """A pipeline takes more memory than there is."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[3]:
-            raise MemoryError
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    if key == KEYS[3]:
+        raise MemoryError
 
 
 class Filled(SimulatedDevice):
@@ -142,28 +137,22 @@ class Filled(SimulatedDevice):
 open_filled = opening(Filled)
 
 
-def open_slow_to_judge(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_slow_to_judge(key: int) -> None:
     """A pipeline that ends the first process that compiles it, and from which no other comes back."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[3]:
-            try:
-                Path(os.environ[MARKER]).touch(exist_ok=False)
-            except FileExistsError:
-                threading.Event().wait()
-            os.abort()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-def open_late(request: DeviceRequest) -> SimulatedDevice:
-    """A pipeline that ends the process after the time is over."""
-
-    def on_compile(_: int) -> None:
-        time.sleep(2 * SHORT_S)
+    if key == KEYS[3]:
+        try:
+            Path(os.environ[MARKER]).touch(exist_ok=False)
+        except FileExistsError:
+            threading.Event().wait()
         os.abort()
 
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+@opener
+def open_late(_: int) -> None:
+    """A pipeline that ends the process after the time is over."""
+    time.sleep(2 * SHORT_S)
+    os.abort()
 
 
 def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
@@ -185,28 +174,22 @@ def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
-def open_waiting(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_waiting(key: int) -> None:
     """One pipeline takes until a file is there."""
-
-    def on_compile(key: int) -> None:
-        while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
-            time.sleep(0.01)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
+        time.sleep(0.01)
 
 
-def open_killed_when_saved(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_killed_when_saved(key: int) -> None:
     """One pipeline takes until a file is there; then the process is killed from outside, once."""
     killed = Path(f"{os.environ[MARKER]}-killed")
-
-    def on_compile(key: int) -> None:
-        while key == KEYS[5] and not killed.exists():
-            if Path(os.environ[MARKER]).exists():
-                killed.touch()
-                signal.raise_signal(signal.SIGKILL)
-            time.sleep(0.01)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+    while key == KEYS[5] and not killed.exists():
+        if Path(os.environ[MARKER]).exists():
+            killed.touch()
+            signal.raise_signal(signal.SIGKILL)
+        time.sleep(0.01)
 
 
 def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
@@ -468,9 +451,8 @@ LOADING = threading.Event()
 
 
 @pytest.fixture
-def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def groups(tmp_path: Path, marker: Path) -> Path:
     """A set of two groups, of two pipelines each."""
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     return write_applications(tmp_path / "groups.foz", same=False)
 
 
@@ -481,13 +463,30 @@ def archive(tmp_path: Path) -> Path:
     return path
 
 
-async def supervised(archive: Path, name: str, folder: Path | None = None, **options: Any) -> CompileReport:
-    """Compile the small set in a child that opens its device by a function of this module."""
+async def supervised(
+    archive: Path,
+    name: str,
+    folder: Path | None = None,
+    *,
+    limits: TrialLimits | None = None,
+    stop: trio.Event | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    **options: Any,
+) -> CompileReport:
+    """Compile a set in a child that opens its device by a function of this module; no process is left."""
     before = children()
-    limits = TrialLimits(opener=f"{__name__}:{name}")
-    made = CompileOptions(workers=2, trial_limits=limits, **options)
+    limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
+    made = CompileOptions(trial_limits=limits, **{"workers": 2} | options)
     try:
-        return await compile_supervised([str(archive)], made, cache_directory=folder)
+        return await compile_supervised(
+            [str(archive)],
+            made,
+            cache_directory=folder,
+            stop=stop,
+            on_stage=on_stage,
+            on_progress=on_progress,
+        )
     finally:
         assert children() == before
 
@@ -711,8 +710,7 @@ async def test_progress_ends_with_the_counts_of_the_report(
         return joined(self, report)
 
     monkeypatch.setattr(_Supervisor, "_joined", after_a_death)
-    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
-    report = await compile_supervised([str(archive)], options, cache_directory=cache, on_progress=told.append)
+    report = await supervised(archive, "open_good", cache, on_progress=told.append)
     assert report.outcomes.compiled == 3
     assert (told[-1].compiled, told[-1].hits) == (3, len(KEYS) - 3)
     assert told[-1].done == len(KEYS)
@@ -721,10 +719,7 @@ async def test_progress_ends_with_the_counts_of_the_report(
 async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     stages: list[str] = []
     told: list[Progress] = []
-    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
-    report = await compile_supervised(
-        [str(archive)], options, on_stage=stages.append, on_progress=told.append
-    )
+    report = await supervised(archive, "open_deadly", on_stage=stages.append, on_progress=told.append)
     assert report.outcomes.failed == 4
     trials = [number for number, name in enumerate(stages) if "alone, after" in name]
     assert trials
@@ -835,10 +830,9 @@ async def test_progress_goes_on_with_what_it_knew_before_a_death(
             trials.append(len(told))
             names.append(name)
 
-    options = CompileOptions(
-        workers=1, batch_limit=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly")
+    await supervised(
+        archive, "open_deadly", workers=1, batch_limit=1, on_stage=on_stage, on_progress=told.append
     )
-    await compile_supervised([str(archive)], options, on_stage=on_stage, on_progress=told.append)
     assert "more" not in names[0]
     assert re.fullmatch(r"trying one pipeline and \d+ more alone, after .*", names[-1])  # it looks ahead
     # Of the first death one is to blame: so much is known at the second.
@@ -867,9 +861,8 @@ async def test_too_little_memory_is_named_and_blames_nobody(
     archive: Path, cause: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(MARKER, cause)
-    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_short_of_memory")
     with pytest.raises(MemoryLimitError, match=r"the 1024 MiB .* \(--memory\) are too little"):
-        await compile_supervised([str(archive)], CompileOptions(workers=2, trial_limits=limits))
+        await supervised(archive, "open_short_of_memory", limits=ONE_GIB)
 
 
 async def test_memory_that_the_system_does_not_have_is_no_bug(
@@ -881,8 +874,7 @@ async def test_memory_that_the_system_does_not_have_is_no_bug(
 
 
 async def test_one_that_takes_all_memory_is_blamed(archive: Path) -> None:
-    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_greedy")
-    report = await compile_supervised([str(archive)], CompileOptions(workers=2, trial_limits=limits))
+    report = await supervised(archive, "open_greedy", limits=ONE_GIB)
     assert {each.key: each.reason for each in report.failed} == {
         KEYS[3]: "it takes more memory than the 1024 MiB that a process may have, in a process of its own"
     }
@@ -893,10 +885,8 @@ async def test_one_that_takes_all_memory_is_blamed(archive: Path) -> None:
 async def test_memory_that_is_too_little_for_all_together_blames_nobody(
     archive: Path, tmp_path: Path
 ) -> None:
-    limits = TrialLimits(memory_bytes=1 << 30, opener=f"{__name__}:open_filled")
-    options = CompileOptions(workers=1, trial_limits=limits)
     with pytest.raises(MemoryLimitError):
-        await compile_supervised([str(archive)], options, cache_directory=tmp_path / "cache")
+        await supervised(archive, "open_filled", tmp_path / "cache", workers=1, limits=ONE_GIB)
     assert load_quarantine(tmp_path / "cache", simulated_identity()).profile is None
 
 
@@ -1025,9 +1015,8 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
     ("name", "how"), [("open_killed_thrice", "SIGTERM"), ("open_interrupted_thrice", "SIGINT")]
 )
 async def test_kills_from_outside_cost_no_cache_file(
-    name: str, how: str, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, how: str, archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     cache = tmp_path / "cache"
     await supervised(archive, "open_good", cache)
     # With one cache for all, so that each process loads the file once.
@@ -1041,9 +1030,8 @@ async def test_kills_from_outside_cost_no_cache_file(
 
 @pytest.mark.parametrize("few", [1, len(KEYS)])
 async def test_kills_from_outside_end_a_run_only_where_it_does_not_go_on(
-    few: int, archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    few: int, archive: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
     monkeypatch.setattr(supervisor, "_MOST_FRUITLESS", 1)
     monkeypatch.setattr(supervisor, "_FEW", few)
     compiled = partial(supervised, archive, "open_killed_often", batch_limit=1)
@@ -1071,11 +1059,8 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     name: str, how: str, groups: Path, tmp_path: Path
 ) -> None:
     """Nobody is blamed for what the device of the next group did, and all groups are compiled."""
-    limits = TrialLimits(opener=f"{__name__}:{name}")
-    if name == "open_locked":
-        limits = evolve(limits, pipeline_s=3.0)
-    options = CompileOptions(workers=2, trial_limits=limits)
-    report = await compile_supervised([str(groups)], options, cache_directory=tmp_path / "cache")
+    limits = TrialLimits(pipeline_s=3.0 if name == "open_locked" else None)
+    report = await supervised(groups, name, tmp_path / "cache", limits=limits)
     assert report.supervision is not None
     assert [(each.how, each.blamed) for each in report.supervision.deaths] == [(how, 0)]
     assert report.supervision.processes == 2
@@ -1091,11 +1076,8 @@ async def test_a_death_over_pipelines_condemns_no_file_that_was_loaded_beside(
     cache = tmp_path / "cache"
     with PipelineSet.open(groups) as source:
         held = int(source.groups[1].pipelines.keys[0])
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
-    only = evolve(options, subset=Subset(keys=frozenset({held})))
-    await compile_supervised([str(groups)], only, cache_directory=cache)
-    options = evolve(options, trial_limits=TrialLimits(opener=f"{__name__}:open_hasty"))
-    report = await compile_supervised([str(groups)], options, cache_directory=cache)
+    await supervised(groups, "open_good", cache, workers=1, subset=Subset(keys=frozenset({held})))
+    report = await supervised(groups, "open_hasty", cache, workers=1)
     assert report.supervision is not None
     assert [(each.how, each.blamed) for each in report.supervision.deaths] == [("SIGABRT", 0)]
     counts = report.counts()
@@ -1140,14 +1122,9 @@ async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
-async def test_a_verdict_is_kept_as_soon_as_it_is_known(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+async def test_a_verdict_is_kept_as_soon_as_it_is_known(archive: Path, tmp_path: Path, marker: Path) -> None:
     cache, kept = tmp_path / "cache", trio.Event()
-    limits = TrialLimits(opener=f"{__name__}:open_two_to_judge", pipeline_s=3600.0)
     both = Subset(keys=frozenset([KEYS[1], KEYS[3]]))
-    options = CompileOptions(workers=2, batch_limit=1, subset=both, trial_limits=limits)
 
     def blamed() -> set[int]:
         found = load_quarantine(cache, simulated_identity()).profile
@@ -1162,16 +1139,15 @@ async def test_a_verdict_is_kept_as_soon_as_it_is_known(
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            await compile_supervised([str(archive)], options, cache_directory=cache, stop=kept)
+            await supervised(
+                archive, "open_two_to_judge", cache, batch_limit=1, subset=both, limits=PATIENT, stop=kept
+            )
             nursery.cancel_scope.cancel()
     assert blamed() == {KEYS[1]}
 
 
-async def test_times_are_recorded_while_it_goes_on(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker, cache = tmp_path / "marker", tmp_path / "cache"
-    monkeypatch.setenv(MARKER, str(marker))
+async def test_times_are_recorded_while_it_goes_on(archive: Path, tmp_path: Path, marker: Path) -> None:
+    cache = tmp_path / "cache"
     recorded = durations_path(cache, simulated_identity())
 
     async def look() -> None:
@@ -1207,27 +1183,23 @@ async def test_that_nothing_can_be_saved_is_told_when_compiling_begins(archive: 
     path = cache_path(cache, simulated_identity())
     path.mkdir()  # where a file cannot be put
     stages: list[str] = []
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
-    await compile_supervised([str(archive)], options, cache_directory=cache, on_stage=stages.append)
+    await supervised(archive, "open_deadly", cache, workers=1, on_stage=stages.append)
     told = [each for each in stages if each.startswith("compiling")]
     assert len(told) > 1  # after a death, too
     assert all(each.startswith(f"compiling, but nothing can be saved: {path}: ") for each in told)
 
 
-async def test_trials_that_were_stopped_blame_nobody_and_say_so(
-    archive: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+async def test_trials_that_were_stopped_blame_nobody_and_say_so(archive: Path, marker: Path) -> None:
     stop = trio.Event()
-    limits = TrialLimits(opener=f"{__name__}:open_slow_to_judge", pipeline_s=3600.0)
-    options = CompileOptions(workers=1, trial_limits=limits)
 
     def on_stage(name: str) -> None:
         if "alone, after" in name:
             stop.set()
 
     with trio.fail_after(60):
-        report = await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
+        report = await supervised(
+            archive, "open_slow_to_judge", workers=1, limits=PATIENT, stop=stop, on_stage=on_stage
+        )
     assert report.stopped
     assert not report.failed
     assert report.supervision is not None
@@ -1244,16 +1216,16 @@ async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
 
 
 async def test_what_is_compiled_is_saved_while_the_next_takes_long(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    report = await saved_amid(archive, tmp_path, monkeypatch, "open_waiting")
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_waiting")
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
 
 
 async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    report = await saved_amid(archive, tmp_path, monkeypatch, "open_killed_when_saved")
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_killed_when_saved")
     assert report.supervision is not None
     assert report.supervision.processes == 2
     assert report.cache_file.load_status is LoadStatus.LOADED
@@ -1261,12 +1233,8 @@ async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     assert not any("although the cache was loaded" in each for each in report.notes)
 
 
-async def saved_amid(
-    archive: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, opener: str
-) -> CompileReport:
+async def saved_amid(archive: Path, cache: Path, marker: Path, name: str) -> CompileReport:
     """Compile while something touches the marker once a cache file is there."""
-    marker, cache = folder / "marker", folder / "cache"
-    monkeypatch.setenv(MARKER, str(marker))
 
     async def look() -> None:
         path = cache_path(cache, simulated_identity())
@@ -1279,7 +1247,7 @@ async def saved_amid(
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            report = await supervised(archive, opener, cache, batch_limit=1, merge=merge, save_policy=policy)
+            report = await supervised(archive, name, cache, batch_limit=1, merge=merge, save_policy=policy)
     return report
 
 
@@ -1321,8 +1289,7 @@ async def test_a_driver_that_ends_every_process_is_an_error(archive: Path) -> No
 async def test_stopping_gives_the_report_of_what_was_done(archive: Path) -> None:
     stop = trio.Event()
     stop.set()
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
-    report = await compile_supervised([str(archive)], options, stop=stop)
+    report = await supervised(archive, "open_good", workers=1, stop=stop)
     assert report.stopped or report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
     assert sum(report.counts().values()) == len(KEYS)
     assert {each.kind for each in report.pipelines} == {PipelineKind.COMPUTE}
@@ -1332,9 +1299,7 @@ async def test_stopping_ends_a_device_that_never_opens(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("orchestrator.run.supervisor._STOPPED_OPENING_S", 0.1)
-    stop, before = trio.Event(), children()
-    limits = TrialLimits(opener=f"{__name__}:open_never", call_s=10.0)
-    options = CompileOptions(workers=1, trial_limits=limits)
+    stop = trio.Event()
 
     def on_stage(stage: str) -> None:
         if "opening" in stage:
@@ -1342,14 +1307,12 @@ async def test_stopping_ends_a_device_that_never_opens(
 
     # Without the stop, a second process finds it, too, each after ten seconds.
     with pytest.raises(DeviceError, match=r"from opening the device$"):
-        await compile_supervised([str(archive)], options, stop=stop, on_stage=on_stage)
-    assert children() == before
+        await supervised(
+            archive, "open_never", workers=1, limits=TrialLimits(call_s=10.0), stop=stop, on_stage=on_stage
+        )
 
 
-async def test_stopping_ends_the_search_for_a_culprit(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(MARKER, str(tmp_path / "marker"))
+async def test_stopping_ends_the_search_for_a_culprit(archive: Path, marker: Path) -> None:
     stop = trio.Event()
 
     def on_progress(progress: Progress) -> None:
@@ -1361,37 +1324,30 @@ async def test_stopping_ends_the_search_for_a_culprit(
 
     stages: list[str] = []
     tried: list[tuple[int, int]] = []
-    limits = TrialLimits(opener=f"{__name__}:open_slow_to_judge", pipeline_s=3600.0)
-    options = CompileOptions(workers=1, trial_limits=limits)
-    before = children()
     with trio.fail_after(120):
-        report = await compile_supervised(
-            [str(archive)], options, stop=stop, on_stage=stages.append, on_progress=on_progress
+        report = await supervised(
+            archive,
+            "open_slow_to_judge",
+            workers=1,
+            limits=PATIENT,
+            stop=stop,
+            on_stage=stages.append,
+            on_progress=on_progress,
         )
     assert report.stopped
     assert report.failed == ()
     assert tried[0] == (KEYS[3], 1)
-    assert children() == before
 
 
 async def test_cancelling_leaves_no_process(archive: Path) -> None:
-    before = children()
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_good"))
     with trio.CancelScope() as scope:
-        await compile_supervised([str(archive)], options, on_stage=lambda _: scope.cancel())
+        await supervised(archive, "open_good", workers=1, on_stage=lambda _: scope.cancel())
     assert scope.cancelled_caught
-    assert children() == before
 
 
-async def test_cancelling_saves_what_was_compiled(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    marker, cache, before = tmp_path / "marker", tmp_path / "cache", children()
-    monkeypatch.setenv(MARKER, str(marker))
+async def test_cancelling_saves_what_was_compiled(archive: Path, tmp_path: Path, marker: Path) -> None:
+    cache, told = tmp_path / "cache", list[int]()
     never = SavePolicy(quiet_ns=10**18, overdue_ns=10**18)
-    limits = TrialLimits(opener=f"{__name__}:open_waiting")
-    options = CompileOptions(workers=2, batch_limit=1, save_policy=never, trial_limits=limits)
-    told: list[int] = []
 
     def on_progress(progress: Progress) -> None:
         told.append(progress.done)
@@ -1401,10 +1357,11 @@ async def test_cancelling_saves_what_was_compiled(
 
     with trio.fail_after(120):
         with trio.CancelScope() as scope:
-            await compile_supervised([str(archive)], options, cache_directory=cache, on_progress=on_progress)
+            await supervised(
+                archive, "open_waiting", cache, batch_limit=1, save_policy=never, on_progress=on_progress
+            )
     assert scope.cancelled_caught
     assert told[-1] >= len(KEYS) - 1
-    assert children() == before
     again = await supervised(archive, "open_good", cache)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
@@ -1470,9 +1427,9 @@ def poison(folder: Path, count: int, data: bytes = b"poison") -> None:
 
 
 async def of_binaries(archive: Path, folder: Path, **options: Any) -> tuple[CompileReport, Supervision]:
-    limits = TrialLimits(3.0, opener=f"{__name__}:open_poisoned")
-    made = CompileOptions(mode=CacheMode.BINARIES, trial_limits=limits, **{"workers": 2} | options)
-    report = await compile_supervised([str(archive)], made, cache_directory=folder)
+    report = await supervised(
+        archive, "open_poisoned", folder, mode=CacheMode.BINARIES, limits=TrialLimits(3.0), **options
+    )
     assert report.supervision is not None
     return report, report.supervision
 

@@ -27,27 +27,24 @@ from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from orchestrator.stores.culprits import Cause
-from tests.run.small_sets import compute_keys
+from tests.run.small_sets import MARKER, compute_keys, opener
 
 KEYS = compute_keys()[:6]
 JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]
 
 
-def open_quitter(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_quitter(key: int) -> None:
     """For a trial process: compiling one pipeline ends it as if all were well, another as an error."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            os._exit(0)
-        if key == KEYS[3]:
-            os._exit(7)
-
-    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
+    if key == KEYS[1]:
+        os._exit(0)
+    if key == KEYS[3]:
+        os._exit(7)
 
 
 def open_dying_once(request: DeviceRequest) -> SimulatedDevice:
     """For trial processes: the first one does not get ready."""
-    marker = Path(os.environ["ORCHESTRATOR_TEST_MARKER"])
+    marker = Path(os.environ[MARKER])
     if not marker.exists():
         marker.touch()
         os.abort()
@@ -66,7 +63,7 @@ def open_nothing(request: DeviceRequest) -> SimulatedDevice:
 
 def open_noted(request: DeviceRequest) -> SimulatedDevice:
     """For trial processes, which note that they open it: some pipelines end the process, each in its way."""
-    with Path(os.environ["ORCHESTRATOR_TEST_MARKER"]).open("a") as marker:
+    with Path(os.environ[MARKER]).open("a") as marker:
         marker.write("opened\n")
     opener = os.getpid()
 
@@ -87,14 +84,11 @@ def open_with_thread(request: DeviceRequest) -> SimulatedDevice:
     return open_noted(request)
 
 
-def open_hanging(request: DeviceRequest) -> SimulatedDevice:
+@opener
+def open_hanging(key: int) -> None:
     """For trial processes: the driver does not come back from one pipeline."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            time.sleep(600)
-
-    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
+    if key == KEYS[1]:
+        time.sleep(600)
 
 
 def children() -> set[str]:
@@ -167,11 +161,9 @@ async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
     fallen: tuple[int, ...],
     processes: int,
     archive: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    marker: Path,
 ) -> None:
-    before, marker = children(), tmp_path / "marker"
-    monkeypatch.setenv("ORCHESTRATOR_TEST_MARKER", str(marker))
+    before = children()
     fell, trials = await looked_ahead(archive, name)
     assert fell == [JOBS[each] for each in fallen]
     assert set(trials.verdicts) == {JOBS[1], JOBS[3], JOBS[4]}
@@ -190,9 +182,8 @@ async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
 
 
 async def test_a_process_that_does_not_get_ready_is_followed_by_another_one(
-    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, marker: Path
 ) -> None:
-    monkeypatch.setenv("ORCHESTRATOR_TEST_MARKER", str(tmp_path / "marker"))
     trials = await tried(archive, "open_dying_once", processes=1)
     assert trials.survived == set(JOBS)
     assert trials.processes == 2
