@@ -45,15 +45,22 @@ from tests.run.support import (
 )
 
 
+def chain(count: int) -> dict[int, list[int]]:
+    """Libraries 0..9, linked by every tenth pipeline of the graphics ones, and a chain among them."""
+    return {index: [index % 10] for index in range(10, count // 2, 7)} | {5: [4], 4: [0]}
+
+
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 @pytest.mark.parametrize("workers", [1, 2, 5])
 async def test_every_topology_leaves_the_same_keys_in_the_primary(mode: CacheMode, workers: int) -> None:
     device = SimulatedDevice()
-    prepared = prepared_set(device)
+    # This device fails a pipeline whose library does not exist.
+    prepared = prepared_set(device, libraries=chain(300))
     primary = device.create_pipeline_cache()
     report = await run_pipelines(device, prepared, RunOptions(workers=workers, mode=mode), primary=primary)
     check_sums(report)
     assert report.compiled == 300
+    assert sorted(np.concatenate([call.indices for call in report.calls]).tolist()) == list(range(300))
     assert report.mode is mode
     assert report.merge is not None
     assert report.merge.warnings == ()
@@ -99,11 +106,11 @@ async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMo
 
 async def test_mode_none_uses_no_cache() -> None:
     device = SimulatedDevice()
-    prepared = prepared_set(device)
+    prepared = prepared_set(device, libraries=chain(300))
     for _ in range(2):
         report = await run_pipelines(device, prepared, RunOptions(workers=2, mode=CacheMode.NONE))
         check_sums(report)
-        assert report.compiled == 300
+        assert report.compiled == sum(len(call.indices) for call in report.calls) == 300
         assert report.merge is None
         assert report.cache_data is None
     assert {call.cache for call in device.calls()} == {""}
@@ -172,22 +179,6 @@ async def test_without_feedback_nothing_counts_as_a_hit() -> None:
         assert any("no creation feedback" in note for note in report.notes)
 
 
-def chain(count: int) -> dict[int, list[int]]:
-    """Libraries 0..9, linked by every tenth pipeline of the graphics ones, and a chain among them."""
-    return {index: [index % 10] for index in range(10, count // 2, 7)} | {5: [4], 4: [0]}
-
-
-@pytest.mark.parametrize("workers", [1, 4])
-async def test_libraries_are_there_before_what_links_them(workers: int) -> None:
-    device = SimulatedDevice()
-    report = await run_pipelines(
-        device, prepared_set(device, libraries=chain(300)), RunOptions(workers=workers)
-    )
-    # The simulated device fails a pipeline whose library does not exist.
-    assert report.failed == ()
-    assert report.compiled == 300
-
-
 async def test_workers_wait_for_a_library_in_flight() -> None:
     # Everything links the first pipeline, so three of four workers find nothing until it was created.
     device = SimulatedDevice()
@@ -235,11 +226,14 @@ async def test_what_links_a_skipped_pipeline_is_skipped() -> None:
 
 async def test_a_call_that_fails_as_a_whole_costs_only_the_pipeline_to_blame() -> None:
     device = RefusingDevice({3: ERROR_OUT_OF_HOST_MEMORY, 200: ERROR_UNKNOWN})
-    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2))
+    prepared = prepared_set(device, libraries={100: [3]})
+    options = RunOptions(workers=2, schedule=ScheduleOptions(expect_hits=1.0))
+    report = await run_pipelines(device, prepared, options)
     check_sums(report)
-    assert [each.index for each in report.failed] == [3, 200]
+    assert [each.index for each in report.failed] == [3, 100, 200]
     assert "vkCreateGraphicsPipelines" in report.failed[0].reason
-    assert report.compiled == 298
+    assert "links pipeline 3" in report.failed[1].reason
+    assert report.compiled == 297
     assert set(device.compile_counts.values()) == {1}
 
 
@@ -403,26 +397,19 @@ async def test_an_empty_set_is_a_run_too(mode: CacheMode) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "flagged", "complaint"),
+    ("mode", "complaint"),
     [
-        (CacheMode.NONE, False, "no cache"),
-        (CacheMode.SHARED, True, "internally synchronized"),
-        (CacheMode.TWO_LEVEL, True, "internally synchronized"),
+        (CacheMode.NONE, "no cache"),
+        (CacheMode.SHARED, "internally synchronized"),
+        (CacheMode.TWO_LEVEL, "two-level.*internally synchronized"),
     ],
 )
-async def test_a_primary_that_the_mode_cannot_use_is_refused(
-    mode: CacheMode, flagged: bool, complaint: str
-) -> None:
+async def test_a_primary_that_the_mode_cannot_use_is_refused(mode: CacheMode, complaint: str) -> None:
     device = SimulatedDevice()
-    primary = device.create_pipeline_cache(externally_synchronized=flagged)
-    with pytest.raises(ValueError, match=complaint):
-        await run_pipelines(device, prepared_set(device), RunOptions(mode=mode), primary=primary)
-
-
-async def test_initial_data_without_a_cache_is_refused() -> None:
-    device = SimulatedDevice()
-    with pytest.raises(ValueError, match="no cache"):
-        await run_pipelines(device, prepared_set(device), RunOptions(mode=CacheMode.NONE), primary=b"data")
+    flagged = device.create_pipeline_cache(externally_synchronized=True)
+    for primary in (flagged, b"data") if mode is CacheMode.NONE else (flagged,):
+        with pytest.raises(ValueError, match=complaint):
+            await run_pipelines(device, prepared_set(device), RunOptions(mode=mode), primary=primary)
 
 
 async def test_real_time_is_accounted_for() -> None:

@@ -22,7 +22,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import DriverError, ExternalSynchronizationError
 from orchestrator.run.caches import MergedHook, PrimaryGuard, RollingMerge
 from orchestrator.run.execution import run_pipelines
-from orchestrator.run.options import BARRIER, ROLLING, MergePolicy, RunOptions
+from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import open_session
 from orchestrator.schedule import Order, ScheduleOptions
@@ -380,22 +380,6 @@ async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None
         done.set()
         user.join()
     assert device.live_caches == 1
-
-
-@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.NONE])
-async def test_nothing_to_merge_on_the_way_is_a_mistake(mode: CacheMode) -> None:
-    device = SimulatedDevice()
-    with pytest.raises(ValueError, match="no worker caches"):
-        await run_pipelines(device, prepared_set(device), RunOptions(mode=mode, merge=ROLLING))
-
-
-async def test_two_level_needs_a_primary_for_all() -> None:
-    device = SimulatedDevice()
-    primary = device.create_pipeline_cache(externally_synchronized=True)
-    with pytest.raises(ValueError, match="two-level"):
-        await run_pipelines(
-            device, prepared_set(device), RunOptions(mode=CacheMode.TWO_LEVEL), primary=primary
-        )
 
 
 async def test_two_level_may_leave_the_merge_to_the_barrier() -> None:

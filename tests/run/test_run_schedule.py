@@ -19,36 +19,10 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 from orchestrator.schedule import scheduler as schedule
-from tests.run.support import MODES_WITH_CACHE, RefusingDevice, check_sums, hits_of, prepared_set, without
+from tests.run.support import MODES_WITH_CACHE, check_sums, prepared_set, without
 from tests.schedule.machine import drain
 
 WHAT = "create_pipelines"
-
-
-@pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
-async def test_everything_is_created_once(mode: CacheMode) -> None:
-    device = SimulatedDevice()
-    libraries = {200: [3, 4], 201: [3], 210: [200]}
-    prepared = prepared_set(device, 300, libraries)
-    report = await run_pipelines(device, prepared, RunOptions(workers=4, mode=mode))
-    check_sums(report)
-    assert report.compiled == 300
-    created = np.concatenate([call.indices for call in report.calls])
-    assert sorted(created.tolist()) == list(range(300))
-    if mode is not CacheMode.NONE:
-        assert report.cache_data is not None
-        assert await hits_of(report.cache_data) == 300
-    device.close()
-
-
-async def test_a_refused_pipeline_does_not_take_its_batch_with_it() -> None:
-    device = RefusingDevice({7: -13, 150: -13})
-    prepared = prepared_set(device, 300, {200: [7]})
-    options = ScheduleOptions(expect_hits=1.0)
-    report = await run_pipelines(device, prepared, RunOptions(workers=2, schedule=options))
-    check_sums(report)
-    assert [each.index for each in report.failed] == [7, 150, 200]
-    assert "links pipeline 7" in report.failed[2].reason
 
 
 async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:

@@ -203,29 +203,12 @@ async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
     assert await hits_of(data, 20) == len(recorder.order) == 1
 
 
-async def test_a_bug_in_a_worker_comes_out_as_itself() -> None:
-    def broken(_key: int) -> None:
-        raise ZeroDivisionError
-
-    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
-    sessions = []
-
-    async def wait() -> None:
-        async with open_session(device, prepared_set(device), RunOptions(workers=3)) as session:
-            sessions.append(session)
-            await session.submit(range(300))
-            await trio.sleep_forever()
-
-    with pytest.raises(ZeroDivisionError):
-        await wait()
-    (session,) = sessions
-    assert device.live_caches == 0
-    with pytest.raises(trio.BrokenResourceError):
-        await session.finish()
-
-
 async def _leave(_session: PipelineSession) -> None:
     """Wait at the end of the block."""
+
+
+async def _sleep(_session: PipelineSession) -> None:
+    await trio.sleep_forever()
 
 
 async def _submit(session: PipelineSession) -> None:
@@ -239,7 +222,7 @@ async def _draw(session: PipelineSession) -> None:
         await session.submit(5)
 
 
-@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _submit, _draw])
+@pytest.mark.parametrize("use", [PipelineSession.finish, _leave, _sleep, _submit, _draw])
 async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
     use: Callable[[PipelineSession], Awaitable[object]],
 ) -> None:
@@ -247,14 +230,19 @@ async def test_a_bug_in_a_worker_comes_out_alone_whatever_the_block_waits_for(
         raise ZeroDivisionError
 
     device = SimulatedDevice(SimulatedOptions(on_compile=broken))
+    sessions = []
 
     async def used() -> None:
         async with open_session(device, prepared_set(device), RunOptions(workers=3)) as session:
+            sessions.append(session)
             await session.submit(range(300))
             await use(session)
 
     with trio.fail_after(60), pytest.raises(ZeroDivisionError):
         await used()
+    assert device.live_caches == 0
+    with pytest.raises(trio.BrokenResourceError):
+        await sessions[0].finish()
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from orchestrator.run.session import DeviceLostError, PipelineSession, open_sess
 from orchestrator.run.session_thread import SessionThread, Ticket, start_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from tests.drivers import REPOSITORY, each_device
-from tests.run.support import check_sums, hits_of, losing_device, prepared_set
+from tests.run.support import check_sums, losing_device, prepared_set
 from tests.run.test_session import ONE
 
 LIMIT_S = 60.0
@@ -569,15 +569,6 @@ def test_a_program_that_forgets_its_session_ends_all_the_same() -> None:
     printed = printed_by(_FORGOTTEN)
     assert printed.startswith("ended ")
     assert printed.endswith(" 0\n")
-
-
-def test_the_primary_s_data_is_the_next_run_s() -> None:
-    device = SimulatedDevice()
-    with start_session((device, prepared_set(device)), RunOptions(workers=2)) as session:
-        session.submit(range(150))
-    data = session.ended.result().cache_data
-    assert data is not None
-    assert trio.run(hits_of, data) == 150
 
 
 def test_the_primary_may_be_made_for_the_device_that_the_session_opens() -> None:

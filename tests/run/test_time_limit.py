@@ -107,13 +107,6 @@ async def test_batches_in_flight_at_the_end_of_the_time_are_not_lost() -> None:
     assert set(device.compile_counts.values()) == {1}
 
 
-@pytest.mark.parametrize("seconds", [-1.0, float("nan"), float("inf")])
-async def test_a_time_that_is_none_is_refused(seconds: float) -> None:
-    device = SimulatedDevice()
-    with pytest.raises(ValueError, match="0 or more is expected"):
-        await run_pipelines(device, prepared_set(device), RunOptions(time_limit_s=seconds))
-
-
 def sharing_image(count: int, same: int) -> CreateInfoImage:
     """Pipelines of which so many neighbours have one module each, so that their keys can be true."""
     return simulated_image(range(count), modules={index: [index // same] for index in range(count)})
