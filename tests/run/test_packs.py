@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Collection
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,8 +73,32 @@ def dying_driver(_request: DeviceRequest) -> SimulatedDevice:
     return _Dying()
 
 
-async def compiled(opened: PipelineSet, options: CompileOptions, directory: Path) -> CompileReport:
-    return await compile_set(opened, options, cache_directory=directory)
+def report_of(
+    directory: Path,
+    keys: Collection[int] = (),
+    opener: DeviceOpener | None = None,
+    archive: Path | None = None,
+    **options: Any,
+) -> CompileReport:
+    """A set, else the sample, compiled for a simulated device, or those keys of it."""
+    subset = Subset(keys=frozenset(keys)) if keys else WHOLE
+    given: dict[str, Any] = {"selector": "simulated", "subset": subset, **options}
+    with PipelineSet.open(archive or sample_path()) as opened:
+        return trio.run(
+            partial(compile_set, opened, CompileOptions(**given), cache_directory=directory, opener=opener)
+        )
+
+
+def pack_one(place: Path, report: CompileReport, selector: str = "one", key: MacKey | None = None) -> Target:
+    """Let one target grow a pack; its place in it."""
+    GrowingPack.begin(place, key, [selector]).finish([TargetResult(selector, report)])
+    (target,) = Pack.open(place, key).manifest.targets
+    return target
+
+
+def sample_keys() -> list[int]:
+    with PipelineSet.open(sample_path()) as opened:
+        return sorted(each.key for each in opened.pipelines)
 
 
 def held(pack: Pack) -> frozenset[int]:
@@ -80,34 +106,35 @@ def held(pack: Pack) -> frozenset[int]:
     return keys_in(pack.read_cache(one)[PREFIX_HEADER_SIZE:])
 
 
+def states(pack: Path, key: MacKey | None = None) -> dict[str, tuple[bool, str]]:
+    """Of each target of a whole pack, whether it has a cache, and its problem."""
+    opened = Pack.open(pack, key)
+    assert list(opened.problems()) == []
+    return {each.selector: (each.cache is not None, each.problem) for each in opened.manifest.targets}
+
+
+UNFINISHED = (False, "not finished: run the same command again")
+
+
 def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     place, selectors = tmp_path / "pack", ("simulated", "other", "gone")
 
     def result(selector: str) -> TargetResult:
-        def opener(request: DeviceRequest) -> SimulatedDevice:
-            return other_driver(request) if selector == "other" else SimulatedDevice()
-
-        async def run() -> CompileReport:
-            with PipelineSet.open(sample_path()) as opened:
-                return await compile_set(opened, cache_directory=place, opener=opener)
-
-        return TargetResult(selector, trio.run(run))
+        opener = other_driver if selector == "other" else lambda _: SimulatedDevice()
+        return TargetResult(selector, report_of(place, opener=opener))
 
     def there() -> dict[str, tuple[bool, str]]:
-        """Of each target whether it has a cache, and its problem; what a run that is killed now leaves."""
-        pack = Pack.open(place, KEY)
-        assert list(pack.problems()) == []
-        return {each.selector: (each.cache is not None, each.problem) for each in pack.manifest.targets}
+        """What a run that is killed now leaves."""
+        return states(place, KEY)
 
-    missing = (False, "not finished: run the same command again")
     pack = GrowingPack.begin(place, KEY, selectors)
-    assert there() == dict.fromkeys(selectors, missing)
+    assert there() == dict.fromkeys(selectors, UNFINISHED)
     first = result("simulated")
     pack.take(first)
-    assert there() == {"simulated": (True, ""), "other": missing, "gone": missing}
+    assert there() == {"simulated": (True, ""), "other": UNFINISHED, "gone": UNFINISHED}
     # The same command goes on; what it compiles again is not in the pack until it is finished.
     pack = GrowingPack.begin(place, KEY, selectors)
-    assert there() == dict.fromkeys(selectors, missing)
+    assert there() == dict.fromkeys(selectors, UNFINISHED)
     again = result("simulated")
     assert again.report is not None
     assert again.report.outcomes.compiled == 0
@@ -120,33 +147,9 @@ def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
     # One that does not open this time stays what it was, and so does one that is not asked for.
     pack = GrowingPack.begin(place, KEY, ["simulated"])
     stays = {"other": (True, ""), "gone": (False, "it is not here")}
-    assert there() == {"simulated": missing, **stays}
+    assert there() == {"simulated": UNFINISHED, **stays}
     pack.finish([TargetResult("simulated", error=DeviceError("it is not here"))])
     assert there() == {"simulated": (True, ""), **stays}
-
-
-def report_of(
-    directory: Path, keys: Collection[int] = (), opener: DeviceOpener | None = None
-) -> CompileReport:
-    """The sample compiled for a simulated device, or those keys of it."""
-    subset = Subset(keys=frozenset(keys)) if keys else WHOLE
-
-    async def run() -> CompileReport:
-        with PipelineSet.open(sample_path()) as opened:
-            options = CompileOptions(selector="simulated", subset=subset)
-            return await compile_set(opened, options, cache_directory=directory, opener=opener)
-
-    return trio.run(run)
-
-
-def states(pack: Path) -> dict[str, tuple[bool, str]]:
-    """Of each target of a whole pack, whether it has a cache, and its problem."""
-    opened = Pack.open(pack)
-    assert list(opened.problems()) == []
-    return {each.selector: (each.cache is not None, each.problem) for each in opened.manifest.targets}
-
-
-UNFINISHED = (False, "not finished: run the same command again")
 
 
 def test_a_target_of_the_driver_before_is_what_it_was_after_a_kill(tmp_path: Path) -> None:
@@ -239,17 +242,13 @@ def test_what_did_not_open_or_begin_stays_in_the_pack(tmp_path: Path) -> None:
 
 
 def binaries_report(directory: Path, keys: Collection[int] = ()) -> CompileReport:
-    """The sample in mode binaries, or those keys of it."""
-    subset = Subset(keys=frozenset(keys)) if keys else WHOLE
-    options = CompileOptions(selector="simulated", mode=CacheMode.BINARIES, subset=subset)
-    with PipelineSet.open(sample_path()) as opened:
-        return trio.run(compiled, opened, options, directory)
+    return report_of(directory, keys, mode=CacheMode.BINARIES)
 
 
 def packed_binaries(directory: Path, keys: Collection[int] = ()) -> Pack:
     """A pack of `binaries_report`, compiled in a directory of its own."""
     report = binaries_report(directory.with_name(f"{directory.name}-cache"), keys)
-    GrowingPack.begin(directory, KEY, ["simulated"]).finish([TargetResult("simulated", report)])
+    pack_one(directory, report, "simulated", KEY)
     return Pack.open(directory, KEY)
 
 
@@ -263,8 +262,7 @@ def binaries_in(pack: Pack, place: Path) -> set[bytes]:
 
 
 def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     one = packed_binaries(tmp_path / "one", keys[: len(keys) // 2])
     two = packed_binaries(tmp_path / "two", keys[len(keys) // 3 :])
     (joined,) = join_packs([one, two], tmp_path / "all", key_file=key_file(tmp_path))
@@ -286,9 +284,7 @@ def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
     assert install(pack, "simulated", player, key_file=key_file(tmp_path)).done.binaries_new == 0
     # What is compiled into a pack that has binaries already is added to them.
     cache = GrowingPack.begin(tmp_path / "all", KEY, ["simulated"])
-    with PipelineSet.open(sample_path()) as opened:
-        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), tmp_path / "all")
-    manifest = cache.finish([TargetResult("simulated", report)])
+    manifest = cache.finish([TargetResult("simulated", report_of(tmp_path / "all"))])
     assert manifest.targets[0].cache is not None
     assert manifest.targets[0].binaries == pack.manifest.targets[0].binaries
     assert list(Pack.open(tmp_path / "all", KEY).problems()) == []
@@ -345,7 +341,7 @@ def test_damaged_and_foreign_binaries_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_names_of_one_device_are_one_target(tmp_path: Path) -> None:
-    report = trio.run(compiled, PipelineSet.open(sample_path()), CompileOptions(), tmp_path / "pack")
+    report = report_of(tmp_path / "pack")
     pack = GrowingPack.begin(tmp_path / "pack", None, ["one", "two"])
     manifest = pack.finish([TargetResult("one", report), TargetResult("two", report)])
     assert [each.selector for each in manifest.targets] == ["two"]
@@ -363,12 +359,10 @@ def test_what_a_stopped_run_did_not_try_stays_in_its_pack(tmp_path: Path) -> Non
             )
 
     def packed(report: CompileReport) -> tuple[int, int]:
-        GrowingPack.begin(place, None, ["one"]).finish([TargetResult("one", report)])
-        (target,) = Pack.open(place).manifest.targets
+        target = pack_one(place, report)
         return target.count("created"), target.count("not_run")
 
-    with PipelineSet.open(sample_path()) as opened:
-        created, not_run = packed(trio.run(compiled, opened, CompileOptions(selector="simulated"), place))
+    created, not_run = packed(report_of(place))
     assert (created > 0, not_run) == (True, 0)
     report = trio.run(stopped)
     assert report.counts()[OutcomeStatus.NOT_RUN] >= created
@@ -377,14 +371,12 @@ def test_what_a_stopped_run_did_not_try_stays_in_its_pack(tmp_path: Path) -> Non
 
 def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
     """Nothing, the whole set, or what the first of several saves had."""
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     path = path_in(tmp_path)
 
     def packed(report: CompileReport) -> tuple[int, int]:
         failed = replace(report, cache_file=replace(report.cache_file, error="No space left on device"))
-        GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", failed)])
-        (target,) = Pack.open(tmp_path).manifest.targets
+        target = pack_one(tmp_path, failed)
         (part,) = target.parts
         assert any("not saved: No space left" in each.reason for each in part.left_out) == bool(
             target.count("not_run")
@@ -409,15 +401,13 @@ def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
 
 
 def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     report = report_of(tmp_path)
     places = [int(np.flatnonzero(report.pipelines.keys == key)[0]) for key in keys[:2]]
     report.pipelines.settle(OutcomeStatus.FAILED, dict.fromkeys(places, "the driver"))
 
     def packed(report: CompileReport) -> tuple[int, int]:
-        GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
-        (target,) = Pack.open(tmp_path).manifest.targets
+        target = pack_one(tmp_path, report)
         return target.count("created"), target.count("failed")
 
     created = report.counts()[OutcomeStatus.COMPILED] + report.counts()[OutcomeStatus.CACHE_HIT]
@@ -427,42 +417,36 @@ def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
 
 
 def test_what_a_larger_set_created_since_is_not_left_out_of_the_smaller_one(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     report = report_of(tmp_path, keys[:6])
     places = [int(np.flatnonzero(report.pipelines.keys == key)[0]) for key in keys[:3]]
     report.pipelines.settle(OutcomeStatus.NOT_RUN, dict.fromkeys(places, ""))
     small = replace(part_of(report), chosen="", set_hash="0" * 16)
-    GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report)])
-    manifest = Pack.open(tmp_path).manifest
-    PackWriter(tmp_path).finish(manifest_of([replace(manifest.targets[0], parts=(small,))]))
+    before = pack_one(tmp_path, report)
+    PackWriter(tmp_path).finish(manifest_of([replace(before, parts=(small,))]))
     assert (small.created, Target(selector="", parts=(small,)).count("not_run")) == (3, 3)
-    GrowingPack.begin(tmp_path, None, ["one"]).finish([TargetResult("one", report_of(tmp_path))])
-    (target,) = Pack.open(tmp_path).manifest.targets
+    target = pack_one(tmp_path, report_of(tmp_path))
     (found,) = (each for each in target.parts if each.set_hash == small.set_hash)
     assert (found.created, found.left_out) == (6, ())
 
 
 def test_what_cannot_be_kept_as_binaries_costs_a_pack_none(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     before = packed_binaries(tmp_path / "pack", keys[:5])
     held = binaries_in(before, tmp_path / "before")
     report = binaries_report(tmp_path / "new", keys[5:])
     nothing = replace(report, cache_file=CacheFileRecord())
     assert before.manifest.targets[0].count("created") == 5  # it holds their libraries, too
-    GrowingPack.begin(tmp_path / "pack", KEY, ["simulated"]).finish([TargetResult("simulated", nothing)])
+    target = pack_one(tmp_path / "pack", nothing, "simulated", KEY)
     grown = Pack.open(tmp_path / "pack", KEY)
     assert list(grown.problems()) == []
     assert binaries_in(grown, tmp_path / "after") == held
-    (target,) = grown.manifest.targets
     assert (target.problem, target.count("created")) == ("", len(held))
     created = report.outcomes.compiled + report.outcomes.cache_hits
     (reason,) = (each for part in target.parts for each in part.left_out if each.status == "not_run")
     assert (reason.reason, len(reason.keys)) == ("created, and not kept", created - (len(held) - 5))
     # Where binaries can be kept, all of them are.
-    GrowingPack.begin(tmp_path / "all", KEY, ["one"]).finish([TargetResult("one", report)])
-    assert Pack.open(tmp_path / "all", KEY).manifest.targets[0].count("created") == created
+    assert pack_one(tmp_path / "all", report, key=KEY).count("created") == created
 
 
 def test_a_cache_that_was_not_touched_stays_in_its_pack(tmp_path: Path) -> None:
@@ -471,8 +455,7 @@ def test_a_cache_that_was_not_touched_stays_in_its_pack(tmp_path: Path) -> None:
     report = report_of(tmp_path / "elsewhere")
     for mode in (CacheMode.PER_WORKER, CacheMode.BINARIES):
         nothing = replace(report, cache_file=CacheFileRecord(), mode=mode)
-        GrowingPack.begin(tmp_path, None, ["simulated"]).finish([TargetResult("simulated", nothing)])
-        (target,) = Pack.open(tmp_path).manifest.targets
+        target = pack_one(tmp_path, nothing, "simulated")
         assert target.cache == pack.manifest.targets[0].cache
         assert target.count("created") == pack.manifest.targets[0].count("created")
 
@@ -509,8 +492,7 @@ def test_a_signed_pack_stays_signed(tmp_path: Path) -> None:
 
 
 def test_binaries_grow_by_two_names_of_one_device(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        keys = sorted(each.key for each in opened.pipelines)
+    keys = sample_keys()
     before = binaries_in(packed_binaries(tmp_path / "pack", keys[:5]), tmp_path / "before")
     report = binaries_report(tmp_path / "new", keys[5:])
     pack = GrowingPack.begin(tmp_path / "pack", KEY, ["one", "two"])
@@ -553,9 +535,7 @@ def test_nothing_of_a_target_is_installed_where_a_file_of_it_is_lost(tmp_path: P
     place = tmp_path / "pack"
     packed_binaries(place)
     growing = GrowingPack.begin(place, KEY, ["simulated"])
-    with PipelineSet.open(sample_path()) as opened:
-        report = trio.run(compiled, opened, CompileOptions(selector="simulated"), place)
-    (target,) = growing.finish([TargetResult("simulated", report)]).targets
+    (target,) = growing.finish([TargetResult("simulated", report_of(place))]).targets
     (path,) = (place / each.name for each in target.files if each.name.endswith(f".{lost}"))
     path.unlink()
     with pytest.raises(PackError) as caught:
@@ -657,11 +637,9 @@ def test_pipelines_that_two_sets_share_count_once(tmp_path: Path, mode: CacheMod
     for first in (0, 2):
         archive = tmp_path / f"{first}.foz"
         write_small_set(archive, first, first + 4)
-        options = CompileOptions(selector="simulated", mode=mode)
         for place in (shared, tmp_path / f"own-{first}"):
             growing = GrowingPack.begin(place, None, ["simulated"])
-            with PipelineSet.open(archive) as opened:
-                report = trio.run(compiled, opened, options, place)
+            report = report_of(place, archive=archive, mode=mode)
             growing.finish([TargetResult("simulated", report)])
         both.append(Pack.open(place))
     (own,) = Pack.open(shared).manifest.targets
@@ -821,10 +799,7 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
     packs = []
     for shard in (1, 2):
         directory = tmp_path / f"machine{shard}"
-        with PipelineSet.open(sample_path()) as opened:
-            options = CompileOptions(selector="simulated", workers=2, subset=Subset(shard, 2))
-
-            report = trio.run(compiled, opened, options, directory)
+        report = report_of(directory, workers=2, subset=Subset(shard, 2))
         writer = PackWriter(directory)
         writer.prepare()
         files = writer.files_at(path_in(directory))
@@ -832,11 +807,9 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
         packs.append(Pack.open(directory))
         assert part_of(report).shard == shard
     (joined,) = join_packs(packs, tmp_path / "all")
-    with PipelineSet.open(sample_path()) as opened:
-        assert sum(each.pipelines for each in joined.target.parts) == len(opened.pipelines)
-        install(Pack.open(tmp_path / "all"), "simulated", tmp_path / "player")
-        whole = CompileOptions(selector="simulated", workers=2, mode=None)
-        report = trio.run(compiled, opened, whole, tmp_path / "player")
+    assert sum(each.pipelines for each in joined.target.parts) == len(sample_keys())
+    install(Pack.open(tmp_path / "all"), "simulated", tmp_path / "player")
+    report = report_of(tmp_path / "player", workers=2, mode=None)
     assert report.outcomes.compiled == 0
     assert report.outcomes.cache_hits == joined.target.count("created")
     # Times of both machines came along, and which pipelines the cache file holds: they need no copies of it.
@@ -849,9 +822,7 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
 
 
 def test_a_part_says_what_was_left_out_and_why(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as opened:
-        options = CompileOptions(selector="simulated", workers=1)
-        report = trio.run(compiled, opened, options, tmp_path)
+    report = report_of(tmp_path, workers=1)
     keys = report.pipelines.keys[:3].tolist()
     report.pipelines.settle(OutcomeStatus.FAILED, {0: "the driver", 1: "the driver", 2: "another"})
     made = part_of(report)
