@@ -18,11 +18,12 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport
+from orchestrator.run.records import CompileReport, Progress
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import KIND_OF_TAG, RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 
@@ -129,10 +130,23 @@ def opener(on_compile: Callable[[int], None]) -> Callable[[DeviceRequest], Simul
 
 
 async def compiled(
-    archive: Path, folder: Path | None, opener: Opener, *, stop: trio.Event | None = None, **options: Any
+    archives: Path | Sequence[Path],
+    folder: Path | None = None,
+    opener: DeviceOpener | None = None,
+    *,
+    stop: trio.Event | None = None,
+    on_stage: Callable[[str], None] = lambda _: None,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+    **options: Any,
 ) -> CompileReport:
-    """Compile a set with its cache kept in a folder."""
-    with PipelineSet.open(archive) as source:
+    """Compile a set with its cache kept in a folder, by two workers unless other options are given."""
+    with PipelineSet.open(archives) as source:
         return await compile_set(
-            source, CompileOptions(workers=2, **options), cache_directory=folder, opener=opener, stop=stop
+            source,
+            CompileOptions(**{"workers": 2} | options),
+            cache_directory=folder,
+            opener=opener,
+            stop=stop,
+            on_stage=on_stage,
+            on_progress=on_progress,
         )

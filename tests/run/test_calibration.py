@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +11,16 @@ import pytest
 import trio
 
 from orchestrator.devices.device import CacheMode, Device
-from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run.compile import compile_set
-from orchestrator.run.keeping import decide
-from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy
+from orchestrator.run.keeping import Decision, decide
+from orchestrator.run.options import MergePolicy, SavePolicy
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, save_profile
+from tests.run import small_sets
 from tests.run.support import EACH_BATCH
 from tests.stores.profiles import IDENTITY, profile
 
@@ -34,54 +34,51 @@ PROFILE = profile(
 LOADED = ProfileLoad(Path("profile"), PROFILE)
 
 
+def decided(loaded: ProfileLoad[CalibrationProfile] | None = LOADED, **given: Any) -> Decision:
+    """What is decided with both left open, a warm cache and four processors, unless it is given."""
+    return decide(loaded, **{"mode": None, "workers": None, "warm": True, "available": 4} | given)
+
+
 def test_both_left_open_follow_the_temperature() -> None:
-    cold = decide(LOADED, mode=None, workers=None, warm=False, available=4)
+    cold = decided(warm=False)
     assert (cold.mode, cold.workers) == (CacheMode.PER_WORKER, 3)
     assert "2001-09-09" in cold.note
     assert "cold" in cold.note
-    warm = decide(LOADED, mode=None, workers=None, warm=True, available=4)
+    warm = decided()
     assert (warm.mode, warm.workers) == (CacheMode.SHARED, 1)
 
 
 def test_a_calibration_with_fewer_processors_says_nothing_of_the_workers() -> None:
     for warm, mode in ((False, CacheMode.PER_WORKER), (True, CacheMode.SHARED)):
-        grown = decide(LOADED, mode=None, workers=None, warm=warm, available=16)
+        grown = decided(warm=warm, available=16)
         assert (grown.mode, grown.workers, grown.few_for_hits) == (mode, 16, True)
         assert "4 processors, and there are 16 now, so that it does not say how many workers" in grown.note
-        assert decide(LOADED, mode=mode, workers=None, warm=warm, available=16).workers == 16
-        chosen = decide(LOADED, mode=None, workers=5, warm=warm, available=16)
+        assert decided(mode=mode, warm=warm, available=16).workers == 16
+        chosen = decided(workers=5, warm=warm, available=16)
         assert (chosen.workers, chosen.few_for_hits, "how many" in chosen.note) == (5, False, False)
-    shrunk = decide(LOADED, mode=None, workers=None, warm=False, available=2)
+    shrunk = decided(warm=False, available=2)
     assert (shrunk.workers, shrunk.few_for_hits) == (2, False)
 
 
 def test_a_warm_run_takes_batches_of_the_size_that_was_best() -> None:
     loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, batch=32))
-    warm = decide(loaded, mode=None, workers=None, warm=True, available=4)
+    warm = decided(loaded)
     assert warm.batch == 32
     assert "1 worker, batches of 32, by the calibration" in warm.note
-    cold = decide(loaded, mode=None, workers=None, warm=False, available=4)
+    cold = decided(loaded, warm=False)
     assert (cold.batch, "batches" in cold.note) == (None, False)
     # With a topology of the caller's own nothing was measured.
-    assert decide(loaded, mode=CacheMode.SHARED, workers=None, warm=True, available=4).batch is None
-    assert decide(LOADED, mode=None, workers=None, warm=True, available=4).batch is PROFILE.batch
+    assert decided(loaded, mode=CacheMode.SHARED).batch is None
+    assert decided().batch is PROFILE.batch
 
 
 def test_a_cache_that_should_hold_all_is_shared_without_a_calibration() -> None:
-    found = decide(None, mode=None, workers=None, warm=True, available=4, held=True)
+    found = decided(None, held=True)
     assert (found.mode, found.workers) == (CacheMode.SHARED, 4)
     assert "expected to hold everything" in found.note
     for changed in ({"warm": False}, {"held": False}, {"mode": CacheMode.PER_WORKER}):
-        asked: dict[str, Any] = {
-            "mode": None,
-            "workers": None,
-            "warm": True,
-            "available": 4,
-            "held": True,
-            **changed,
-        }
-        assert decide(None, **asked).mode is CacheMode.PER_WORKER
-    assert decide(LOADED, mode=None, workers=None, warm=True, available=4, held=True).workers == 1
+        assert decided(None, **{"held": True} | changed).mode is CacheMode.PER_WORKER
+    assert decided(held=True).workers == 1
 
 
 def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_does_not(folder: Path) -> None:
@@ -147,14 +144,12 @@ def test_binaries_are_taken_where_they_were_shown_to_be_faster_and_may_be() -> N
     faster = Choice(mode="binaries", workers=2, words="")
     loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, binaries=faster, batch=32))
     for warm in (False, True):
-        taken = decide(loaded, mode=None, workers=None, warm=warm, available=4, binaries=True)
+        taken = decided(loaded, warm=warm, binaries=True)
         assert (taken.mode, taken.workers, taken.batch) == (CacheMode.BINARIES, 2, None)
         assert "mode binaries and 2 workers, by the calibration of 2001-09-09" in taken.note
     # Where a cache file is needed, or the device has none: what is best with a cache.
-    assert decide(loaded, mode=None, workers=None, warm=True, available=4).mode is CacheMode.SHARED
-    assert decide(LOADED, mode=None, workers=None, warm=True, available=4, binaries=True).mode is (
-        CacheMode.SHARED
-    )
+    assert decided(loaded).mode is CacheMode.SHARED
+    assert decided(binaries=True).mode is (CacheMode.SHARED)
 
 
 def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
@@ -176,16 +171,16 @@ def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
 
 
 def test_what_the_caller_chose_stays() -> None:
-    given = decide(LOADED, mode=None, workers=7, warm=True, available=4)
+    given = decided(workers=7)
     assert (given.mode, given.workers) == (CacheMode.SHARED, 7)
-    other = decide(LOADED, mode=CacheMode.TWO_LEVEL, workers=None, warm=True, available=4)
+    other = decided(mode=CacheMode.TWO_LEVEL)
     assert (other.mode, other.workers, other.note) == (CacheMode.TWO_LEVEL, 4, "")
-    same = decide(LOADED, mode=CacheMode.SHARED, workers=None, warm=True, available=4)
+    same = decided(mode=CacheMode.SHARED)
     assert (same.mode, same.workers, same.note) == (CacheMode.SHARED, 1, "")
 
 
 def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
-    found = decide(LOADED, mode=None, workers=None, warm=False, available=2)
+    found = decided(warm=False, available=2)
     assert found.workers == 2
     assert "made with 4 processors, and there are 2 now" in found.note
 
@@ -193,17 +188,17 @@ def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
 def test_without_a_profile_the_note_says_how_to_get_one() -> None:
     nothing: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("a pack/profile"), None)
     for loaded, place in ((None, ""), (nothing, " --cache-dir 'a pack'")):
-        found = decide(loaded, mode=None, workers=None, warm=True, available=4, selector="radv:navi21")
+        found = decided(loaded, selector="radv:navi21")
         assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 4)
         assert f"`orchestrator calibrate --device radv:navi21{place}`" in found.note
-    bad = decide(ProfileLoad(Path(), None, "it is damaged"), mode=None, workers=2, warm=False, available=4)
+    bad = decided(ProfileLoad(Path(), None, "it is damaged"), workers=2, warm=False)
     assert bad.workers == 2
     assert "it is damaged" in bad.note
 
 
 def test_a_cache_that_keeps_nothing_is_never_warm() -> None:
     profile = msgspec.structs.replace(PROFILE, warm=None)
-    found = decide(ProfileLoad(Path(), profile), mode=None, workers=None, warm=True, available=4)
+    found = decided(ProfileLoad(Path(), profile))
     assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 3)
 
 
@@ -212,7 +207,7 @@ def test_a_cache_that_keeps_nothing_is_never_warm() -> None:
 )
 def test_a_choice_that_is_missing_or_unknown_is_none(choice: Choice | None) -> None:
     profile = msgspec.structs.replace(PROFILE, cold=choice, warm=None)
-    found = decide(ProfileLoad(Path(), profile), mode=None, workers=None, warm=False, available=4)
+    found = decided(ProfileLoad(Path(), profile), warm=False)
     assert found.mode is CacheMode.PER_WORKER
     assert "no calibration" in found.note
 
@@ -225,40 +220,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def compiled(
-    folder: Path | None,
-    *,
-    mode: CacheMode | None = None,
-    merge: MergePolicy | None = None,
-    save_policy: SavePolicy = SavePolicy(),  # noqa: B008 - frozen
-    workers: int | None = None,
-    cache_file_needed: bool = False,
-    device: Device | None = None,
-    selector: str = "simulated",
-    subset: Subset = WHOLE,
+    folder: Path | None, *, device: Device | None = None, selector: str = "simulated", **options: Any
 ) -> CompileReport:
     """Compile the sample, on the simulated device unless another one is named."""
-
-    def opener(_request: DeviceRequest) -> Device:
-        return device or SimulatedDevice()
-
-    async def main() -> CompileReport:
-        with PipelineSet.open(sample_path()) as source:
-            return await compile_set(
-                source,
-                CompileOptions(
-                    mode=mode,
-                    merge=merge,
-                    save_policy=save_policy,
-                    workers=workers,
-                    cache_file_needed=cache_file_needed,
-                    selector=selector,
-                    subset=subset,
-                ),
-                opener=opener if selector == "simulated" else None,
-                cache_directory=folder,
-            )
-
-    return trio.run(main)
+    opener = (lambda _: device or SimulatedDevice()) if selector == "simulated" else None
+    made = {"selector": selector, "mode": None, "workers": None, **options}
+    return trio.run(partial(small_sets.compiled, sample_path(), folder, opener, **made))
 
 
 def test_a_compile_follows_the_profile_by_whether_a_cache_is_there(folder: Path) -> None:

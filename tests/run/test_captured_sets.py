@@ -7,8 +7,8 @@ the counts that other replayers reach are the least that counts.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +26,6 @@ from orchestrator.devices.image import KINDS
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.run.binaries import HeldPipelines, binary_device
-from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import opened_groups
@@ -35,6 +33,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.drivers import Corpus, each_good_corpus, run_on_device
+from tests.run import small_sets
 
 NAVI21, NAVI31 = "radv:navi21", "radv:navi31"
 # What a reason may name: a thing that a device can lack.
@@ -45,14 +44,7 @@ def compiled(
     path: Path, selector: str, folder: Path | None, mode: CacheMode = CacheMode.PER_WORKER, workers: int = 2
 ) -> CompileReport:
     """Compile a set with its cache kept in a folder."""
-
-    async def main() -> CompileReport:
-        with PipelineSet.open(path) as source:
-            return await compile_set(
-                source, CompileOptions(selector=selector, mode=mode, workers=workers), cache_directory=folder
-            )
-
-    return trio.run(main)
+    return trio.run(partial(small_sets.compiled, path, folder, selector=selector, mode=mode, workers=workers))
 
 
 def counts_of(path: str, selector: str, folder: str, mode: str) -> dict[str, Any]:
@@ -295,23 +287,17 @@ def test_without_a_cache_nothing_hits_and_nothing_is_kept(corpora: Path, tmp_pat
 
 
 @pytest.mark.driver(NAVI21)
-def test_an_archive_of_several_applications_is_compiled_with_the_features_of_each(
+async def test_an_archive_of_several_applications_is_compiled_with_the_features_of_each(
     corpora: Path, tmp_path: Path
 ) -> None:
     """One set recorded with robust access and one without: two groups, every pipeline counted once."""
-    paths: Sequence[Path] = [corpora / "supertuxkart.foz", corpora / "wgpu.foz"]
-
-    async def main() -> CompileReport:
-        with PipelineSet.open(paths) as source:
-            assert len(source.groups) == 2
-            return await compile_set(
-                source, CompileOptions(selector=NAVI21, workers=2), cache_directory=tmp_path
-            )
-
-    report = trio.run(main)
+    paths = [corpora / "supertuxkart.foz", corpora / "wgpu.foz"]
+    with PipelineSet.open(paths) as source:
+        assert len(source.groups) == 2
+    report = await small_sets.compiled(paths, tmp_path, selector=NAVI21)
     assert len(report.set.groups) == len(report.runs) == 2
     counts = report.counts()
     assert sum(counts.values()) == 28 + 476
     assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] == 28 + 316
-    again = trio.run(main)
+    again = await small_sets.compiled(paths, tmp_path, selector=NAVI21)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 28 + 316

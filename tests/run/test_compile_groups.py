@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,25 +29,15 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.cache_file import LoadResult
 from orchestrator.stores.run_notes import read_feature_groups
-from tests.run.small_sets import BLUR, Opener, Watched, write_applications
+from tests.run.small_sets import BLUR, Opener, Watched, compiled, write_applications
 
 NAVI21 = "radv:navi21"
 
 
-def compiled(path: Path, folder: Path, opener: Opener | None = None, selector: str = "") -> CompileReport:
-    async def main() -> CompileReport:
-        with PipelineSet.open(path) as source:
-            return await compile_set(
-                source, CompileOptions(workers=1, selector=selector), cache_directory=folder, opener=opener
-            )
-
-    return trio.run(main)
-
-
-def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
+async def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
     path = write_applications(tmp_path / "set.foz")
     opener = Opener(options={"keys_depend_on": frozenset({"VkPhysicalDeviceFeatures::robustBufferAccess"})})
-    report = compiled(path, tmp_path / "cache", opener=opener)
+    report = await compiled(path, tmp_path / "cache", opener, workers=1)
     # Each application's own: to this driver the same pipeline is another one with robust access.
     assert report.counts()[OutcomeStatus.COMPILED] == 2
     assert sum(len(run) for run in report.runs) == 4
@@ -59,24 +50,23 @@ def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> None:
     assert problem == ""
     assert [each.request for each in noted] == [each.opened_as.request for each in report.set.groups]
     assert [each.pipelines for each in noted] == [2, 2]
-    again = compiled(path, tmp_path / "cache", opener=opener)
+    again = await compiled(path, tmp_path / "cache", opener, workers=1)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
     assert read_feature_groups(file) == (noted, "")
 
 
 def test_a_group_that_is_over_holds_no_copy_of_the_cache(tmp_path: Path) -> None:
     path = write_applications(tmp_path / "set.foz")
-    options = CompileOptions(workers=1, mode=CacheMode.PER_WORKER, merge=ROLLING)
 
-    async def main() -> CompileReport:
-        with PipelineSet.open(path) as source:
-            return await compile_set(source, options, cache_directory=tmp_path / "cache", opener=Opener())
+    def run() -> CompileReport:
+        kept = partial(compiled, path, tmp_path / "cache", Opener())
+        return trio.run(partial(kept, workers=1, mode=CacheMode.PER_WORKER, merge=ROLLING))
 
-    trio.run(main)
+    run()
     gc.collect()  # of other tests
     gc.disable()  # what a run leaves refers to itself, and the command line collects it rarely
     try:
-        assert trio.run(main).cache_file.loaded_bytes
+        assert run().cache_file.loaded_bytes
         left = gc.get_objects()
     finally:
         gc.enable()
@@ -197,20 +187,11 @@ def pair(tmp_path: Path) -> Path:
     return path
 
 
-async def ahead(
-    path: Path, opener: Neighbours, folder: Path, stop: trio.Event | None = None
-) -> CompileReport:
-    with PipelineSet.open(path) as source:
-        return await compile_set(
-            source, CompileOptions(workers=1), cache_directory=folder, opener=opener, stop=stop
-        )
-
-
 async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     pair: Path, tmp_path: Path
 ) -> None:
     opener = Neighbours()
-    report = await ahead(pair, opener, tmp_path / "cache")
+    report = await compiled(pair, tmp_path / "cache", opener, workers=1)
     assert opener.told("open", "close") == ["first open", "second open", "first close", "second close"]
     assert [len(run) for run in report.runs] == [2, 2]
     assert [each.opened_as.application for each in report.set.groups] == ["one", "two"]
@@ -229,10 +210,7 @@ async def test_a_group_is_opened_and_decoded_while_the_one_before_it_compiles(
     ]
     # What is kept is what is kept of groups that are opened one after the other.
     plain = tmp_path / "plain"
-    with PipelineSet.open(pair) as source:
-        options = CompileOptions(workers=1, open_ahead=False)
-        alone = Opener()
-        after = await compile_set(source, options, cache_directory=plain, opener=alone)
+    after = await compiled(pair, plain, Opener(), workers=1, open_ahead=False)
     assert after.counts() == report.counts()
     (kept,), (expected,) = (list(each.glob("*.plan")) for each in (tmp_path / "cache", plain))
     assert kept.read_bytes() == expected.read_bytes()
@@ -245,10 +223,7 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     write_applications(path, same=False)
     opener = Neighbours(awaits=("second primary", "first close"))
     told: list[Progress] = []
-    with PipelineSet.open(path) as source:
-        report = await compile_set(
-            source, CompileOptions(workers=1), cache_directory=folder, opener=opener, on_progress=told.append
-        )
+    report = await compiled(path, folder, opener, workers=1, on_progress=told.append)
     # One clock for both.
     assert len({each.started_ns for each in told}) == 1
     elapsed = [each.elapsed_s for each in told]
@@ -273,9 +248,7 @@ async def test_a_group_is_made_ready_and_the_one_before_it_saved_while_others_co
     # The file holds what both compiled, and nobody else saved there.
     assert not any("another process" in each for each in report.notes)
     assert [each.bytes_before > 0 for each in report.cache_file.saves] == [False, True]
-    with PipelineSet.open(path) as source:
-        options = CompileOptions(workers=1, open_ahead=False)
-        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    again = await compiled(path, folder, Opener(), workers=1, open_ahead=False)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 4
 
 
@@ -313,24 +286,22 @@ async def test_a_group_without_a_cache_leaves_the_other_its_own(
 ) -> None:
     path, folder = tmp_path / "set.foz", tmp_path / "cache"
     write_applications(path, same=False)
-    options = CompileOptions(workers=1, mode=mode, merge=merge, open_ahead=open_ahead)
-    with PipelineSet.open(path) as source:
-        opener = OneCreatesNoCache(place=place)
-        report = await compile_set(source, options, cache_directory=folder, opener=opener)
-        assert report.counts()[OutcomeStatus.COMPILED] == 4
-        kept = report.runs[1 - place].mode
-        assert [each.mode is CacheMode.NONE for each in report.runs] == [place == 0, place == 1]
-        assert report.mode is kept is not CacheMode.NONE
-        (note,) = (each for each in report.notes if "creates no pipeline cache" in each)
-        assert "for this group" in note
-        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    options: dict[str, Any] = {"workers": 1, "mode": mode, "merge": merge, "open_ahead": open_ahead}
+    report = await compiled(path, folder, OneCreatesNoCache(place=place), **options)
+    assert report.counts()[OutcomeStatus.COMPILED] == 4
+    kept = report.runs[1 - place].mode
+    assert [each.mode is CacheMode.NONE for each in report.runs] == [place == 0, place == 1]
+    assert report.mode is kept is not CacheMode.NONE
+    (note,) = (each for each in report.notes if "creates no pipeline cache" in each)
+    assert "for this group" in note
+    again = await compiled(path, folder, Opener(), **options)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == again.counts()[OutcomeStatus.COMPILED] == 2
 
 
 async def test_what_a_group_has_in_common_with_the_one_before_it_is_compiled_once(
     pair: Path, tmp_path: Path
 ) -> None:
-    report = await ahead(pair, Neighbours(), tmp_path / "cache")
+    report = await compiled(pair, tmp_path / "cache", Neighbours(), workers=1)
     assert [each.cache_hits for each in report.runs] == [0, 2]
     prepared = [each.overlapped for each in report.stages if each.name == "cache_load"]
     assert prepared == [False, False]
@@ -350,9 +321,7 @@ async def test_groups_are_opened_one_after_the_other_where_something_speaks_for_
     bounds: dict[str, Any], pair: Path, tmp_path: Path
 ) -> None:
     opener = Neighbours(awaits=("", ""))
-    with PipelineSet.open(pair) as source:
-        options = CompileOptions(workers=1, **bounds)
-        report = await compile_set(source, options, cache_directory=tmp_path, opener=opener)
+    report = await compiled(pair, tmp_path, opener, workers=1, **bounds)
     assert opener.told("open", "close") == ["first open", "first close", "second open", "second close"]
     assert [len(run) for run in report.runs] == [2, 2]
 
@@ -362,7 +331,7 @@ async def test_groups_are_opened_one_after_the_other_where_memory_is_short(
 ) -> None:
     monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: True)
     opener = Neighbours(awaits=("", ""))
-    await ahead(pair, opener, tmp_path / "cache")
+    await compiled(pair, tmp_path / "cache", opener, workers=1)
     assert opener.told("open", "close") == ["first open", "first close", "second open", "second close"]
 
 
@@ -374,9 +343,9 @@ async def test_a_group_that_cannot_be_opened_leaves_what_compiled_meanwhile(
 
     opener = Neighbours(at_the_second=refuse)
     with pytest.raises(DeviceError, match="one device at a time"):
-        await ahead(pair, opener, tmp_path / "cache")
+        await compiled(pair, tmp_path / "cache", opener, workers=1)
     assert opener.told("open", "close") == ["first open", "first close"]
-    again = await ahead(pair, Neighbours(), tmp_path / "cache")
+    again = await compiled(pair, tmp_path / "cache", Neighbours(), workers=1)
     assert again.runs[0].counts()[OutcomeStatus.CACHE_HIT] == 2
 
 
@@ -396,9 +365,7 @@ async def test_a_group_that_the_driver_gives_no_device_for_fails_alone(
             raise DriverError("vkCreateDevice", -8, "VK_ERROR_FEATURE_NOT_PRESENT")
         return Opener()(request)
 
-    options = CompileOptions(workers=1, open_ahead=open_ahead)
-    with PipelineSet.open(path) as source:
-        report = await compile_set(source, options, cache_directory=folder, opener=refuse_one)
+    report = await compiled(path, folder, refuse_one, workers=1, open_ahead=open_ahead)
     counts = report.counts()
     assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.FAILED]) == (2, 2)
     assert set(report.pipelines.reasons.values()) == {
@@ -407,8 +374,7 @@ async def test_a_group_that_the_driver_gives_no_device_for_fails_alone(
     }
     # The next compile has it again, beside the plan of the other one, and finds what was kept of that.
     assert [*folder.glob("*.plan")]
-    with PipelineSet.open(path) as source:
-        again = await compile_set(source, options, cache_directory=folder, opener=Opener())
+    again = await compiled(path, folder, Opener(), workers=1, open_ahead=open_ahead)
     counts = again.counts()
     assert (counts[OutcomeStatus.CACHE_HIT], counts[OutcomeStatus.COMPILED]) == (2, 2)
 
@@ -417,14 +383,14 @@ async def test_a_compile_that_gets_no_device_at_all_raises(pair: Path, tmp_path:
     def refuse(request: DeviceRequest) -> SimulatedDevice:
         raise DriverError("vkCreateDevice", -3, "VK_ERROR_INITIALIZATION_FAILED")
 
-    with PipelineSet.open(pair) as source, pytest.raises(DriverError, match="VK_ERROR_INITIALIZATION_FAILED"):
-        await compile_set(source, CompileOptions(workers=1), cache_directory=tmp_path, opener=refuse)
+    with pytest.raises(DriverError, match="VK_ERROR_INITIALIZATION_FAILED"):
+        await compiled(pair, tmp_path, refuse, workers=1)
 
 
 async def test_a_stop_closes_the_group_that_was_opened_ahead(pair: Path, tmp_path: Path) -> None:
     token, stop = trio.lowlevel.current_trio_token(), trio.Event()
     opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(stop.set, trio_token=token))
-    report = await ahead(pair, opener, tmp_path / "cache", stop)
+    report = await compiled(pair, tmp_path / "cache", opener, workers=1, stop=stop)
     events = opener.told("open", "close")
     assert events[:2] == ["first open", "second open"]
     assert sorted(events[2:]) == ["first close", "second close"]
@@ -439,7 +405,7 @@ async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path,
     with trio.CancelScope() as scope:
         cancel = scope.cancel
         opener = Neighbours(at_the_second=lambda: trio.from_thread.run_sync(cancel, trio_token=token))
-        await ahead(pair, opener, tmp_path / "cache")
+        await compiled(pair, tmp_path / "cache", opener, workers=1)
     assert scope.cancelled_caught
     events = opener.told("open", "close")
     assert events[:2] == ["first open", "second open"]
@@ -447,10 +413,12 @@ async def test_a_cancellation_closes_the_group_that_was_opened_ahead(pair: Path,
 
 
 @pytest.mark.driver(NAVI21)
-def test_applications_for_which_the_driver_has_another_identity_have_a_file_each(tmp_path: Path) -> None:
+async def test_applications_for_which_the_driver_has_another_identity_have_a_file_each(
+    tmp_path: Path,
+) -> None:
     """RADV gives some games, by their names, options that change pipelineCacheUUID."""
     path = write_applications(tmp_path / "set.foz", [{"name": "a game of no renown"}, {"name": "DOOM"}])
-    report = compiled(path, tmp_path / "cache", selector=NAVI21)
+    report = await compiled(path, tmp_path / "cache", workers=1, selector=NAVI21)
     files = [each.cache_file for each in report.set.groups]
     assert len(set(files)) == 2
     assert sorted(each.overlapped for each in report.stages if each.name == "open") == [False, True]
@@ -460,5 +428,5 @@ def test_applications_for_which_the_driver_has_another_identity_have_a_file_each
         noted, _ = read_feature_groups(each.cache_file)
         assert [one.request for one in noted] == [each.opened_as.request]
     assert any("another pipelineCacheUUID" in each for each in report.notes)
-    again = compiled(path, tmp_path / "cache", selector=NAVI21)
+    again = await compiled(path, tmp_path / "cache", workers=1, selector=NAVI21)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2

@@ -30,17 +30,17 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DriverError
 from orchestrator.run import compile as compile_module
-from orchestrator.run.compile import CompileSchedule, _sample_size, compile_set
+from orchestrator.run.compile import CompileSchedule, _sample_size
 from orchestrator.run.execution import run_pipelines, scheduler_of
-from orchestrator.run.options import CompileOptions, PipelineKeyUse, RunOptions
-from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, RunReport
+from orchestrator.run.options import PipelineKeyUse, RunOptions
+from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from orchestrator.schedule import Assignment, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
-from tests.run.small_sets import Opener
+from tests.run.small_sets import Opener, compiled
 from tests.run.support import without
 
 LIMIT_S = 60.0
@@ -351,19 +351,13 @@ def test_radv_compiles_each_state_once_over_eight_workers() -> None:
     assert savings.by_pipeline_key == len(np.unique(image.keys[alone])) - unique
 
 
-def compiled(path: Path, keys: PipelineKeyUse) -> CompileReport:
-    async def main() -> CompileReport:
-        with PipelineSet.open(path) as source:
-            return await compile_set(source, CompileOptions(selector=NAVI21, workers=4, pipeline_keys=keys))
-
-    return trio.run(main)
-
-
 @pytest.mark.driver(NAVI21)
 @each_good_corpus
-def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
-    counts = {use: compiled(corpus.path, use) for use in (PipelineKeyUse.AUTO, PipelineKeyUse.ALL)}
-    auto, everything = counts.values()
+async def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
+    auto, everything = [
+        await compiled(corpus.path, selector=NAVI21, workers=4, pipeline_keys=use)
+        for use in (PipelineKeyUse.AUTO, PipelineKeyUse.ALL)
+    ]
     # Asking about those of one code alone finds all that asking about everybody does.
     assert auto.counts()[OutcomeStatus.COMPILED] == everything.counts()[OutcomeStatus.COMPILED]
     assert auto.saved.by_pipeline_key == everything.saved.by_pipeline_key
@@ -371,7 +365,7 @@ def test_radv_compiles_each_pipeline_key_once(corpus: Corpus) -> None:
     assert auto.counts()[OutcomeStatus.CACHE_HIT] == auto.saved.by_pipeline_key
 
 
-def test_the_time_to_go_is_told_once_it_is_known() -> None:
+async def test_the_time_to_go_is_told_once_it_is_known() -> None:
     told = threading.Event()
     compiling: list[int] = []
     seen: list[Progress] = []
@@ -387,14 +381,11 @@ def test_the_time_to_go_is_told_once_it_is_known() -> None:
         if one.eta_s is not None:
             told.set()
 
-    async def main() -> CompileReport:
-        with PipelineSet.open(sample_path()) as source:
-            options = CompileOptions(workers=1, mode=CacheMode.SHARED)
-            opener = Opener(options={"on_compile": hold})
-            return await compile_set(source, options, opener=opener, on_progress=progress)
-
+    opener = Opener(options={"on_compile": hold})
     started = time.perf_counter_ns()
-    report = trio.run(main)
+    report = await compiled(
+        sample_path(), opener=opener, workers=1, mode=CacheMode.SHARED, on_progress=progress
+    )
     ended = time.perf_counter_ns()
     known = [each for each in seen if each.eta_s is not None]
     assert any(0 < each.done < each.total for each in known)
@@ -406,16 +397,9 @@ def test_the_time_to_go_is_told_once_it_is_known() -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
+async def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
     """RADV dies of SIGSEGV where it is asked for the key of a graphics pipeline with libraries."""
-
-    async def main() -> CompileReport:
-        with PipelineSet.open(sample_path()) as source:
-            return await compile_set(
-                source, CompileOptions(selector=NAVI21, workers=2, count_duplicate_pipeline_keys=True)
-            )
-
-    runs = trio.run(main).runs
+    runs = (await compiled(sample_path(), selector=NAVI21, count_duplicate_pipeline_keys=True)).runs
     assert runs
     for merge in [each.merge for each in runs]:
         assert merge is not None
@@ -441,18 +425,16 @@ async def test_a_time_limit_is_told_while_calls_are_in_flight(
             told.set()
 
     monkeypatch.setattr(trio, "sleep", until_a_call_is_in_flight)
-    with PipelineSet.open(archive) as source:
-        options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
-        opener = Opener(options={"on_compile": hold})
-        await compile_set(source, options, opener=opener, on_stage=on_stage)
+    opener = Opener(options={"on_compile": hold})
+    await compiled(archive, opener=opener, workers=1, time_limit_s=LIMIT_S, on_stage=on_stage)
     assert stages[-1] == "the time limit is reached: waiting for the driver calls in flight"
 
 
 async def test_a_time_limit_that_is_not_reached_is_not_told(archive: Path) -> None:
     stages: list[str] = []
-    with PipelineSet.open(archive) as source:
-        options = CompileOptions(workers=1, time_limit_s=LIMIT_S)
-        with trio.fail_after(LIMIT_S / 2):  # nor waited for
-            report = await compile_set(source, options, opener=Opener(), on_stage=stages.append)
+    with trio.fail_after(LIMIT_S / 2):  # nor waited for
+        report = await compiled(
+            archive, opener=Opener(), workers=1, time_limit_s=LIMIT_S, on_stage=stages.append
+        )
     assert not report.out_of_time
     assert not any("time limit" in each for each in stages)

@@ -11,13 +11,10 @@ from orchestrator.devices.device import CacheMode, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import OutcomeRecorder, OutcomeStatus, Progress
-from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.sample import sample_path
-from tests.run.small_sets import write_small_set
+from tests.run.small_sets import compiled, write_small_set
 
 SECOND = 1_000_000_000
 
@@ -71,12 +68,10 @@ def test_the_end_has_nothing_to_go(recorder: OutcomeRecorder) -> None:
 @pytest.mark.parametrize("subset", [Subset(), Subset(1, 3), Subset(3, 3)])
 async def test_the_total_is_fixed_and_done_reaches_it(subset: Subset) -> None:
     seen: list[Progress] = []
-    with PipelineSet.open(sample_path()) as source:
-        options = CompileOptions(selector="simulated", workers=2, subset=subset)
-        report = await compile_set(source, options, on_progress=seen.append)
-        # A third of the sample links libraries of the other two, which are then made and not counted.
-        made = sum(len(each) for each in report.runs)
-        assert subset.is_whole or made > len(report.pipelines)
+    report = await compiled(sample_path(), selector="simulated", subset=subset, on_progress=seen.append)
+    # A third of the sample links libraries of the other two, which are then made and not counted.
+    made = sum(len(each) for each in report.runs)
+    assert subset.is_whole or made > len(report.pipelines)
     assert {each.total for each in seen} == {len(report.pipelines)}
     assert [each.done for each in seen] == sorted(each.done for each in seen)
     last = seen[-1]
@@ -107,9 +102,14 @@ async def test_what_is_in_the_driver_the_longest_is_named_with_its_age(tmp_path:
         if progress.slowest is not None and progress.slowest.age_s >= 0.3:
             devices[-1].release_hangs()
 
-    with PipelineSet.open(tmp_path / "small.foz") as source:
-        options = CompileOptions(workers=1, mode=CacheMode.NONE, batch_limit=1)
-        await compile_set(source, options, opener=opener, on_progress=watch)
+    await compiled(
+        tmp_path / "small.foz",
+        opener=opener,
+        workers=1,
+        mode=CacheMode.NONE,
+        batch_limit=1,
+        on_progress=watch,
+    )
     named = [each.slowest for each in seen if each.slowest is not None]
     assert named[-1].key == slow
     assert named[-1].kind is PipelineKind.COMPUTE

@@ -6,6 +6,7 @@ import enum
 import types
 import typing
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,6 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
 from orchestrator.process import StageClock
-from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import (
     ApiVersion,
     Barrier,
@@ -51,7 +50,6 @@ from orchestrator.run.records import (
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
@@ -288,13 +286,8 @@ SHARDS = [Subset(shard, 3) for shard in (1, 2, 3)]
 
 def part(folder: Path, subset: Subset = WHOLE, **options: Any) -> CompileReport:
     """Compile some of the sample, with a cache in a folder."""
-
-    async def main() -> CompileReport:
-        with PipelineSet.open(sample_path()) as source:
-            settings = CompileOptions(subset=subset, **{"workers": 1, **options})
-            return await compile_set(source, settings, cache_directory=folder, opener=Opener())
-
-    return trio.run(main)
+    made = {"workers": 1, "subset": subset, **options}
+    return trio.run(partial(compiled, sample_path(), folder, Opener(), **made))
 
 
 def subset_of(keys: list[int]) -> Subset:

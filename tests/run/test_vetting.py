@@ -15,9 +15,8 @@ from attrs import frozen
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run import trial
-from orchestrator.run.compile import compile_set
-from orchestrator.run.options import CompileOptions, ModulePolicy
-from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.options import ModulePolicy
+from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.trial import Trials
 from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -213,19 +212,11 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
     assert linked.other in opener.device.compile_counts
 
 
-def compiled_on_radv(name: str) -> CompileReport:
-    async def main() -> CompileReport:
-        with PipelineSet.open(corpora_folder() / name) as source:
-            options = CompileOptions(selector="radv:navi21", workers=2, spirv_val=ModulePolicy.ISOLATE)
-            return await compile_set(source, options)
-
-    return trio.run(main)
-
-
 @pytest.mark.driver("radv:navi21")
-def test_pipelines_that_crash_radv_are_named_and_the_others_compiled() -> None:
+async def test_pipelines_that_crash_radv_are_named_and_the_others_compiled() -> None:
     require_tool("spirv-val")
-    report = compiled_on_radv("sascha_mixed_faults.foz")
+    archive = corpora_folder() / "sascha_mixed_faults.foz"
+    report = await compiled(archive, selector="radv:navi21", spirv_val=ModulePolicy.ISOLATE)
     counts = report.counts()
     assert sum(counts.values()) == 214
     assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] >= 199
