@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -94,6 +95,28 @@ def prepared(
     return device.prepare(identified)
 
 
+async def supplied(
+    provider: SpirvProvider | Callable[[int], object],
+    device: SimulatedDevice | None = None,
+    *,
+    known: Sequence[int] | None = None,
+    of: CreateInfoImage | None = None,
+    primary: bytes = b"",
+    stop: trio.Event | None = None,
+    **options: Any,
+) -> RunReport:
+    """A run of the image of which only identifiers are known, by two workers; it closes the device."""
+    device = device or SimulatedDevice()
+    provider = provider if isinstance(provider, SpirvProvider) else SpirvProvider(provider)  # type: ignore[arg-type]
+    made = RunOptions(**{"workers": 2} | options)
+    report = await run_pipelines(
+        device, prepared(device, provider, known, of), made, primary=primary, stop=stop
+    )
+    check_sums(report)
+    device.close()
+    return report
+
+
 async def primed(mode: CacheMode = CacheMode.SHARED, pipelines: Iterable[int] = range(COUNT)) -> bytes:
     """What a cache holds after pipelines were compiled from their SPIR-V."""
     device = SimulatedDevice()
@@ -111,18 +134,10 @@ def created(report: RunReport) -> int:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 async def test_nobody_is_asked_where_the_cache_has_everything(mode: CacheMode, workers: int) -> None:
-    device = SimulatedDevice()
-    report = await run_pipelines(
-        device,
-        prepared(device, SpirvProvider(refuse)),
-        RunOptions(workers=workers, mode=mode),
-        primary=await primed(),
-    )
-    check_sums(report)
+    report = await supplied(refuse, primary=await primed(), workers=workers, mode=mode)
     assert report.cache_hits == COUNT
     assert report.identifiers is not None
     assert (report.identifiers.created, report.identifiers.missed, report.identifiers.asked) == (COUNT, 0, 0)
-    device.close()
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -133,12 +148,7 @@ async def test_each_shader_is_asked_for_once(
 ) -> None:
     device = SimulatedDevice()
     translator = Translator()
-    report = await run_pipelines(
-        device,
-        prepared(device, SpirvProvider(translator), known),
-        RunOptions(workers=workers, mode=mode),
-    )
-    check_sums(report)
+    report = await supplied(translator, device, known=known, workers=workers, mode=mode)
     assert created(report) == COUNT
     assert set(device.compile_counts.values()) == {1}
     assert Counter(translator.calls) == Counter({each.key: 1 for each in image().modules})
@@ -155,7 +165,6 @@ async def test_each_shader_is_asked_for_once(
         assert least <= record.unknown <= COUNT
     assert record.supplied_bytes == len(SPIRV) * len(image().modules)
     assert record.provider_ns >= record.slowest_ns > 0
-    device.close()
 
 
 def test_a_library_that_many_others_link_is_looked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +208,7 @@ async def test_one_damaged_identifier_is_one_pipelines_fall_back() -> None:
 async def test_a_driver_may_miss_for_no_reason() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(spurious_misses={7, 8, 31})))
     translator = Translator()
-    report = await run_pipelines(
-        device, prepared(device, SpirvProvider(translator)), RunOptions(workers=3), primary=await primed()
-    )
+    report = await supplied(translator, device, primary=await primed(), workers=3)
     assert report.cache_hits == COUNT  # with its code each is found
     record = report.identifiers
     assert record is not None
@@ -209,7 +216,6 @@ async def test_a_driver_may_miss_for_no_reason() -> None:
     # 31 links 30 and 4, and 30 links 3: whoever compiles it may have to see the code of all.
     wanted = {each for pipeline in (7, 8, 31, 30, 3, 4) for each in shaders_of(pipeline)}
     assert sorted(translator.calls) == sorted(wanted)
-    device.close()
 
 
 async def test_hits_never_wait_behind_compiles() -> None:
@@ -219,11 +225,9 @@ async def test_hits_never_wait_behind_compiles() -> None:
         each for each in range(COUNT) if each not in (3, 4)
     ]  # and no libraries, which come before others
     half = [each for each in alone if each % 4 < 2]
-    report = await run_pipelines(
-        device,
-        prepared(device, SpirvProvider(lambda _: SPIRV), of=image(alone)),
-        RunOptions(workers=1, mode=CacheMode.SHARED),
-        primary=await primed(pipelines=half),
+    primary = await primed(pipelines=half)
+    report = await supplied(
+        lambda _: SPIRV, device, of=image(alone), primary=primary, workers=1, mode=CacheMode.SHARED
     )
     operations = [each.operation for each in device.calls()]
     assert "create_identified" not in operations[operations.index("create_pipelines") :]
@@ -231,7 +235,6 @@ async def test_hits_never_wait_behind_compiles() -> None:
     assert created(report) == len(alone)
     assert report.identifiers is not None
     assert report.identifiers.created == len(half)
-    device.close()
 
 
 async def test_the_provider_is_not_called_in_a_workers_thread() -> None:
@@ -250,11 +253,9 @@ async def test_the_provider_is_not_called_in_a_workers_thread() -> None:
 
     translator = Translator(give)
     device = SimulatedDevice(SimulatedOptions(on_compile=compiling))
-    provider = SpirvProvider(translator, concurrency=1)
-    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=1))
+    report = await supplied(SpirvProvider(translator, concurrency=1), device, workers=1)
     assert created(report) == COUNT
     assert translator.most == 1
-    device.close()
 
 
 async def test_async_providers() -> None:
@@ -273,21 +274,15 @@ async def test_async_providers() -> None:
             return await translate(key)
 
     for provider in (translate, Object(), lambda key: translate(key)):
-        device = SimulatedDevice()
-        report = await run_pipelines(
-            device, prepared(device, SpirvProvider(provider, concurrency=3)), RunOptions(workers=2)
-        )
+        report = await supplied(SpirvProvider(provider, concurrency=3))
         assert created(report) == COUNT
         assert 1 <= most <= 3
-        device.close()
 
 
 def broken(how: str) -> Callable[[int], object]:
     def give(key: int) -> object:
         if key != 1003:
             return SPIRV
-        if how == "raises":
-            raise LookupError("no such shader")
         return {
             "gives text": "shader",
             "gives nothing": b"",
@@ -302,7 +297,6 @@ def broken(how: str) -> Callable[[int], object]:
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ("raises", "the provider failed: LookupError: no such shader"),
         ("gives text", "the provider gave str and not bytes"),
         ("gives nothing", "the provider gave what is no SPIR-V: "),
         ("gives no words", "the provider gave what is no SPIR-V: "),
@@ -313,18 +307,19 @@ def broken(how: str) -> Callable[[int], object]:
 async def test_what_a_provider_gets_wrong_is_the_outcome_of_its_pipelines_alone(
     how: str, reason: str
 ) -> None:
-    device = SimulatedDevice()
     translator = Translator(broken(how))
-    report = await run_pipelines(device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2))
-    check_sums(report)
-    assert {each.key for each in report.failed} == {6, 7}
-    for each in report.failed:
-        assert f"shader module {1003:016x}: {reason}" in each.reason
-    assert created(report) == COUNT - 2
+    report = await supplied(translator)
+    assert_two_failed(report, f"shader module {1003:016x}: {reason}")
     assert report.identifiers is not None
     assert report.identifiers.refused == 1
     assert translator.calls.count(1003) == 1
-    device.close()
+
+
+def assert_two_failed(report: RunReport, reason: str) -> None:
+    """All were created but for the two pipelines of shader 1003."""
+    assert {each.key for each in report.failed} == {6, 7}
+    assert all(reason in each.reason for each in report.failed)
+    assert created(report) == COUNT - 2
 
 
 async def test_code_that_the_device_cannot_take_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -336,12 +331,10 @@ async def test_code_that_the_device_cannot_take_is_skipped(monkeypatch: pytest.M
     from orchestrator.devices.request import DeviceRequest, OtherFeatures
 
     device = SimulatedDevice(SimulatedOptions(request=DeviceRequest(others=OtherFeatures.NONE)))
-    translator = Translator(lambda key: bytes(words) if key == 1003 else SPIRV)
-    report = await run_pipelines(device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2))
+    report = await supplied(lambda key: bytes(words) if key == 1003 else SPIRV, device)
     assert {each.key for each in report.skipped} == {6, 7}
     assert all("shaderFloat64" in each.reason for each in report.skipped)
     assert created(report) == COUNT - 2
-    device.close()
 
 
 async def test_a_limit_costs_the_pipelines_that_exceed_it_alone() -> None:
@@ -349,15 +342,12 @@ async def test_a_limit_costs_the_pipelines_that_exceed_it_alone() -> None:
     device = SimulatedDevice()
     described = test_supplied.described(supplied=True)
     bare = build_image(described, described.pipelines, device.capabilities).image
-    provider = SpirvProvider(Translator(lambda _: test_supplied.SHADER))
-    report = await run_pipelines(device, prepared(device, provider, (), bare), RunOptions(workers=2))
-    check_sums(report)
+    report = await supplied(lambda _: test_supplied.SHADER, device, known=(), of=bare)
     assert sorted(each.reason for each in report.failed) == [
         "shader module 0000000000000007: 8 invocations in x, which subgroups of 16 do not fill",
         "shader module 0000000000000007: a workgroup of 0x1x1 invocations",
     ]
     assert created(report) == len(bare) - 2
-    device.close()
 
 
 async def test_a_provider_that_is_stuck_costs_its_pipelines_alone() -> None:
@@ -366,13 +356,8 @@ async def test_a_provider_that_is_stuck_costs_its_pipelines_alone() -> None:
             await trio.sleep_forever()
         return SPIRV
 
-    device = SimulatedDevice()
-    provider = SpirvProvider(translate, timeout_s=0.05, concurrency=1)
-    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
-    assert {each.key for each in report.failed} == {6, 7}
-    assert all("the provider did not give it within 0.05 s" in each.reason for each in report.failed)
-    assert created(report) == COUNT - 2
-    device.close()
+    report = await supplied(SpirvProvider(translate, timeout_s=0.05, concurrency=1))
+    assert_two_failed(report, "the provider did not give it within 0.05 s")
 
 
 async def test_a_thread_that_is_stuck_is_left_behind() -> None:
@@ -409,24 +394,17 @@ async def test_a_run_that_is_stopped_waits_for_no_provider() -> None:
         await trio.sleep_forever()
         raise AssertionError(key)
 
-    device = SimulatedDevice()
-    report = await run_pipelines(
-        device, prepared(device, SpirvProvider(translate)), RunOptions(workers=2), stop=stop
-    )
+    report = await supplied(translate, stop=stop)
     assert report.stopped
     assert report.counts()[OutcomeStatus.NOT_RUN] == COUNT
-    device.close()
 
 
 async def test_a_device_without_identifiers_has_everything_supplied() -> None:
     device = SimulatedDevice(without(shader_module_identifiers=False))
     translator = Translator()
-    report = await run_pipelines(
-        device, prepared(device, SpirvProvider(translator)), RunOptions(workers=2), primary=await primed()
-    )
+    report = await supplied(translator, device, primary=await primed())
     assert report.cache_hits == COUNT
     assert sorted(translator.calls) == sorted(each.key for each in image().modules)
-    device.close()
 
 
 async def test_a_session_asks_for_what_is_submitted() -> None:
@@ -623,10 +601,9 @@ async def test_a_run_ends_where_every_call_is_stuck(threads: bool, monkeypatch: 
             return await real(work, *arguments, **more)  # type: ignore[arg-type]
 
         monkeypatch.setattr(trio.to_thread, "run_sync", run_sync)
-    device = SimulatedDevice()
     provider = SpirvProvider(translate, concurrency=2, timeout_s=0.05 if threads else LIMIT_S)
     with trio.fail_after(LIMIT_S):
-        report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
+        report = await supplied(provider)
     reasons = {each.reason.rpartition("the provider ")[2] for each in report.failed}
     if threads:
         assert len(report.failed) == COUNT
@@ -635,7 +612,6 @@ async def test_a_run_ends_where_every_call_is_stuck(threads: bool, monkeypatch: 
         assert reasons == {"failed: RuntimeError: can't start new thread"}
         assert created(report) == COUNT - len(report.failed)
     go.set()
-    device.close()
 
 
 class Wordless(Exception):
@@ -647,11 +623,18 @@ class Wordless(Exception):
 
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize(
-    "error",
-    [asyncio.CancelledError(), Wordless(), ExceptionGroup("two", [ValueError()])],
+    ("error", "words"),
+    [
+        (LookupError("no such shader"), ": no such shader"),
+        (asyncio.CancelledError(), ""),
+        (Wordless(), ""),
+        (ExceptionGroup("two", [ValueError()]), ""),
+    ],
     ids=lambda each: type(each).__name__,
 )
-async def test_whatever_a_provider_raises_the_others_go_on(error: BaseException, is_async: bool) -> None:
+async def test_whatever_a_provider_raises_the_others_go_on(
+    error: BaseException, words: str, is_async: bool
+) -> None:
     def translate(key: int) -> bytes:
         if key == 1003:
             raise error
@@ -660,13 +643,10 @@ async def test_whatever_a_provider_raises_the_others_go_on(error: BaseException,
     async def translate_later(key: int) -> bytes:
         return translate(key)
 
-    device = SimulatedDevice()
-    provider = SpirvProvider(translate_later if is_async else translate)
-    report = await run_pipelines(device, prepared(device, provider), RunOptions(workers=2))
-    assert {each.key for each in report.failed} == {6, 7}
-    assert all(f"the provider failed: {type(error).__name__}" in each.reason for each in report.failed)
-    assert created(report) == COUNT - 2
-    device.close()
+    report = await supplied(translate_later if is_async else translate)
+    assert_two_failed(report, f"{1003:016x}: the provider failed: {type(error).__name__}{words}")
+    assert report.identifiers is not None
+    assert report.identifiers.refused == 1
 
 
 async def test_a_frame_waits_for_a_provider_and_does_not_spin() -> None:
