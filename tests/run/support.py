@@ -1,12 +1,14 @@
-"""What the tests of runs share: a device with a set, and a driver whose calls can fail as a whole."""
+"""What the tests of runs share: a device with a set, and drivers that fail, tell or wait on demand."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import trio
 from attrs import evolve
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, CreationBatch, PreparedPipelines
@@ -22,6 +24,8 @@ from orchestrator.errors import DriverError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.session import PipelineSession
+from orchestrator.schedule import ScheduleOptions
 
 MODES_WITH_CACHE = (
     CacheMode.SHARED,
@@ -30,6 +34,7 @@ MODES_WITH_CACHE = (
     CacheMode.TWO_LEVEL,
 )
 
+ONE = ScheduleOptions(batch_limit=1)
 EACH_BATCH = MergePolicy(rolling=True, batches=1, gained_bytes=None, age_ns=None)
 
 
@@ -54,6 +59,28 @@ class RefusingDevice(SimulatedDevice):
 def losing_device(pipeline: int) -> SimulatedDevice:
     """A device whose loss is the result of a pipeline: what a driver's `vkCreate*Pipelines` returns."""
     return SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={pipeline: ERROR_DEVICE_LOST})))
+
+
+class Recorder:
+    """Notes what is compiled, in order, and holds the driver in one pipeline if asked to."""
+
+    def __init__(self, hold: int | None = None) -> None:
+        self.order: list[int] = []
+        self.hold = hold
+        self.entered = trio.Event()
+        self.open = threading.Event()
+
+    def __call__(self, key: int) -> None:
+        """Be called by the driver."""
+        self.order.append(key)
+        if key == self.hold:
+            trio.from_thread.run_sync(self.entered.set)
+            assert self.open.wait(60)
+
+
+def recorded(hold: int | None = None) -> tuple[Recorder, SimulatedDevice]:
+    recorder = Recorder(hold)
+    return recorder, SimulatedDevice(SimulatedOptions(on_compile=recorder))
 
 
 def prepared_set(
@@ -102,3 +129,10 @@ def check_sums(report: RunReport) -> None:
         assert call.start_ns + call.wall_ns <= report.barrier.end_ns
     tried = sorted({int(index) for call in calls for index in call.indices})
     assert tried == np.flatnonzero(report.pipelines.worker >= 0).tolist()
+
+
+def report_of(session: PipelineSession) -> RunReport:
+    """The report of a session that has ended."""
+    assert session.report is not None
+    check_sums(session.report)
+    return session.report

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import trio
 import trio.testing
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from tests.run.cancel_storm import Moment
-from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
+from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set, recorded
 
 MOST_STEPS = 400
 
@@ -70,25 +68,9 @@ async def test_cancelled_at_every_step(mode: CacheMode, mock_clock: trio.testing
     assert completed == 3, "the run never got through"
 
 
-class Gate:
-    """Holds the driver inside the compilation of one pipeline."""
-
-    def __init__(self, key: int) -> None:
-        self.key = key
-        self.entered = trio.Event()
-        self.open = threading.Event()
-
-    def __call__(self, key: int) -> None:
-        """Be called by the driver."""
-        if key == self.key:
-            trio.from_thread.run_sync(self.entered.set)
-            assert self.open.wait(60)
-
-
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 async def test_a_call_in_flight_is_waited_for(mode: CacheMode) -> None:
-    gate = Gate(key=40)
-    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    recorder, device = recorded(hold=40)
     primary = device.create_pipeline_cache()
     # All after the held one link it, so that the other worker cannot finish the set meanwhile.
     prepared = prepared_set(device, 100, libraries={index: [40] for index in range(41, 100)})
@@ -104,14 +86,14 @@ async def test_a_call_in_flight_is_waited_for(mode: CacheMode) -> None:
             ended = True
 
         nursery.start_soon(run)
-        await gate.entered.wait()
+        await recorder.entered.wait()
         scope.cancel()
         await trio.testing.wait_all_tasks_blocked()
         assert not ended
         # The primary, one a worker, and in mode two-level a fresh one for each.
         assert device.live_caches == {CacheMode.SHARED: 1, CacheMode.TWO_LEVEL: 5}.get(mode, 3)
         assert 40 not in device.compile_counts
-        gate.open.set()
+        recorder.open.set()
     assert scope.cancelled_caught
     assert device.live_caches == 1
     assert device.compile_counts[40] == 1
@@ -122,8 +104,7 @@ async def test_a_call_in_flight_is_waited_for(mode: CacheMode) -> None:
 
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)
 async def test_stopping_gives_a_report(mode: CacheMode) -> None:
-    gate = Gate(key=40)
-    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    recorder, device = recorded(hold=40)
     prepared = prepared_set(device, 100)
     stop = trio.Event()
     reports: list[RunReport] = []
@@ -133,10 +114,10 @@ async def test_stopping_gives_a_report(mode: CacheMode) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        await gate.entered.wait()
+        await recorder.entered.wait()
         stop.set()
         await trio.testing.wait_all_tasks_blocked()
-        gate.open.set()
+        recorder.open.set()
     (report,) = reports
     check_sums(report)
     assert report.stopped
@@ -148,8 +129,7 @@ async def test_stopping_gives_a_report(mode: CacheMode) -> None:
 
 
 async def test_stopping_wakes_workers_that_wait() -> None:
-    gate = Gate(key=0)
-    device = SimulatedDevice(SimulatedOptions(on_compile=gate))
+    recorder, device = recorded(hold=0)
     prepared = device.prepare(simulated_image(range(9), libraries={index: [0] for index in range(1, 9)}))
     stop = trio.Event()
     reports: list[RunReport] = []
@@ -159,11 +139,11 @@ async def test_stopping_wakes_workers_that_wait() -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(run)
-        await gate.entered.wait()
+        await recorder.entered.wait()
         await trio.testing.wait_all_tasks_blocked()
         stop.set()
         await trio.testing.wait_all_tasks_blocked()
-        gate.open.set()
+        recorder.open.set()
     counts = reports[0].counts()
     assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.NOT_RUN]) == (1, 8)
     assert device.live_caches == 0

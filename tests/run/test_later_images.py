@@ -24,8 +24,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore
 from tests.drivers import each_driver, unsupported
-from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of
-from tests.run.test_session import ONE, recorded, report_of
+from tests.run.support import MODES_WITH_CACHE, ONE, check_sums, hits_of, recorded, report_of
 from tests.schedule.machine import job_graph
 
 LIMIT_S = 60.0

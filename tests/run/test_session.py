@@ -14,40 +14,10 @@ from attrs import evolve
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress, RunReport
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
 from orchestrator.run.session import Allowance, News, PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
-from tests.run.support import MODES_WITH_CACHE, check_sums, hits_of, prepared_set
-
-ONE = ScheduleOptions(batch_limit=1)
-
-
-class Recorder:
-    """Notes what is compiled, in order, and holds the driver in one pipeline if asked to."""
-
-    def __init__(self, hold: int | None = None) -> None:
-        self.order: list[int] = []
-        self.hold = hold
-        self.entered = trio.Event()
-        self.open = threading.Event()
-
-    def __call__(self, key: int) -> None:
-        """Be called by the driver."""
-        self.order.append(key)
-        if key == self.hold:
-            trio.from_thread.run_sync(self.entered.set)
-            assert self.open.wait(60)
-
-
-def recorded(hold: int | None = None) -> tuple[Recorder, SimulatedDevice]:
-    recorder = Recorder(hold)
-    return recorder, SimulatedDevice(SimulatedOptions(on_compile=recorder))
-
-
-def report_of(session: PipelineSession) -> RunReport:
-    assert session.report is not None
-    check_sums(session.report)
-    return session.report
+from tests.run.support import MODES_WITH_CACHE, ONE, hits_of, prepared_set, recorded, report_of
 
 
 @pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])

@@ -15,8 +15,7 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Priority, ScheduleOptions
-from tests.run.support import MODES_WITH_CACHE
-from tests.run.test_session import ONE, recorded, report_of
+from tests.run.support import MODES_WITH_CACHE, ONE, recorded, report_of
 
 
 async def test_cancelled_jobs_are_not_created_and_may_come_again() -> None:

@@ -15,8 +15,16 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
 from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
 from orchestrator.schedule import Followers, Priority, ScheduleOptions
-from tests.run.support import RefusingDevice, check_sums, hits_of, losing_device, prepared_set
-from tests.run.test_session import ONE, recorded, report_of
+from tests.run.support import (
+    ONE,
+    RefusingDevice,
+    check_sums,
+    hits_of,
+    losing_device,
+    prepared_set,
+    recorded,
+    report_of,
+)
 
 
 async def test_kept_pipelines_are_reported_or_taken() -> None:

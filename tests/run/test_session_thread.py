@@ -25,8 +25,7 @@ from orchestrator.run.session import DeviceLostError, PipelineSession, open_sess
 from orchestrator.run.session_thread import SessionThread, Ticket, start_session
 from orchestrator.schedule import Priority, ScheduleOptions
 from tests.drivers import REPOSITORY, each_device
-from tests.run.support import check_sums, losing_device, prepared_set
-from tests.run.test_session import ONE
+from tests.run.support import ONE, check_sums, losing_device, prepared_set
 
 LIMIT_S = 60.0
 OPTIONS = RunOptions(workers=2, keep=True)
