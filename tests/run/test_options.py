@@ -274,11 +274,11 @@ async def test_a_run_does_not_ask_what_its_device_supports() -> None:
     assert not is_device(prepared)
 
 
-async def test_paths_may_be_text_or_paths(tmp_path: Path) -> None:
-    with PipelineSet.open(sample_path()) as pipelines:
+async def test_paths_may_be_text_or_paths(archive: Path, tmp_path: Path) -> None:
+    with PipelineSet.open(archive) as pipelines:
         report = await compile_set(pipelines, opener=simulated_opener(), cache_directory=str(tmp_path))
     assert list(tmp_path.glob("*.pipeline-cache"))
     options = CompileOptions(selector="simulated", workers=1)
-    for archives in ([sample_path()], str(sample_path())):
+    for archives in ([archive], str(archive)):
         again = await compile_supervised(archives, options, cache_directory=str(tmp_path / "supervised"))
         assert sum(again.counts().values()) == sum(report.counts().values())
