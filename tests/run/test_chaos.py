@@ -14,7 +14,7 @@ from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.culprits import Cause
 from tests.run.chaos_set import MEMORY_BYTES, Fate, write_chaos
-from tests.run.test_trial import children
+from tests.run.processes import children
 
 COUNT = int(os.environ.get("ORCHESTRATOR_CHAOS", "64"))
 CAUSES = {

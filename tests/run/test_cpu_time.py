@@ -19,8 +19,8 @@ from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.supervisor import compile_supervised
 from orchestrator.stores.culprits import load_quarantine
+from tests.run.processes import children
 from tests.run.small_sets import compute_keys, opener
-from tests.run.test_trial import children
 
 KEYS = compute_keys()[:6]
 

@@ -23,8 +23,10 @@ import pytest
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
+from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY
 from tests.run.kill_target import COUNT, CULPRIT
+from tests.run.processes import descendants
 from tests.run.small_sets import write_small_set
 
 KILLS = int(os.environ.get("ORCHESTRATOR_KILLS", "2"))
@@ -82,34 +84,12 @@ class Place:
         return len(parse_data(loaded.data, IDENTITY).entries)
 
 
-def descendants(process_id: int) -> list[int]:
-    """Processes that a process started, and those that they started, as the system shows them."""
-    parents: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if fields[0] != "Z":
-            parents.setdefault(int(fields[1]), []).append(int(stat.parent.name))
-    found = parents.get(process_id, [])
-    return [*found, *(each for one in found for each in parents.get(one, []))]
-
-
-def is_alive(process_id: int) -> bool:
-    """Whether a process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for_the_end_of(children: list[int]) -> None:
-    """Wait until processes are gone whose parent is."""
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, children)):
-        assert time.monotonic() < deadline, "a process outlived its parent"
-        time.sleep(0.002)
+def kill(process: subprocess.Popen[str]) -> None:
+    """Kill a parent, and wait until its children are gone, too."""
+    children = descendants(process.pid)
+    process.kill()
+    process.communicate()
+    until(lambda: all(map(is_gone, children)))
 
 
 def assert_undisturbed(found: dict[str, Any]) -> None:
@@ -132,10 +112,7 @@ def test_a_killed_parent_costs_what_was_not_saved(place: Place, seed: int) -> No
     moment = random.Random(seed)
     process = place.start()
     place.wait_for_compiles(process, moment.randrange(COUNT + 2))
-    children = descendants(process.pid)
-    process.kill()
-    process.communicate()
-    wait_for_the_end_of(children)
+    kill(process)
     held = place.held()
     found = place.result(place.start())
     assert_undisturbed(found)
@@ -155,10 +132,7 @@ def test_killing_the_parent_of_one_that_loads_costs_no_cache_file(place: Place) 
         place.forget_compiles()
         process = place.start("loading")
         place.wait_for_compiles(process, 1)
-        children = descendants(process.pid)
-        process.kill()
-        process.communicate()
-        wait_for_the_end_of(children)
+        kill(process)
     assert place.result(place.start())["counts"]["cache_hit"] == COUNT - 1
 
 
@@ -174,6 +148,6 @@ def test_a_killed_child_costs_nothing_but_time(place: Place, seed: int) -> None:
     found = place.result(process)
     assert_undisturbed(found)
     assert found["counts"]["compiled"] == COUNT - 1
-    wait_for_the_end_of(children)  # what was killed with its group is gone a moment later
+    until(lambda: all(map(is_gone, children)))  # what was killed with its group is gone a moment later
     assert place.result(place.start())["counts"]["cache_hit"] == COUNT - 1
     assert list(place.temporary.iterdir()) == []

@@ -67,8 +67,8 @@ from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
+from tests.run.processes import children
 from tests.run.small_sets import MARKER, Watched, compute_keys, opener, write_applications, write_small_set
-from tests.run.test_trial import children
 
 KEYS = compute_keys()[:12]
 SHORT_S = 0.05

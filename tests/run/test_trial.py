@@ -27,6 +27,7 @@ from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from orchestrator.stores.culprits import Cause
+from tests.run.processes import children
 from tests.run.small_sets import MARKER, compute_keys, opener
 
 KEYS = compute_keys()[:6]
@@ -89,19 +90,6 @@ def open_hanging(key: int) -> None:
     """For trial processes: the driver does not come back from one pipeline."""
     if key == KEYS[1]:
         time.sleep(600)
-
-
-def children() -> set[str]:
-    """Child processes of this one, as the system shows them."""
-    found = set()
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[1]) == os.getpid():
-            found.add(stat.parent.name)
-    return found
 
 
 async def tried(archive: Path, name: str = "", processes: int = 2, stop: trio.Event | None = None) -> Trials:
