@@ -17,7 +17,7 @@ import trio
 import trio.testing
 from msgspec.structs import replace
 
-from orchestrator.devices.device import CacheMode, PipelineSource
+from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
 from orchestrator.run.caches import RollingMerge
 from orchestrator.run.keeping import CacheFileStore, CacheKeeper, SaveDecider
 from orchestrator.run.options import MergePolicy, SavePolicy
@@ -269,18 +269,20 @@ async def test_a_damaged_generation_is_replaced_though_nothing_is_new(archive: P
     assert path.read_bytes() == content
 
 
-def keeper_of(path: Path, policy: SavePolicy = NEVER) -> CacheKeeper:
+def keeping(
+    path: Path, keys: frozenset[int] = frozenset(), policy: SavePolicy = NEVER
+) -> tuple[CacheKeeper, PipelineCache]:
+    """A keeper of a file, and a cache in which these were compiled."""
     device = strict_device()
-    return CacheKeeper(
-        CacheFileStore(device, path), LoadResult(LoadStatus.MISSING, path), policy, last_lock_wait_s=0.02
-    )
+    cache = device.create_pipeline_cache()
+    compile_keys(device, cache, keys)
+    missing = LoadResult(LoadStatus.MISSING, path)
+    return CacheKeeper(CacheFileStore(device, path), missing, policy, last_lock_wait_s=0.02), cache
 
 
 def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    keeper = keeper_of(path)
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OURS)
+    keeper, cache = keeping(path, OURS)
     with writer_lock(path, REAL_FILE_OPERATIONS) as held:
         assert held
         keeper.finish(cache, SaveReason.EXIT, len(OURS))
@@ -298,9 +300,8 @@ def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
 def test_a_full_disk_is_tried_again_where_room_was_made(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    keeper, asked, save = keeper_of(cache_path(folder, IDENTITY)), [], CacheFileStore.save
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OURS)
+    keeper, cache = keeping(cache_path(folder, IDENTITY), OURS)
+    asked, save = list[int](), CacheFileStore.save
 
     def failing(number: int) -> Callable[..., SaveReport]:
         def fail(*_: object) -> SaveReport:
@@ -343,9 +344,7 @@ async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(
 
 def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    keeper = keeper_of(path)
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OURS)
+    keeper, cache = keeping(path, OURS)
     lock_path(path).mkdir()
     keeper.finish(cache, SaveReason.EXIT, len(OURS))
     before = CacheFileRecord(path)
@@ -362,9 +361,8 @@ def test_an_error_of_the_last_save_or_of_an_earlier_run_is_kept(folder: Path) ->
 
 def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    keeper = keeper_of(path, SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15))
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OLD)
+    policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
+    keeper, cache = keeping(path, OLD, policy)
     size = keeper.store.device.pipeline_cache_size(cache)
     keeper.merged(cache, RollingMerge(1, len(OLD), (size,), size, 0))
     assert keeper.saves == []
@@ -376,8 +374,7 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
 
 def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    keeper = keeper_of(path)
-    cache = keeper.store.device.create_pipeline_cache()
+    keeper, cache = keeping(path)
     size = keeper.store.device.pipeline_cache_size(cache)
     keeper.merged(cache, RollingMerge(1, 3, (size,), size, 0))
     keeper.finish(cache, SaveReason.EXIT, 5)
@@ -386,9 +383,7 @@ def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(fol
 
 def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
-    keeper = keeper_of(path)
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OURS)
+    keeper, cache = keeping(path, OURS)
     keeper.finish(cache, SaveReason.EXIT, 1)
     keeper.finish(cache, SaveReason.EXIT, 2)
     assert not any(each.merged_with_others for each in keeper.saves)
@@ -405,9 +400,7 @@ def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> N
     save_cache_file(path, IDENTITY, data_of(OLD))
     path.rename(previous_path(path))
     path.mkdir()  # the previous one can be loaded, and this one cannot be looked at
-    keeper = keeper_of(path)
-    cache = keeper.store.device.create_pipeline_cache()
-    compile_keys(keeper.store.device, cache, OURS)
+    keeper, cache = keeping(path, OURS)
     keeper.finish(cache, SaveReason.EXIT, 1)
     (save,) = keeper.saves
     assert save.skipped is not None
