@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ import trio
 from attrs import evolve
 
 from orchestrator.devices.device import ERROR_DEVICE_LOST, CacheMode, CreationBatch, PreparedPipelines
-from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
+from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import (
     DriverBugs,
     SimulatedDevice,
@@ -91,6 +92,25 @@ def prepared_set(
     kinds[count // 2 :] = [PipelineKind.COMPUTE] * (count - count // 2)
     kinds[count * 9 // 10 :] = [PipelineKind.RAY_TRACING] * (count - count * 9 // 10)
     return device.prepare(simulated_image(range(count), kinds=kinds, libraries=libraries))
+
+
+def refuse(key: int) -> bytes:
+    """Give the code of a shader, as a provider that must not be asked."""
+    raise AssertionError(f"the code of {key:016x} was asked for")
+
+
+def identified(
+    device: SimulatedDevice,
+    image: CreateInfoImage,
+    provider: SpirvProvider | None = None,
+    known: Collection[int] | None = None,
+) -> IdentifiedModules:
+    """An image of whose shaders only identifiers are known: of all, or of some."""
+    modules = IdentifiedModules(image, provider or SpirvProvider(refuse), SuppliedCode())
+    for number, module in enumerate(image.modules):
+        if known is None or module.key in known:
+            modules.learn(number, device.driver.module_identifier(module.key))
+    return modules
 
 
 def without(**features: Any) -> SimulatedOptions:

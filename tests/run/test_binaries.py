@@ -19,7 +19,6 @@ from attrs import evolve
 
 from orchestrator.devices.binaries import BinaryProperties, PipelineBinary
 from orchestrator.devices.device import CacheMode
-from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import (
     DriverBugs,
@@ -38,6 +37,7 @@ from orchestrator.run.records import BinariesRecord, OutcomeStatus, RunReport, d
 from orchestrator.run.session import open_session
 from orchestrator.stores.binary_store import BinaryStore, Generation, StoreError, StoreReader
 from tests.drivers import REPOSITORY
+from tests.run.support import identified
 
 OPTIONS = RunOptions(mode=CacheMode.BINARIES, workers=3)
 COUNT = 40
@@ -154,18 +154,6 @@ async def test_identifiers_tell_apart_what_the_drivers_key_does_not(store: Binar
     assert device.wrong_binaries == 0
     source.destroy()
     device.close()
-
-
-def identified(device: SimulatedDevice, of: CreateInfoImage) -> IdentifiedModules:
-    """An image of whose modules only identifiers are known."""
-
-    def refuse(key: int) -> bytes:
-        raise AssertionError(f"the code of {key:016x} was asked for")
-
-    known = IdentifiedModules(of, SpirvProvider(refuse), SuppliedCode())
-    for number, module in enumerate(of.modules):
-        known.learn(number, device.driver.module_identifier(module.key))
-    return known
 
 
 async def test_no_ray_tracing_pipeline_is_found_by_identifiers(store: BinaryStore) -> None:

@@ -28,7 +28,7 @@ from orchestrator.run.session_thread import start_session
 from orchestrator.schedule import Priority
 from orchestrator.sets.image.builder import build_image
 from tests.contract.subject import empty_compute_shader
-from tests.run.support import MODES_WITH_CACHE, check_sums, without
+from tests.run.support import MODES_WITH_CACHE, check_sums, identified, refuse, without
 from tests.sets.needs import test_supplied
 
 COUNT = 40
@@ -73,10 +73,6 @@ class Translator:
                 self._busy -= 1
 
 
-def refuse(key: int) -> bytes:
-    raise AssertionError(f"the code of {key} was asked for")
-
-
 def prepared(
     device: SimulatedDevice,
     provider: SpirvProvider,
@@ -84,15 +80,9 @@ def prepared(
     of: CreateInfoImage | None = None,
 ) -> PreparedPipelines:
     """The image of which only identifiers are known: of all shaders, or of some."""
-    bare = of if of is not None else image()
-    identified = IdentifiedModules(bare, provider, SuppliedCode())
-    if device.features.shader_module_identifiers:
-        with_code = device.prepare(bare)
-        for number, module in enumerate(bare.modules):
-            if known is None or module.key in known:
-                identified.learn(number, device.module_identifiers(with_code, [number])[0])
-        with_code.close()
-    return device.prepare(identified)
+    if not device.features.shader_module_identifiers:
+        known = ()
+    return device.prepare(identified(device, of if of is not None else image(), provider, known))
 
 
 async def supplied(

@@ -28,6 +28,7 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
 from tests.drivers import REPOSITORY, require_tool
+from tests.run.support import refuse
 
 PAGE = (REPOSITORY / "docs" / "identifiers.md").read_text("utf-8")
 EXAMPLES = dict(re.findall(r"```python example=(\w+)\n(.*?)```", PAGE, re.DOTALL))
@@ -176,9 +177,6 @@ def test_binaries_of_whoever_has_the_code_are_found_by_identifiers_alone(tmp_pat
     own.add(
         {key_of(shader): known.of(np.array([module], np.uint64))[0] for shader, module in modules.items()}
     )
-
-    def refuse(key: int) -> bytes:
-        raise AssertionError(f"the code of {key:016x} was asked for")
 
     bare = described(SHADERS)
     assert set(bare.pipelines.keys.tolist()).isdisjoint(int(each.key) for each in first.pipelines)

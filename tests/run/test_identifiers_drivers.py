@@ -28,6 +28,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.kinds import MODULE_IDENTIFIERS
 from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
 from tests.drivers import run_on_device
+from tests.run.support import refuse
 
 NAVI21 = "radv:navi21"
 MESA = b"MESA-BLAKE3".ljust(16, b"\0")
@@ -59,10 +60,6 @@ def without_code(path: Path, folder: Path) -> Path:
                 for key in source.records.keys(tag):
                     writer.add(tag, key, source.records.payload(tag, key))
     return target
-
-
-def refuse(key: int) -> bytes:
-    raise AssertionError(f"the code of {key:016x} was asked for")
 
 
 def identifiers(report: CompileReport) -> IdentifiersRecord:
