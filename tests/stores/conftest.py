@@ -1,9 +1,15 @@
-"""Private permissions for what tests of the stores create, since the stores refuse what others may write."""
+"""Private permissions for what tests of the stores create, since the stores refuse what others may write.
+
+And a directory that is fast.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -14,3 +20,12 @@ def _private_files() -> Iterator[None]:
     before = os.umask(0o077)
     yield
     os.umask(before)
+
+
+@pytest.fixture
+def fast_path() -> Iterator[Path]:
+    """A directory in memory where the system has one: no storage device is killed or fails here."""
+    memory = Path("/dev/shm")
+    directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
+    yield directory
+    shutil.rmtree(directory)

@@ -199,8 +199,8 @@ pytestmark = pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.suffi
 
 
 @pytest.fixture
-def cache_file(tmp_path: Path) -> Path:
-    return cache_path(tmp_path / "cache", IDENTITY)
+def cache_file(fast_path: Path) -> Path:
+    return cache_path(fast_path / "cache", IDENTITY)
 
 
 def path_of(kind: Kind, cache_file: Path) -> Path:

@@ -10,12 +10,9 @@ here too.
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -35,15 +32,6 @@ def count_cases(record_property: Callable[[str, object], None]) -> CountCases:
         record_property(COUNT + suite, what)
 
     return note
-
-
-@pytest.fixture
-def fast_path() -> Iterator[Path]:
-    """A directory in memory where the system has one: no storage device is killed or fails here."""
-    memory = Path("/dev/shm")
-    directory = Path(tempfile.mkdtemp(dir=memory if memory.is_dir() else None))
-    yield directory
-    shutil.rmtree(directory)
 
 
 def run_harness(
