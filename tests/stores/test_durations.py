@@ -21,7 +21,6 @@ from orchestrator.stores.run_notes import (
     durations_path,
     read_durations,
 )
-from tests.stores.samples import flipped_bits, other_lengths
 
 
 def columns(**times: int) -> tuple[Keys, Nanoseconds]:
@@ -58,23 +57,6 @@ def test_the_newest_are_kept_when_there_are_too_many(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("orchestrator.stores.run_notes.MOST_ENTRIES", 3)
     known = durations(k1=1, k2=2, k3=3).updated(np.array([8, 9], np.uint64), np.array([8, 9], np.int64))
     assert known.keys.tolist() == [1, 8, 9]
-
-
-def test_no_flipped_bit_and_no_other_length_is_accepted(tmp_path: Path) -> None:
-    path = tmp_path / "times.durations"
-    add_durations(tmp_path / "times.pipeline-cache", *columns(k1=10, k2=20))
-    good = path.read_bytes()
-    for damaged in flipped_bits(good):
-        path.write_bytes(damaged)
-        read = read_durations(path)
-        assert len(read) == 0
-        assert str(path) in read.problem
-    for damaged in other_lengths(good):
-        path.write_bytes(damaged)
-        assert len(read_durations(path)) == 0
-    path.unlink()
-    path.mkdir()
-    assert read_durations(path).problem
 
 
 def test_a_time_below_0_is_damage(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ from orchestrator.stores.run_notes import (
     read_feature_groups,
 )
 from tests.stores.profiles import key_profile, profile
-from tests.stores.samples import assert_no_open_descriptors
+from tests.stores.samples import assert_no_open_descriptors, flipped_bits, other_lengths
 
 IDENTITY = simulated_identity()
 
@@ -190,7 +190,9 @@ SUBJECTS = {
         _read_identifiers,
     ),
     PLAN: Subject(
-        lambda cache_file, value, operations: save_plan(cache_file, PLANNED, [bytes([value])], operations),
+        lambda cache_file, value, operations: save_plan(
+            cache_file, PLANNED, [bytes([value] * 64)], operations
+        ),
         _read_plan,
     ),
 }
@@ -285,6 +287,20 @@ def test_damage_is_told_and_replaced(kind: Kind, content: bytes, cache_file: Pat
     assert problem
     write(kind, cache_file, 2)
     assert read(kind, cache_file) == (2, "")
+
+
+def test_no_flipped_bit_and_no_other_length_is_accepted(kind: Kind, cache_file: Path) -> None:
+    """Of files that hold numbers; JSON is checked by its types alone."""
+    write(kind, cache_file, 2)
+    path = path_of(kind, cache_file)
+    good = path.read_bytes()
+    if good.startswith(b"{"):
+        return
+    for damaged in (*flipped_bits(good), *other_lengths(good)):
+        path.write_bytes(damaged)
+        value, problem = read(kind, cache_file)
+        assert value == 0
+        assert str(path) in problem or (kind is PLAN and problem)
 
 
 def test_more_than_the_cap_is_not_read(kind: Kind, cache_file: Path) -> None:
