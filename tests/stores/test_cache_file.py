@@ -160,21 +160,6 @@ def test_every_extension_is_refused(tmp_path: Path, tail: bytes) -> None:
     )
 
 
-def test_every_zero_tail_is_refused(tmp_path: Path) -> None:
-    # A file system that lost power may keep a file's size and not its last blocks.
-    content = file_content()
-    for kept in range(len(content)):
-        zeroed = content[:kept] + bytes(len(content) - kept)
-        assert zeroed != content
-        result = offer(tmp_path / "file", zeroed)
-        assert result.status in {
-            LoadStatus.BAD_MAGIC,
-            LoadStatus.UNSUPPORTED_VERSION,
-            LoadStatus.HEADER_DAMAGED,
-            LoadStatus.HASH_MISMATCH,
-        }, kept
-
-
 @pytest.mark.parametrize(
     ("data", "field"),
     [

@@ -215,17 +215,6 @@ def test_small_data_that_was_dropped_is_seen_behind_the_header(tmp_path: Path) -
     assert load_into_cache(device, path)[1].status is LoadStatus.DROPPED_BY_DRIVER
 
 
-def test_a_stub_driver_saves_nothing(tmp_path: Path) -> None:
-    device = device_with(DriverBugs(cache_is_stub=True))
-    cache = device.create_pipeline_cache()
-    hits(device, cache)
-    path = cache_path(tmp_path / "caches", device.identity)
-    report = save_cache_file(path, device.identity, device.pipeline_cache_data(cache).data)
-    assert report.saved_bytes == 0
-    assert report.skipped == "the driver's cache holds nothing: its 32 bytes are a header"
-    assert not path.parent.exists()
-
-
 def test_a_flag_that_the_device_lacks_is_the_callers_error(tmp_path: Path) -> None:
     options = SimulatedOptions()
     device = SimulatedDevice(
