@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.stores.cache_file import cache_path
+from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
 from orchestrator.stores.files.fault_injection import (
@@ -50,7 +51,7 @@ from orchestrator.stores.profile_file import (
     save_key_profile,
     save_profile,
 )
-from orchestrator.stores.pruning import PruneReason, plan_prune
+from orchestrator.stores.pruning import PruneReason, plan_prune, prune
 from orchestrator.stores.run_notes import (
     MadeFor,
     add_contents,
@@ -60,6 +61,7 @@ from orchestrator.stores.run_notes import (
     read_durations,
     read_feature_groups,
 )
+from tests.stores.faults.sets import OURS, data_of
 from tests.stores.profiles import key_profile, profile
 from tests.stores.samples import assert_no_open_descriptors, flipped_bits, other_lengths
 
@@ -368,9 +370,11 @@ def test_one_writer_beside_a_cache_file_at_a_time(
 
 
 def test_what_is_too_old_is_pruned(kind: Kind, cache_file: Path) -> None:
+    """And its cache file, which is younger, is not."""
     write(kind, cache_file, 1)
-    path = path_of(kind, cache_file)
-    now_ns = path.stat().st_mtime_ns + 100
+    save_cache_file(cache_file, IDENTITY, data_of(OURS))
+    path, now_ns = path_of(kind, cache_file), cache_file.stat().st_mtime_ns
+    os.utime(path, ns=(now_ns - 100,) * 2)
     assert plan_prune(path.parent, older_than_ns=100, now_ns=now_ns).items == ()
     (item,) = plan_prune(path.parent, older_than_ns=99, now_ns=now_ns).items
     assert (item.path, item.reason) == (path, PruneReason.OLD)
@@ -380,11 +384,20 @@ def test_what_names_another_build_of_a_driver_here_is_pruned(kind: Kind, cache_f
     """Without the cache file too; what does not name its driver stays until it is old."""
     write(kind, cache_file, 1)
     newer: DeviceIdentity = evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
-    items = plan_prune(cache_file.parent, here=[newer]).items
-    assert [each.reason for each in items] == [PruneReason.OTHER_DRIVER] * kind.names_driver
+    for here in ([IDENTITY], []):
+        assert plan_prune(cache_file.parent, here=here).items == ()
+    plan = plan_prune(cache_file.parent, here=[newer])
+    assert [each.reason for each in plan.items] == [PruneReason.OTHER_DRIVER] * kind.names_driver
     if kind.names_driver:
-        about = msgspec.json.decode(path_of(kind, cache_file).read_bytes())["identity"]
+        path = path_of(kind, cache_file)
+        about = msgspec.json.decode(path.read_bytes())["identity"]
         assert msgspec.convert(about, ProfileIdentity) == ProfileIdentity.of(IDENTITY)
+        assert "driverVersion" in plan.items[0].detail
+        with writer_lock(cache_file) as held:
+            assert held
+            assert [cause for _, cause in prune(plan).failed] == ["a process is saving it"]
+        assert [each.path for each in prune(plan).removed] == [path]
+        assert not path.exists()
 
 
 def test_a_file_leads_to_its_cache_file(kind: Kind, cache_file: Path) -> None:
