@@ -589,9 +589,9 @@ def read_all(directory: Path, expected: dict[int, tuple[str, list[bytes]]]) -> s
         return "set aside" if store.set_aside else "problems" if problems else "clean"
 
 
-def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
+def test_a_flipped_bit_is_found_or_harmless(fast_path: Path) -> None:
     # Each is tried in a process of its own, which must not die of it.
-    path = filled(tmp_path / "good")
+    path = filled(fast_path / "good")
     whole = path.read_bytes()
     expected = {state: found_in(path.parent, state) for state in range(60)}
     noise = random.Random(os.environ.get("ORCHESTRATOR_STORE_SEED", "3"))
@@ -602,7 +602,7 @@ def test_a_flipped_bit_is_found_or_harmless(tmp_path: Path) -> None:
         at = page * 4096 + (noise.randrange(64) if number % 2 else noise.randrange(4096))
         damaged = bytearray(whole)
         damaged[at] ^= 1 << noise.randrange(8)
-        directory = tmp_path / "flipped"
+        directory = fast_path / "flipped"
         shutil.rmtree(directory, ignore_errors=True)
         shutil.copytree(path.parent, directory)
         (directory / STORE_NAME).write_bytes(damaged)

@@ -127,9 +127,9 @@ def test_only_the_driver_version_is_relaxed_and_only_on_request(tmp_path: Path) 
     assert read_cache_file(path, other, LoadPolicy(relax_driver_version=True)).field == "pipelineCacheUUID"
 
 
-def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
+def test_every_flipped_bit_of_a_file_is_refused(fast_path: Path) -> None:
     content = file_content(data=driver_data(payload=b"\x00\xff" * 20))
-    path = tmp_path / "file"
+    path = fast_path / "file"
     for bit, flipped in enumerate(flipped_bits(content)):
         result = offer(path, flipped)
         if bit < 8 * 8:
@@ -143,10 +143,10 @@ def test_every_flipped_bit_of_a_file_is_refused(tmp_path: Path) -> None:
         assert (result.status, result.data) == (expected, b""), bit
 
 
-def test_every_truncation_is_refused(tmp_path: Path) -> None:
+def test_every_truncation_is_refused(fast_path: Path) -> None:
     content = file_content()
     for length in range(len(content)):
-        result = offer(tmp_path / "file", content[:length])
+        result = offer(fast_path / "file", content[:length])
         assert result.status is (LoadStatus.TRUNCATED if length else LoadStatus.EMPTY), length
         assert result.data == b""
 
@@ -242,13 +242,13 @@ def test_data_that_starts_with_zeros_is_saved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("old", [True, False])
-def test_every_fault_while_saving_leaves_a_file_that_loads(tmp_path: Path, old: bool) -> None:
+def test_every_fault_while_saving_leaves_a_file_that_loads(fast_path: Path, old: bool) -> None:
     before, after = driver_data(payload=b"before" * 9), driver_data(payload=b"after" * 99)
     clean = FaultyFileOperations()
-    save_cache_file(tmp_path / "counted" / "file", NAVI21, after, operations=clean)
+    save_cache_file(fast_path / "counted" / "file", NAVI21, after, operations=clean)
     cases = 0
     for operations in sweep(len(clean.calls)):
-        path = tmp_path / str(cases) / "file"
+        path = fast_path / str(cases) / "file"
         if old:
             save_cache_file(path, NAVI21, before)
         failed = report = None
@@ -278,7 +278,7 @@ def test_every_fault_while_saving_leaves_a_file_that_loads(tmp_path: Path, old: 
         # Only a removal that fails itself can leave a temporary, and then the error or the report names it.
         left = [failed.leftover] if failed is not None and failed.leftover is not None else []
         left += [one for one in (report.leftovers if report is not None else ()) if one.suffix == ".tmp"]
-        assert set(temporaries(tmp_path)) <= {one.name for one in left}
+        assert set(temporaries(fast_path)) <= {one.name for one in left}
         for one in left:
             one.unlink(missing_ok=True)
         assert_no_open_descriptors(operations)

@@ -66,9 +66,9 @@ def test_a_time_below_0_is_damage(tmp_path: Path) -> None:
     assert "at byte 40: a compile time is below 0 ns" in read_durations(path).problem
 
 
-def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
+def test_two_processes_lose_no_time_of_each_other(fast_path: Path) -> None:
     """200 rounds in each: every round adds a pipeline of its own to the file that both write."""
-    rounds, cache_file = 200, tmp_path / "device.pipeline-cache"
+    rounds, cache_file = 200, fast_path / "device.pipeline-cache"
     program = (
         "import sys\n"
         "from pathlib import Path\n"
@@ -84,6 +84,6 @@ def test_two_processes_lose_no_time_of_each_other(tmp_path: Path) -> None:
         for first in (0, rounds)
     ]
     assert [each.wait() for each in writers] == [0, 0]
-    known = read_durations(tmp_path / "device.durations")
+    known = read_durations(fast_path / "device.durations")
     assert known.keys.tolist() == list(range(2 * rounds))
     assert known.duration_ns.tolist() == 2 * list(range(1, rounds + 1))

@@ -27,8 +27,8 @@ TOOL = DeviceRequest(ApplicationInfo("tool"))
 
 
 @pytest.fixture
-def cache_file(tmp_path: Path) -> Path:
-    return tmp_path / "device.pipeline-cache"
+def cache_file(fast_path: Path) -> Path:
+    return fast_path / "device.pipeline-cache"
 
 
 def test_what_is_noted_is_read_back(cache_file: Path) -> None:

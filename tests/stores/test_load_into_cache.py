@@ -160,8 +160,8 @@ def test_a_quarantine_that_cannot_be_made_is_reported_and_no_failure(tmp_path: P
     assert hits(device, cache) == 0
 
 
-def test_every_fault_while_a_file_is_refused_gives_a_cache(tmp_path: Path) -> None:
-    path = saved(tmp_path)
+def test_every_fault_while_a_file_is_refused_gives_a_cache(fast_path: Path) -> None:
+    path = saved(fast_path)
     device = device_with(DriverBugs(create_fails_on_bad_data=True))
     content = rejected(path, device)
     clean = FaultyFileOperations()

@@ -303,17 +303,17 @@ def test_an_unsigned_pack_is_refused_where_a_key_is_asked_for(tmp_path: Path) ->
 
 @pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
 def test_whoever_is_killed_as_a_manifest_is_replaced_leaves_a_pack(
-    tmp_path: Path, key: MacKey | None
+    fast_path: Path, key: MacKey | None
 ) -> None:
-    old, new = make_pack(tmp_path / "pack", OLD, key).manifest, Manifest(made_at=2.0)
+    old, new = make_pack(fast_path / "pack", OLD, key).manifest, Manifest(made_at=2.0)
     clean = FaultyFileOperations()
-    PackWriter(tmp_path / "pack", key, clean).finish(new)
+    PackWriter(fast_path / "pack", key, clean).finish(new)
     seen = set()
     for at in range(len(clean.calls) + 1):
-        make_pack(tmp_path / "pack", OLD, key)
+        make_pack(fast_path / "pack", OLD, key)
         with suppress(ProcessKilledError):
-            PackWriter(tmp_path / "pack", key, FaultyFileOperations(Fault.KILL, at)).finish(new)
-        found = Pack.open(tmp_path / "pack", key)
+            PackWriter(fast_path / "pack", key, FaultyFileOperations(Fault.KILL, at)).finish(new)
+        found = Pack.open(fast_path / "pack", key)
         assert list(found.problems()) == []
         seen.add(found.manifest.made_at)
     assert seen == {old.made_at, new.made_at}
