@@ -229,16 +229,6 @@ def main():
     assert sorted(loaded & {"numpy", "trio", "msgspec", "cffi", "_cffi_backend", "xxhash"}) == []
 
 
-@pytest.mark.parametrize(
-    "verb", ["devices", "compile sample", "bench sample -o x", "calibrate", "merge a -o b", "doctor"]
-)
-@pytest.mark.parametrize("selector", ["", " "])
-def test_an_empty_device_is_no_wish_for_the_first_one(call: Call, verb: str, selector: str) -> None:
-    done = call(*verb.split(), "--device", selector, "--json")
-    assert done.code == ExitCode.BAD_INPUT
-    assert "--device: the text is empty" in done.document["error"]["message"]
-
-
 @pytest.mark.parametrize("verb", VERBS)
 def test_no_option_empties_a_list(verb: str) -> None:
     names = [name for each in app[verb].assemble_argument_collection() for name in each.names]
