@@ -15,7 +15,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.pack import MANIFEST, Manifest, Pack, PackWriter
-from tests.cli.conftest import Call, run_program
+from tests.cli.conftest import Call, inspected, run_program
 from tests.drivers import (
     driver_environment,
     driver_manifest,
@@ -55,9 +55,13 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
     assert names == ["Null hardware (RADV NAVI21)", "Null hardware (RADV NAVI31)"]
     for target, own, other in zip(targets, files, reversed(files), strict=True):
         shown = run_program("inspect", own, "--device", target, "--json")
-        assert shown.document["files"][0]["offered"]["accepted"] is True
+        assert shown.code == ExitCode.OK
+        assert inspected(shown)["offered"]["accepted"] is True
         refused = run_program("inspect", other, "--device", target, "--json")
-        assert refused.document["files"][0]["offered"]["status"] == "OTHER_DEVICE"
+        assert refused.code == ExitCode.BAD_INPUT
+        offered = inspected(refused)["offered"]
+        assert offered["status"] == "OTHER_DEVICE"
+        assert offered["field"] in offered["detail"]
         # Under the name of its own it is not taken either, by `compile`, which compiles all.
         swapped = tmp_path / target.replace(":", "")
         swapped.mkdir(mode=0o700)

@@ -12,9 +12,10 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.version import VERSION
-from tests.cli.conftest import Done, inspected, run_program
+from tests.cli.conftest import Done, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest, unsupported
+from tests.stores.packs import make_pack
 
 pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
@@ -91,18 +92,6 @@ def test_the_second_run_of_the_sample_has_hits_only(tmp_path: Path, mode: str) -
     assert second.document["outcomes"]["cache_hits"] == handed_over(first.document)
 
 
-def test_the_cache_of_another_family_is_refused_by_field(tmp_path: Path) -> None:
-    first = program("radv:navi21", "compile", "sample", "--cache-dir", tmp_path)
-    path = Path(first.document["cache_file"]["path"])
-    taken = program("radv:navi21", "inspect", path)
-    assert taken.code == ExitCode.OK, taken.err
-    assert inspected(taken)["offered"]["accepted"] is True
-    refused = program("radv:navi31", "inspect", path)
-    assert refused.code == ExitCode.BAD_INPUT
-    assert inspected(refused)["offered"]["status"] in ("OTHER_DEVICE", "OTHER_DRIVER")
-    assert inspected(refused)["offered"]["field"] in inspected(refused)["offered"]["detail"]
-
-
 VERBS_WITH_A_DEVICE = {
     "devices": (),
     "compile": ("sample",),
@@ -112,6 +101,7 @@ VERBS_WITH_A_DEVICE = {
     "doctor --keys": (),
     "inspect": ("game.foz",),
     "merge": ("a.pipeline-cache", "b.pipeline-cache", "-o", "merged"),
+    "install": ("pack", "--unsigned"),
 }
 VERBS_WITH_SEVERAL_DEVICES = ("devices", "compile")
 """Those take a pattern, which stands for several."""
@@ -119,9 +109,9 @@ VERBS_WITH_SEVERAL_DEVICES = ("devices", "compile")
 
 def refusal(verb: str, device: str, folder: Path) -> str:
     """What a verb says as it ends because of its device."""
-    places = [
-        str(folder / each) if each in ("results", "merged") else each for each in VERBS_WITH_A_DEVICE[verb]
-    ]
+    make_pack(folder / "pack")
+    ours = ("results", "merged", "pack")
+    places = [str(folder / each) if each in ours else each for each in VERBS_WITH_A_DEVICE[verb]]
     done = run_program(*verb.split(), *places, "-d", device, "--json", unset=UNSET)
     assert done.code == ExitCode.NO_DEVICE, done.err
     told = done.document

@@ -22,7 +22,6 @@ from orchestrator.stores.kinds import DURATIONS
 from orchestrator.stores.pack import MANIFEST, MANIFEST_MAC, PackWriter
 from orchestrator.stores.run_notes import add_durations
 from tests.cli.conftest import Call, Done, damage
-from tests.drivers import driver_manifest
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 from tests.stores.packs import KEY, key_file, make_pack, part
 
@@ -323,19 +322,6 @@ def test_a_driver_that_does_not_merge_takes_nothing(
     done = install_in(call, pack, path.parent)
     assert done.code == ExitCode.OK
     assert "nothing is new" in done.out
-
-
-@pytest.mark.parametrize(
-    ("device", "said"), [("radv:nope", "has no family 'nope'"), ("radv:*", "stands for several devices")]
-)
-def test_a_family_is_looked_up_before_the_driver_dies_of_it(
-    call: Call, tmp_path: Path, device: str, said: str
-) -> None:
-    driver_manifest("radv:navi21")
-    pack = make_pack(tmp_path / "pack").directory
-    done = call("install", pack, "--unsigned", "-d", device, "--cache-dir", tmp_path / "cache")
-    assert done.code == ExitCode.NO_DEVICE
-    assert said in done.err
 
 
 def test_each_fault_of_a_pack_has_its_next_step(call: Call, tmp_path: Path) -> None:
