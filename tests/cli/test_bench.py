@@ -368,7 +368,6 @@ def test_compare_says_what_is_wrong_with_its_files(call: Call, tmp_path: Path) -
     assert (done.code, "line 1" in done.err) == (2, True)
     done = call("compare", good, other)
     assert (done.code, "no cell in common: mode: shared and none" in done.err) == (2, True)
-    assert call("compare", good, good, "--threshold", "-1").code == 2
 
 
 def test_names_from_elsewhere_cannot_steer_a_terminal(call: Call, tmp_path: Path) -> None:

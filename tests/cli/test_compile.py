@@ -25,6 +25,7 @@ from orchestrator.sets.archive.reader import FLAG_RAW, Archive, StoredPayload
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
+from orchestrator.stores import kinds
 from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreFullError
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
@@ -101,10 +102,9 @@ def check_outcomes(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_mode(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
-    document = compile_json(
-        call, small_set, "--mode", mode, "--workers", "3", "--cache-dir", tmp_path / "cache"
-    )
+def test_every_mode_and_its_second_run(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
+    arguments = (small_set, "--mode", mode, "--workers", "3", "--cache-dir", tmp_path / "cache")
+    document = compile_json(call, *arguments)
     assert document["mode"] == mode
     assert document["workers"] == 3
     assert document["outcomes"]["compiled"] == handed_over(document)
@@ -123,6 +123,10 @@ def test_every_mode(call: Call, small_set: Path, tmp_path: Path, mode: str) -> N
     sources = document["merge"]["groups"][0]["source_bytes"]
     assert len(sources) == (0 if mode == "shared" else 3)
     assert document["merge"]["source_bytes"] == sum(sources)
+    again = compile_json(call, *arguments)
+    assert again["outcomes"]["cache_hits"] == handed_over(again)
+    assert again["cache_file"]["load_status"] == "LOADED"
+    assert again["cache_file"]["loaded_bytes"] > 0
 
 
 def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path) -> None:
@@ -147,16 +151,6 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     small = call("compile", *arguments, "--device", "simulated", "--binaries-disk", "1M")
     assert small.code == ExitCode.BAD_INPUT
     assert "--binaries-disk" in small.err
-
-
-@pytest.mark.parametrize("mode", MODES[:-1])
-def test_the_second_run_has_hits_only(call: Call, small_set: Path, tmp_path: Path, mode: str) -> None:
-    arguments = (small_set, "--mode", mode, "--cache-dir", tmp_path / "cache")
-    compile_json(call, *arguments)
-    document = compile_json(call, *arguments)
-    assert document["outcomes"]["cache_hits"] == handed_over(document)
-    assert document["cache_file"]["load_status"] == "LOADED"
-    assert document["cache_file"]["loaded_bytes"] > 0
 
 
 def test_binaries_that_could_not_be_stored_are_no_success(
@@ -578,6 +572,9 @@ def test_damage_in_a_set_is_an_exit_code_and_a_last_line(call: Call, cut_set: Pa
     assert last.startswith("damaged: 1 place of the set could not be read")
     assert "may lack pipelines" in last  # none that is left failed
     assert "--allow-damaged" in last
+    still = call(*arguments, "-q")
+    assert (still.code, still.out) == (ExitCode.PIPELINES_FAILED, "")
+    assert last in still.err
     allowed = call(*arguments, "--allow-damaged")
     assert allowed.code == ExitCode.OK
     assert allowed.out.splitlines()[-1].startswith("damaged: 1 place")
@@ -625,6 +622,7 @@ def test_what_could_not_be_saved_is_exit_code_2_and_the_last_line(
     obstacle: Callable[[Path, ExitStack], str],
 ) -> None:
     monkeypatch.setattr(keeping, "LAST_LOCK_WAIT_S", 0.0)
+    monkeypatch.setattr(kinds, "writer_lock", lambda path, ops, wait_s: writer_lock(path, ops, wait_s=0))
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     with ExitStack() as stack:

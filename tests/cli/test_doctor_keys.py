@@ -174,7 +174,6 @@ def test_nothing_that_can_be_said_is_not_kept(
 
 
 def test_usage(call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert call("doctor", "--only", "x", "--cache-dir", folder).code == ExitCode.BAD_INPUT
     assert call("doctor", "--keys", "-d", "no such device", "--cache-dir", folder).code == ExitCode.NO_DEVICE
 
     def refuse(*_: object) -> Path:
