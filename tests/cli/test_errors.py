@@ -3,9 +3,9 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
+import resource
 import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -145,16 +145,9 @@ def test_a_working_directory_that_was_removed_is_no_bug(tmp_path: Path) -> None:
 
 
 def test_files_may_not_be_large(small_set: Path, tmp_path: Path) -> None:
-    command = (
-        f'ulimit -f 1; exec "$0" -m orchestrator compile "$1" -d simulated --cache-dir "{tmp_path}/cache"'
-    )
-    done = subprocess.run(
-        ["sh", "-c", command, sys.executable, small_set, tmp_path / "cache"],
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == ExitCode.BAD_INPUT
-    assert "File too large" in done.stderr + done.stdout
-    assert "Traceback" not in done.stderr
+    command = ("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache")
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (512, 512))
+    done = run_program(*command, preexec_fn=limit)
+    assert done.code == ExitCode.BAD_INPUT
+    assert "File too large" in done.err + done.out
+    assert "Traceback" not in done.err
