@@ -234,62 +234,57 @@ def test_a_held_compile_does_one_thing_then_another_and_stops(small_set: Path, t
     assert cancelled == [KEYS[5]]
 
 
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """docs/examples/steer.c with the sample: called with a device and keys."""
-    folder = tmp_path_factory.mktemp("launcher")
-    program = built(REPOSITORY / "docs" / "examples" / "steer.c", folder / "steer")
-    script = folder / "orchestrator"
-    script.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m orchestrator "$@"\n')
-    script.chmod(0o755)
-
-    def run(device: str, *wanted: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [program, sample_path(), device, folder / device, *wanted],
-            env={**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
-            cwd=REPOSITORY,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-
-    return run
-
-
-def test_the_launcher_in_c(launcher: Callable[..., subprocess.CompletedProcess[str]]) -> None:
-    """What it asks for first is there first."""
-    done = launcher("simulated", "5380a98eaf356f6c", "e9f9060e90d7afa5")
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
-    assert done.stderr == ""
-
-
-def test_the_launcher_in_c_and_a_level_that_the_device_lacks(
-    launcher: Callable[..., subprocess.CompletedProcess[str]],
-) -> None:
-    """RADV has no D24: the level is settled before anything is compiled."""
-    driver_manifest("radv:navi21")
-    done = launcher("radv:navi21", "43210c2d62f9536c")
-    assert done.returncode == ExitCode.OK, done.stderr
-    assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("the level is there", "over")
-
-
-def test_the_launcher_in_c_counts_a_key_of_two_applications_once(tmp_path: Path) -> None:
-    program = built(REPOSITORY / "docs" / "examples" / "steer.c", tmp_path / "steer")
-    events = [{"event": "settled", "compiled": keys} for keys in (KEYS[:1], KEYS[:2])]
-    script = tmp_path / "orchestrator"
-    lines = [json.dumps(each, separators=(",", ":")) for each in events]
-    script.write_text("\n".join(["#!/bin/sh", "cat >&3 <<END", *lines, "END", ""]))
-    script.chmod(0o755)
-    done = subprocess.run(
-        [program, "set", "device", "cache", *KEYS[:2]],
-        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "ASAN_OPTIONS": "detect_leaks=0"},
+def launched(program: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """Run docs/examples/steer.c, which finds the `orchestrator` beside it."""
+    path = f"{program.parent}:{os.environ['PATH']}"
+    return subprocess.run(
+        [program, *words],
+        env={**os.environ, "PATH": path, "ASAN_OPTIONS": "detect_leaks=0"},
+        cwd=REPOSITORY,
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
+
+
+def launcher_with(folder: Path, script: str) -> Path:
+    """The launcher, built, and a script of the shell that it takes for `orchestrator`."""
+    orchestrator = folder / "orchestrator"
+    orchestrator.write_text(f"#!/bin/sh\n{script}\n")
+    orchestrator.chmod(0o755)
+    return built(REPOSITORY / "docs" / "examples" / "steer.c", folder / "steer")
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The launcher with the program itself."""
+    folder = tmp_path_factory.mktemp("launcher")
+    return launcher_with(folder, f'exec "{sys.executable}" -m orchestrator "$@"')
+
+
+def test_the_launcher_in_c(launcher: Path, tmp_path: Path) -> None:
+    """What it asks for first is there first."""
+    level = ("5380a98eaf356f6c", "e9f9060e90d7afa5")
+    done = launched(launcher, sample_path(), "simulated", tmp_path / "cache", *level)
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert done.stdout.splitlines() == ["the level is compiled", "the level is there", "saved", "over"]
+    assert done.stderr == ""
+
+
+def test_the_launcher_in_c_and_a_level_that_the_device_lacks(launcher: Path, tmp_path: Path) -> None:
+    """RADV has no D24: the level is settled before anything is compiled."""
+    driver_manifest("radv:navi21")
+    done = launched(launcher, sample_path(), "radv:navi21", tmp_path / "cache", "43210c2d62f9536c")
+    assert done.returncode == ExitCode.OK, done.stderr
+    assert (done.stdout.splitlines()[0], done.stdout.splitlines()[-1]) == ("the level is there", "over")
+
+
+def test_the_launcher_in_c_counts_a_key_of_two_applications_once(tmp_path: Path) -> None:
+    events = [{"event": "settled", "compiled": keys} for keys in (KEYS[:1], KEYS[:2])]
+    lines = [json.dumps(each, separators=(",", ":")) for each in events]
+    program = launcher_with(tmp_path, "\n".join(["cat >&3 <<END", *lines, "END"]))
+    done = launched(program, "set", "device", "cache", *KEYS[:2])
     assert (done.stdout, done.stderr, done.returncode) == ("the level is there\n", "", 0)
 
 
