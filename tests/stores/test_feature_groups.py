@@ -61,8 +61,6 @@ def test_the_newest_are_kept(cache_file: Path) -> None:
 @pytest.mark.parametrize(
     "content",
     [
-        b"",
-        b"{",
         b'{"format":1}',
         b'{"format":2,"groups":[]}',
         b'{"format":1,"groups":[{"pipelines":-' + b"9" * 99,
