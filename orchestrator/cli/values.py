@@ -18,6 +18,7 @@ from orchestrator.cli.early import cache_directory, is_program
 from orchestrator.cli.errors import UsageError
 from orchestrator.errors import ArchiveError
 from orchestrator.malloc import restart
+from orchestrator.process import flush_c_streams
 
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
@@ -196,9 +197,27 @@ def read_key(path: Path | None) -> MacKey | None:
 
 
 def show_words(data: bytes) -> None:
-    """Show what a driver prints, from any thread."""
-    sys.stderr.write(data.decode("utf-8", "backslashreplace"))
+    """Show what a driver prints, but for noise, from any thread."""
+    from orchestrator.devices.noise import is_noise
+
+    lines = [each for each in data.splitlines(keepends=True) if not is_noise(each)]
+    sys.stderr.write(b"".join(lines).decode("utf-8", "backslashreplace"))
     sys.stderr.flush()
+
+
+@contextmanager
+def _words_shown() -> Iterator[None]:
+    """Show what a driver prints to the stderr of this process in the block, after the block."""
+    sys.stderr.flush()
+    with open(os.memfd_create("words"), "w+b") as words, open(os.dup(2), "wb") as stderr:  # noqa: PTH123
+        os.dup2(words.fileno(), 2)
+        try:
+            yield
+        finally:
+            flush_c_streams()
+            os.dup2(stderr.fileno(), 2)
+            words.seek(0)
+            show_words(words.read())
 
 
 def restart_for(selector: str) -> None:
@@ -229,7 +248,8 @@ def opened_device(selector: str) -> Iterator[Device]:
     list_one(selector)
     restart_for(selector)
     own_process(selector)
-    device = open_device(selector)
+    with _words_shown():
+        device = open_device(selector)
     try:
         yield device
     finally:

@@ -36,6 +36,7 @@ from attrs import Factory, define, evolve, field, frozen
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.noise import is_noise
 from orchestrator.errors import DeviceError, expect, shown
 from orchestrator.run.compile_server import (
     Cancel,
@@ -1054,9 +1055,6 @@ def _holding(start: bytes, index: npt.NDArray[np.int32], wanted: Iterable[int]) 
     return [int(each) for each in found]
 
 
-_NOISE: Final = (b"invalid pci bus info",)
-"""Messages about the machine, which do not depend on the pipelines: RADV on null hardware."""
-
 _FIRST_BYTES: Final = 200
 _MOST_KEYS: Final = 8
 _MOST_CASES: Final = 4096
@@ -1106,7 +1104,7 @@ class DriverWords:
         keys = frozenset(in_driver())
         with self._lock:
             *lines, self._rest = (self._rest + data).split(b"\n")
-            said = [each for each in lines if each.strip() and not any(noise in each for noise in _NOISE)]
+            said = [each for each in lines if each.strip() and not is_noise(each)]
             if not said:
                 return
             self.last = said[-1].decode("utf-8", "replace")

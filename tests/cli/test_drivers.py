@@ -21,9 +21,9 @@ pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
 
 
-def program(device: str, verb: str, *arguments: str | Path) -> Done:
+def program(device: str, *arguments: str | Path) -> Done:
     driver_manifest(device)
-    return run_program(verb, *arguments, "--device", device, "--json", unset=UNSET)
+    return run_program(*arguments, "--device", device, "--json", unset=UNSET)
 
 
 def test_devices() -> None:
@@ -33,6 +33,21 @@ def test_devices() -> None:
     assert "NAVI21" in device["device_name"]
     assert device["features"]["externally_synchronized_caches"] is True
     assert device["features"]["driver_caches"].startswith("disabled")
+
+
+def test_what_radv_says_of_the_machine_is_not_shown(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    program("radv:navi21", "compile", "sample", "--shard", "1/50", "--cache-dir", cache)
+    (file,) = cache.glob("*.pipeline-cache")
+    for arguments in (
+        ("devices",),
+        ("doctor", "--cache-dir", cache),
+        ("inspect", file),
+        ("export", file, "-o", tmp_path / "data"),
+        ("merge", file, "-o", tmp_path / "merged"),
+    ):
+        done = program("radv:navi21", *arguments)
+        assert (done.code, done.err) == (ExitCode.OK, ""), arguments
 
 
 def test_doctor_tells_the_versions_of_the_program_the_loader_and_mesa(tmp_path: Path) -> None:

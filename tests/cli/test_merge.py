@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -118,3 +119,15 @@ def test_what_is_no_cache_file_is_not_overwritten(call: Call, two: tuple[Path, P
     # A damaged cache file holds nothing that could be lost.
     empty.write_bytes(empty.read_bytes()[:-1])
     assert call("merge", *two, "-o", empty, "-d", "simulated").code == ExitCode.OK
+
+
+def test_what_the_driver_says_is_shown_but_noise(
+    call: Call, two: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def opened(_: str) -> SimulatedDevice:
+        os.write(2, b"a warning\noutput is based on invalid pci bus info.\nwithout an end")
+        return SimulatedDevice()
+
+    monkeypatch.setattr(devices, "open_device", opened)
+    done = call("merge", *two, "-o", path_in(tmp_path / "out"), "-d", "simulated")
+    assert (done.code, done.err) == (ExitCode.OK, "a warning\nwithout an end")
