@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.bench import matrix_table
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, Style, path_text, plural, seconds_text, styled
+from orchestrator.cli.output import Output, Style, display, path_text, plural, seconds_text, styled
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,6 +83,9 @@ def compare_verb(
         "change": worse or any(report.faster(threshold) for _, report in reports),
         "never": False,
     }[fail_on]
+    if failed and display.quiet:  # then no report is shown
+        for path, report in reports:
+            output.problem(f"{path_text(before)} -> {path_text(path)}: {report.summary(threshold)}")
     return ExitCode.PIPELINES_FAILED if failed else ExitCode.OK
 
 

@@ -14,7 +14,7 @@ from rich.text import Text
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, path_text, plural, styled, tag_name
+from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, tag_name
 from orchestrator.errors import shown
 
 if TYPE_CHECKING:
@@ -75,10 +75,21 @@ def inspect_verb(
         return InspectDocument(files=tuple(inspected), good=len(inspected) - bad, bad=bad)
 
     output.document(document)
+    if display.quiet:  # then what was said of each file is not shown
+        for each in inspected:
+            if not each.good:
+                output.problem(styled(f"{each.path}: {_problem(each)}", "bad"))
     if len(inspected) > 1:
         output.line("")
         output.line(f"{plural(len(inspected), 'file')}: {len(inspected) - bad} good, {bad} bad")
     return ExitCode.BAD_INPUT if bad else ExitCode.OK
+
+
+def _problem(found: InspectedFile) -> str:
+    """What is wrong with a file that is not good, in one line."""
+    if found.offered and not found.offered.accepted:
+        return f"refused, {found.offered.status}: {found.offered.detail}"
+    return found.reason or f"damage in the headers: {plural(len(found.damage or ()), 'place')}"
 
 
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:

@@ -245,6 +245,10 @@ def test_compare_closes_a_gate(call: Call, tmp_path: Path) -> None:
     assert done.code == 1
     assert "+5 s cold" in done.out
     assert "1 of 1 cells slower beyond noise" in done.out
+    still = call("compare", before, slower, "-q")
+    assert (still.code, still.out) == (1, "")
+    assert still.err.startswith(f"{before} -> {slower}: ")
+    assert "slower beyond noise" in still.err
     assert call("compare", slower, before).code == 0
     assert call("compare", slower, before, "--fail-on", "change").code == 1
     assert call("compare", before, slower, "--fail-on", "never").code == 0

@@ -76,6 +76,26 @@ def test_bare_data_of_another_device_is_refused_by_field(
     assert "deviceID: expected" in call("inspect", bare, "-d", "simulated").out
 
 
+def test_quiet_says_of_each_bad_file_what_is_wrong(call: Call, cache_file: Path, small_set: Path) -> None:
+    def said(path: Path) -> str:
+        done = call("inspect", sample_path(), path, "-d", "simulated", "-q")
+        assert (done.code, done.out) == (ExitCode.BAD_INPUT, "")
+        (line,) = done.err.splitlines()
+        assert line.startswith(f"{path}: ")
+        assert call("inspect", path, "-d", "simulated", "-q", "--json").err == ""
+        return line
+
+    content = cache_file.read_bytes()
+    bare = bytearray(content[HEADER_BYTES:])
+    bare[12] ^= 0xFF  # deviceID
+    cache_file.write_bytes(bare)
+    assert "refused, VULKAN_HEADER_MISMATCH: deviceID: expected" in said(cache_file)
+    cache_file.write_bytes(content[:-1])
+    assert f"{len(content) - 1} bytes" in said(cache_file)
+    small_set.write_bytes(small_set.read_bytes()[:-1])
+    assert "damage in the headers: 1 place" in said(small_set)
+
+
 def test_an_archive(call: Call) -> None:
     done = call("inspect", sample_path(), "--json")
     assert done.code == ExitCode.OK
