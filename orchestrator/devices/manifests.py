@@ -130,9 +130,9 @@ def constants_of(content: mmap.mmap) -> int:
 
 def library_folders() -> list[str]:
     """Where a loader looks for a library that is named without its folder; an absolute path is itself."""
-    own = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
+    own = os.environ.get("LD_LIBRARY_PATH")
     return [
-        *own,
+        *(own.split(os.pathsep) if own else ()),  # there an empty name is the current directory (ld.so(8))
         f"/usr/lib/{getattr(sys.implementation, '_multiarch', '')}",
         "/usr/lib64",
         "/usr/lib",

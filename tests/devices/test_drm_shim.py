@@ -63,6 +63,16 @@ def test_without_a_shim_the_package_is_named(
         families.is_family("navi21")
 
 
+def test_no_shim_is_taken_from_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LD_PRELOAD takes a name without a folder from the system's folders alone (ld.so(8))."""
+    (tmp_path / "libamdgpu_noop_drm_shim.so").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("LD_LIBRARY_PATH", raising=False)
+    assert shim_at_hand({}) != "libamdgpu_noop_drm_shim.so"
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert shim_at_hand({}) == str(tmp_path / "libamdgpu_noop_drm_shim.so")
+
+
 def test_the_gpus_of_a_shim_are_those_in_its_row(tmp_path: Path) -> None:
     shim = tmp_path / "shim.so"
     shim.write_bytes(b"\0amdgpu\0renoir\0raven2\0gfx1150\0\0shim\0")
