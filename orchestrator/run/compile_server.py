@@ -295,9 +295,10 @@ class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
 
 
 class Fell(msgspec.Struct, tag="fell", forbid_unknown_fields=True):
-    """A fork of a trial fork ended on its pipeline, and another one goes on with the next."""
+    """A fork of a trial fork ended on its pipeline, the one at `place`; another one goes on with the next."""
 
     number: int
+    place: int
 
 
 class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):

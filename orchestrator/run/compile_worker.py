@@ -273,7 +273,7 @@ class Worker:
                 os._exit(0)
             os.waitpid(process_id, 0)
             if at[0] < count:
-                self.channel.send(Fell(request.number))
+                self.channel.send(Fell(request.number, at[0]))
                 at[0] += 1
 
 

@@ -307,6 +307,7 @@ class _Supervisor:
         return report
 
     async def _run(self, server: CompileServer) -> CompileReport | None:
+        lost = 0
         while True:
             connection = Connection.to(server)
             server.child.on_output = self.words.take
@@ -326,6 +327,12 @@ class _Supervisor:
                 return joined
             if self._cancelled:
                 return None
+            lost = lost + 1 if self._pending is not None else 0
+            if lost == _MOST_FRUITLESS:
+                raise DeviceError(
+                    f"the process that tries pipelines ended {lost} times in a row: the driver ends it as it "
+                    "is loaded, or somebody else does"
+                )
             server = CompileServer.start(self.archives, self.options)
 
     async def _work(self, connection: Connection) -> CompileReport | None:

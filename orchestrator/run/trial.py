@@ -350,8 +350,9 @@ class SuspectTrials:
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
                 case Fell():
-                    fell.append(jobs[survived])
-                    survived += 1
+                    # The fork may have said that the driver came back, and ended before it went on.
+                    fell.append(jobs[answer.place])
+                    survived = answer.place + 1
                     doing, limit_s = Doing.CREATE, _OPENING_S
                     self.trying.pop(number, None)
                 case Failed():

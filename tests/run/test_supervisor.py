@@ -53,6 +53,7 @@ from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, Tr
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
 from orchestrator.run.steering import Steering
 from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
+from orchestrator.run.trial import SuspectTrials
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
@@ -489,6 +490,22 @@ async def supervised(
         )
     finally:
         assert children() == before
+
+
+async def test_it_ends_where_the_process_that_tries_pipelines_always_ends(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A driver may end a process as it is loaded, which trials do in that process."""
+
+    async def lose(trials: SuspectTrials, *_: object, **__: object) -> None:
+        for each in children():
+            os.kill(each, signal.SIGKILL)
+        while not trials.connection.lost:
+            await trio.sleep(0.01)
+
+    monkeypatch.setattr(SuspectTrials, "run", lose)
+    with pytest.raises(DeviceError, match="tries pipelines ended 8 times in a row"):
+        await supervised(archive, "open_deadly", tmp_path / "cache")
 
 
 async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> None:

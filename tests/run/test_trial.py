@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import _thread
 import os
+import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 import msgspec
@@ -77,6 +79,18 @@ def open_noted(request: DeviceRequest) -> SimulatedDevice:
             os.abort()
 
     return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
+
+
+@opener
+def open_late(key: int) -> None:
+    """For trial processes: what the driver did to one pipeline ends them after it has come back."""
+
+    def end(frame: FrameType, event: str, _: object) -> None:
+        if event == "return" and frame.f_code.co_name == "give":
+            os.abort()
+
+    if key == KEYS[5]:
+        sys.setprofile(end)
 
 
 def open_with_thread(request: DeviceRequest) -> SimulatedDevice:
@@ -158,6 +172,13 @@ async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
     assert trials.took_ns.keys() == {KEYS[0], KEYS[2], KEYS[5]}
     assert marker.read_text().count("opened") == trials.processes == processes
     assert children() == before
+
+
+async def test_a_fork_may_end_after_its_pipeline_has_survived(archive: Path) -> None:
+    fell, trials = await looked_ahead(archive, "open_late")
+    assert fell == [JOBS[5]]
+    assert trials.took_ns.keys() == set(KEYS)
+    assert set(trials.verdicts) == {JOBS[5]}
 
 
 async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
