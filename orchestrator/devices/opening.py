@@ -18,7 +18,7 @@ from contextlib import suppress
 from outcome import Outcome, Value, capture
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
-from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, starts_with
+from orchestrator.devices.drm_shim import lacks_null_hardware, needed_shim, no_null_hardware, starts_with
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
 from orchestrator.errors import NoDeviceError, OrchestratorError, expect
@@ -123,7 +123,7 @@ def open_device(
             wishes=wishes,
         )
     except NoDeviceError:
-        if chosen.family and lacks_null_hardware(os.environ):
+        if chosen.family and lacks_null_hardware(os.environ) and not needed_shim(os.environ):
             raise no_null_hardware() from None
         raise
     return VulkanDevice(context)

@@ -14,8 +14,9 @@ from orchestrator.devices.drm_shim import gpus_of, lacks_null_hardware, shim_at_
 from orchestrator.devices.manifests import driver_library
 from orchestrator.errors import NoDeviceError
 from tests.cli.conftest import Done, run_program
-from tests.drivers import driver_manifest, missing
+from tests.drivers import driver_manifest, missing, run_on_device
 
+HAS = b"Null hardware\0"
 REMOVED = b"radv: RADV_FORCE_FAMILY=<family> has been removed. Please use AMDGPU drm-shim now.\0"
 
 
@@ -27,16 +28,21 @@ def without_null_hardware(tmp_path: Path) -> dict[str, str]:
     installed = driver_library({"VK_DRIVER_FILES": str(driver_manifest("radv:navi21"))})
     assert installed is not None
     content = installed.read_bytes()
-    library = tmp_path / "libvulkan_radeon.so"
-    library.write_bytes(content.replace(b"Null hardware\0", b"No hardware\0\0\0") + REMOVED)
-    manifest = tmp_path / "radeon_icd.json"
+    return named(tmp_path, content.replace(HAS, b"No hardware\0\0\0") + REMOVED)
+
+
+def named(folder: Path, content: bytes) -> dict[str, str]:
+    """An environment whose only driver is a library with this content."""
+    library = folder / "libvulkan_radeon.so"
+    library.write_bytes(content)
+    manifest = folder / "radeon_icd.json"
     icd = {"library_path": str(library), "api_version": "1.4.305"}
     manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
     return {"VK_DRIVER_FILES": str(manifest), "VK_ICD_FILENAMES": str(manifest)}
 
 
 def test_the_environment_names_the_shim_only_where_radv_needs_it(
-    without_null_hardware: dict[str, str],
+    without_null_hardware: dict[str, str], tmp_path: Path
 ) -> None:
     shim = shim_at_hand({})
     needed = environment_of("radv:navi21", base=without_null_hardware, driver_caches=True)
@@ -47,9 +53,27 @@ def test_the_environment_names_the_shim_only_where_radv_needs_it(
     assert environment_of("radv:navi21", base=there, driver_caches=True) == {}
     assert environment_of("radv:vega10", base=there, driver_caches=True) == {"AMDGPU_GPU_ID": "vega10"}
     assert starts_with(there) == needed
-    usual = environment_of("radv:navi21", base={})
+    (tmp_path / "earlier").mkdir()
+    earlier = named(tmp_path / "earlier", (tmp_path / "libvulkan_radeon.so").read_bytes() + HAS)
+    usual = environment_of("radv:navi21", base=earlier)
     assert usual["RADV_FORCE_FAMILY"] == "navi21"
     assert not starts_with(usual)
+
+
+_WISHES = """
+from orchestrator import HostWishes, NoDeviceError, open_device
+def main():
+    try:
+        open_device("radv:navi21", wishes=HostWishes(queue_family=77))
+    except NoDeviceError as error:
+        return str(error)
+"""
+
+
+def test_what_a_gpu_of_the_shim_lacks_is_named(without_null_hardware: dict[str, str]) -> None:
+    needed = environment_of("radv:navi21", base=without_null_hardware)
+    said = run_on_device(None, _WISHES, environment=without_null_hardware | needed)
+    assert "no queue family 77" in said
 
 
 def test_without_a_shim_the_package_is_named(
