@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import pytest
 from attrs import frozen
 
-from orchestrator.devices.drm_shim import variables_of
+from orchestrator.devices.drm_shim import needed_shim, variables_of
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MANIFEST_FOLDERS = (Path("/etc/vulkan/icd.d"), Path("/usr/share/vulkan/icd.d"))
@@ -110,6 +110,11 @@ def driver_environment(selector: str, base: Mapping[str, str] | None = None) -> 
     if selector.startswith("radv:"):
         environment |= variables_of(selector.partition(":")[2], environment)
     return environment
+
+
+def has_null_hardware() -> bool:
+    """Whether RADV's GPUs are null hardware here, and not those of Mesa's drm-shim."""
+    return needed_shim({"VK_DRIVER_FILES": str(driver_manifest("radv:navi21"))}) is None
 
 
 _CHILD = """

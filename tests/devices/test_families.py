@@ -21,7 +21,7 @@ from orchestrator.devices.families import (
 )
 from orchestrator.devices.families_service import candidates, search
 from orchestrator.errors import NoDeviceError
-from tests.drivers import driver_manifest, run_on_device
+from tests.drivers import driver_manifest, has_null_hardware, run_on_device, unsupported
 
 FULL_SEARCH = "ORCHESTRATOR_FAMILIES"
 
@@ -43,11 +43,12 @@ def test_the_installed_driver_has_its_families() -> None:
     # Five generations that every Mesa with pipeline binaries has.
     assert {"vega10", "navi10", "navi21", "navi31", "gfx1201"} <= set(families)
     assert not {"abgr", "array_mode", "any"} & set(families)
-    assert len(families) >= 40
+    assert len(families) >= (40 if has_null_hardware() else 20)
     assert all(each == each.lower() for each in families)
     # By the device itself, opened in the usual way, in a process of its own.
     name, device_id = run_on_device("radv:navi31", f"{__name__}:_opens", "radv:navi31")
-    assert (name, device_id) == ("Null hardware (RADV NAVI31)", families["navi31"].device_id)
+    assert "RADV NAVI31" in name
+    assert device_id == families["navi31"].device_id
 
 
 def test_one_name_is_asked_for_alone() -> None:
@@ -87,8 +88,14 @@ def test_most_families_are_seen_in_the_library_without_asking_the_driver(
         require_family(each.selector)
     assert len(asked) < len(families) / 2
     assert not {"navi21", "navi31", "vega10", "raven", "polaris10"} & set(asked)
+
+
+def test_of_a_name_that_the_compiler_has_too_the_driver_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_null_hardware():
+        unsupported("null hardware: the drm-shim has a list of its GPUs")
+    asked = asked_families(monkeypatch)
     require_family("radv:gfx1100")  # the compiler's name of Navi 31, and no family
-    assert asked[-1] == "gfx1100"
+    assert asked == ["gfx1100"]
 
 
 def test_the_library_for_this_architecture_is_looked_into(
@@ -121,12 +128,7 @@ def test_drivers_are_named_as_a_loader_takes_it(variable: str, monkeypatch: pyte
 
 def test_patterns_stand_for_the_families_that_fit() -> None:
     driver_manifest("radv:navi21")
-    assert [each.selector for each in expand("RADV:Navi2?")] == [
-        "radv:navi21",
-        "radv:navi22",
-        "radv:navi23",
-        "radv:navi24",
-    ]
+    assert [each.selector for each in expand("RADV:Navi3[13]")] == ["radv:navi31", "radv:navi33"]
     with pytest.raises(NoDeviceError, match=r"no family 'navi9\*'"):
         expand("radv:navi9*")
 
@@ -176,6 +178,8 @@ def test_names_that_lie_together_are_found_and_few_others_are_asked() -> None:
 
 def test_no_family_lies_apart_from_the_others() -> None:
     """Every sixteenth name of the library is tried, and all of them where ORCHESTRATOR_FAMILIES is set."""
+    if not has_null_hardware():
+        unsupported("null hardware: no name is tried where the drm-shim has a list of its GPUs")
     tried, taken = run_on_device("radv:navi21", f"{__name__}:_tried", 1 if FULL_SEARCH in os.environ else 16)
     families = [each.name for each in null_hardware_families()]
     assert taken == [each for each in tried if each in families]

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.device import Device
+from orchestrator.devices.drm_shim import variables_of
 from orchestrator.devices.opening import OpeningAhead
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.selectors import Selector, environment_of
+from orchestrator.devices.selectors import Selector, environment_of, needed_at_start
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import NoDeviceError
-from tests.drivers import driver_manifest, run_on_device
+from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 
 
 @pytest.mark.parametrize(
@@ -46,10 +47,11 @@ def test_a_process_sets_what_its_environment_lacks() -> None:
     assert needed.pop("VK_ICD_FILENAMES") == needed["VK_DRIVER_FILES"]
     assert needed.pop("VK_DRIVER_FILES") == radv
     off = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
-    assert needed == {"RADV_FORCE_FAMILY": "navi21", **off}
+    family = variables_of("navi21", {"VK_DRIVER_FILES": radv})
+    assert needed == {**family, **off}
     # What the user chose stays, as long as it is this driver and no other.
     theirs = {"VK_DRIVER_FILES": radv, "RADV_FORCE_FAMILY": "navi31"}
-    assert environment_of("radv:navi21", base=theirs, driver_caches=True) == {"RADV_FORCE_FAMILY": "navi21"}
+    assert environment_of("radv:navi21", base=theirs, driver_caches=True) == family
     assert environment_of("radv", base=theirs, driver_caches=True) == {}
     mixed = {"VK_DRIVER_FILES": f"{radv}:{lavapipe}"}
     assert environment_of("radv", base=mixed, driver_caches=True)["VK_DRIVER_FILES"] == radv
@@ -135,8 +137,10 @@ def test_opening_and_adopting_change_nothing_in_the_process() -> None:
 def test_a_process_without_the_environment_is_told_what_to_set() -> None:
     (refused,) = run_on_device(None, _SNAPSHOT, ["radv:navi31"], environment=_UNSET)
     assert "VK_DRIVER_FILES=" in refused
-    assert "RADV_FORCE_FAMILY=navi31" in refused
-    assert "orchestrator.own_process('radv:navi31')" in refused
+    name = "RADV_FORCE_FAMILY" if has_null_hardware() else "AMDGPU_GPU_ID"
+    assert f"{name}=navi31" in refused
+    # A library that must be there from the start is no program's to load.
+    assert ("orchestrator.own_process('radv:navi31')" in refused) == has_null_hardware()
 
 
 @pytest.mark.driver("lavapipe")
@@ -164,7 +168,7 @@ def main():
 
 def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
     driver_manifest("radv:navi21")
-    name, caches, message = run_on_device(None, _OWNER, environment=_UNSET)
+    name, caches, message = run_on_device(None, _OWNER, environment=_UNSET | needed_at_start("radv:navi21"))
     assert "NAVI21" in name
     assert caches.startswith("disabled: ")
     assert "'radv:navi21'" in message
@@ -184,7 +188,7 @@ def main():
 
 def test_a_child_sets_the_environment_of_the_device_that_it_opens() -> None:
     driver_manifest("radv:navi31")
-    name, caches = run_on_device(None, _CHILD, environment=_UNSET)
+    name, caches = run_on_device(None, _CHILD, environment=_UNSET | needed_at_start("radv:navi31"))
     assert "NAVI31" in name
     assert caches.startswith("disabled: ")
 
@@ -272,10 +276,10 @@ def mapped():
 def main():
     load_driver("tests.run.kill_target:open_telling", "radv:navi21")
     load_driver("", "simulated")
-    before = threading.active_count(), mapped(), os.environ["RADV_FORCE_FAMILY"]
+    before = threading.active_count(), mapped(), os.environ["VK_DRIVER_FILES"]
     load_driver("", "radv:navi21")
     [each.join() for each in threading.enumerate() if each.name == "load-driver"]
-    loaded = mapped(), os.environ["RADV_FORCE_FAMILY"]
+    loaded = mapped(), os.environ["VK_DRIVER_FILES"]
     device = open_for_child("", "radv:navi21", DeviceRequest())
     device.close()
     return [*before, *loaded, device.identity.device_name]
@@ -283,9 +287,10 @@ def main():
 
 
 def test_a_driver_is_loaded_before_there_is_an_instance() -> None:
-    *before, loaded, family, name = run_on_device(None, _LOADED, environment=_UNSET)
+    environment = _UNSET | needed_at_start("radv:navi21")
+    *before, loaded, manifest, name = run_on_device(None, _LOADED, environment=environment)
     assert before == [1, False, ""]
-    assert (loaded, family) == (True, "navi21")
+    assert (loaded, manifest) == (True, str(driver_manifest("radv:navi21")))
     assert "NAVI21" in name
 
 
@@ -312,7 +317,8 @@ def test_a_driver_that_is_installed_for_32_bits_too_is_opened(tmp_path: Path) ->
         ("radeon_icd.x86_64.json", usual),
     ):
         (tmp_path / name).write_text(json.dumps(content))
-    name = run_on_device(None, _TWO_ARCHITECTURES, str(tmp_path), environment=_UNSET)
+    environment = _UNSET | needed_at_start("radv:navi21")
+    name = run_on_device(None, _TWO_ARCHITECTURES, str(tmp_path), environment=environment)
     assert "NAVI21" in name
 
 
@@ -359,4 +365,4 @@ def main():
 def test_a_name_that_nothing_answers_to_lists_what_there_is() -> None:
     message = run_on_device("radv:navi21", _UNKNOWN)
     assert "no such device" in message
-    assert "Null hardware (RADV NAVI21) as device 0" in message
+    assert "(RADV NAVI21) as device 0" in message
