@@ -222,9 +222,11 @@ def _words_shown() -> Iterator[None]:
 
 def restart_for(selector: str) -> None:
     """Start this program again if its process cannot open a device; nothing must be open or printed yet."""
+    from orchestrator.devices.families import require_family
     from orchestrator.devices.selectors import needed_at_start
 
     if is_program() and (at_start := needed_at_start(selector)):
+        require_family(selector)  # the drm-shim ends a program that it starts with at a GPU that it lacks
         os.dup2(sys.stdout.fileno(), 1)  # with --json it is apart from what libraries print
         restart(os.environ | at_start)
 

@@ -130,6 +130,14 @@ def test_compiles_start_with_the_shim(without_null_hardware: dict[str, str], tmp
         assert again["outcomes"]["cache_hits"] > 200
 
 
+def test_a_program_does_not_start_again_with_a_gpu_that_the_shim_lacks(
+    without_null_hardware: dict[str, str],
+) -> None:
+    refused = run(without_null_hardware, "calibrate", "--device", "radv:navi999")
+    assert refused.code == 3, refused.err
+    assert "no family 'navi999'" in refused.document["error"]["message"]
+
+
 def test_the_gpus_of_the_shim_are_the_families(without_null_hardware: dict[str, str]) -> None:
     listed = run(without_null_hardware, "devices", "--device", "radv:navi[23]*").document
     found = {each["family"]: each["device_id"] for each in listed["families"]}
