@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.early import cache_directory, is_program
@@ -89,7 +90,9 @@ def named_directory(given: Path | None) -> Path:
     Raises:
         UsageError: It is not, or is no directory.
     """
-    if given is not None and not given.is_dir():
+    from orchestrator.stores.files.atomic_file import mode_of
+
+    if given is not None and not S_ISDIR(mode_of(given)):
         raise UsageError(f"{given}: no such directory", "name the directory of --cache-dir of `compile`")
     return cache_files_directory(given)
 

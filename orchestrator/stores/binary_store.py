@@ -64,6 +64,7 @@ from orchestrator.stores.files.atomic_file import (
     distrust_directory,
     ensure_directory,
     likely_cause,
+    mode_of,
     read_capped,
     write_atomically,
 )
@@ -1351,7 +1352,7 @@ class _Opening:
     def open(self) -> BinaryStore:
         if self.create:
             ensure_directory(self.path.parent, self.operations)
-        elif not self.path.exists() and not self.path.is_symlink():
+        elif not mode_of(self.path) and not self.path.is_symlink():
             raise StoreError(self.path, "there is no store of binaries")
         if (reason := distrust_directory(self.path.parent, self.operations)) is not None:
             raise StoreError(self.path, reason)

@@ -554,6 +554,22 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
         raise SaveError(directory, "creating the directory", refused(directory, error, operations)) from error
 
 
+def mode_of(path: Path) -> int:
+    """Type and mode of a file; 0 where none is there.
+
+    Path.exists and the like say from Python 3.14 on that what cannot be asked for is not there.
+
+    Raises:
+        OSError: It cannot be asked for: a directory is closed, or the name is too long.
+    """
+    try:
+        return path.stat().st_mode
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            raise
+        return 0
+
+
 def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
     """Why a file cannot be replaced, or None. Finds out by creating its temporary, and removes that."""
     temporary = temporary_of(path)
