@@ -255,7 +255,8 @@ _NO_DRIVER: Final = (
 )
 _NO_GPU: Final = (
     "the Vulkan loader found a driver, and no device that it is for: radv:navi21 needs no GPU where Mesa's "
-    "AMD driver is installed (from 26.1 on with mesa-drm-shim of its own release), and simulated needs no driver"
+    "AMD driver is installed (from 26.1 on with mesa-drm-shim of its own release), and simulated needs no "
+    "driver"
 )
 _FILTERS: Final = "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE"
 
