@@ -52,7 +52,7 @@ def test_neither_cache_of_two_targets_loads_on_the_other(call: Call, small_set: 
     files = [Path(each["cache_file"]["path"]) for each in reports]
     assert files[0] != files[1]
     names = [each["device"]["device_name"] for each in reports]
-    assert names == ["Null hardware (RADV NAVI21)", "Null hardware (RADV NAVI31)"]
+    assert [name.rpartition("(")[2] for name in names] == ["RADV NAVI21)", "RADV NAVI31)"]
     for target, own, other in zip(targets, files, reversed(files), strict=True):
         shown = run_program("inspect", own, "--device", target, "--json")
         assert shown.code == ExitCode.OK

@@ -77,11 +77,11 @@ def test_a_manifest_that_is_none_leads_to_what_the_loader_says(tmp_path: Path) -
 
 def test_a_pattern_lists_families_and_opens_none(call: Call) -> None:
     driver_manifest("radv:navi21")
-    done = call("devices", "--device", "radv:navi3[12]", "--json")
+    done = call("devices", "--device", "radv:navi3[13]", "--json")
     assert done.code == ExitCode.OK
     first, second = done.document["families"]
     assert first == {"selector": "radv:navi31", "family": "navi31", "device_id": 0x744C}
-    assert second["selector"] == "radv:navi32"
+    assert second["selector"] == "radv:navi33"
     assert "radv:navi31   0x744c" in call("devices", "-d", "radv:navi31*").out
     none = call("devices", "-d", "radv:voodoo*")
     assert none.code == ExitCode.NO_DEVICE

@@ -729,7 +729,8 @@ def test_arguments_of_a_wrong_type_are_named() -> None:
 
 
 _FORKED = """
-import os, sys
+import os, sys, warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later say it of forks beside threads
 from orchestrator import RunOptions, start_session
 from orchestrator.testing import SimulatedDevice, SimulatedOptions, simulated_image
 import threading

@@ -166,7 +166,7 @@ def test_a_process_that_is_not_ours_is_not_forked() -> None:
 
 def test_the_second_target_takes_the_plan_of_the_first(tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
-    command = ["compile", "sample", "-d", "radv:navi21", "-d", "radv:navi22", "-j", "2", "--json"]
+    command = ["compile", "sample", "-d", "radv:navi21", "-d", "radv:navi31", "-j", "2", "--json"]
     with one_processor():  # one target at a time
         done = subprocess.run(
             [sys.executable, "-m", "orchestrator", *command, "--cache-dir", str(tmp_path)],
