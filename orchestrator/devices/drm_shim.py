@@ -45,7 +45,7 @@ def variables_of(family: str, environment: Mapping[str, str]) -> dict[str, str]:
     if shim is None:
         return {NULL_HARDWARE: family}
     preloaded = environment.get(PRELOAD, "")
-    if shim not in preloaded:
+    if _LIBRARY not in preloaded:
         preloaded = ":".join(filter(None, (shim, preloaded)))
     return {PRELOAD: preloaded, GPU: family}
 

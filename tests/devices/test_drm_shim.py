@@ -52,6 +52,8 @@ def test_the_environment_names_the_shim_only_where_radv_needs_it(
     there = without_null_hardware | needed
     assert environment_of("radv:navi21", base=there, driver_caches=True) == {}
     assert environment_of("radv:vega10", base=there, driver_caches=True) == {"AMDGPU_GPU_ID": "vega10"}
+    found = there | {"LD_PRELOAD": "libamdgpu_noop_drm_shim.so"}  # ld.so looks for it itself
+    assert environment_of("radv:navi21", base=found, driver_caches=True) == {}
     assert starts_with(there) == needed
     (tmp_path / "earlier").mkdir()
     earlier = named(tmp_path / "earlier", (tmp_path / "libvulkan_radeon.so").read_bytes() + HAS)
