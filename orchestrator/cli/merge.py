@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections import Counter
 from pathlib import Path
-from stat import S_ISDIR
 from typing import TYPE_CHECKING, Annotated
 
 from attrs import asdict
@@ -57,10 +56,10 @@ def merge_verb(
         files: Cache files of the device, or packs.
         output: The cache file to write, replacing an existing one; or the directory of a new pack.
     """
-    from orchestrator.stores.files.atomic_file import mode_of
+    from orchestrator.stores.files.atomic_file import is_directory
 
     out = Output(json=json)
-    if any(S_ISDIR(mode_of(each)) for each in files):
+    if any(map(is_directory, files)):
         if device:
             raise UsageError("--device is for cache files: a pack says which devices it is for")
         return _merge_packs(files, output, key, out)

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from stat import S_ISDIR
 from typing import TYPE_CHECKING
 
 from orchestrator.cli.early import cache_directory, is_program
@@ -90,9 +89,9 @@ def named_directory(given: Path | None) -> Path:
     Raises:
         UsageError: It is not, or is no directory.
     """
-    from orchestrator.stores.files.atomic_file import mode_of
+    from orchestrator.stores.files.atomic_file import is_directory
 
-    if given is not None and not S_ISDIR(mode_of(given)):
+    if given is not None and not is_directory(given):
         raise UsageError(f"{given}: no such directory", "name the directory of --cache-dir of `compile`")
     return cache_files_directory(given)
 

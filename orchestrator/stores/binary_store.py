@@ -64,8 +64,8 @@ from orchestrator.stores.files.atomic_file import (
     distrust_directory,
     ensure_directory,
     likely_cause,
-    mode_of,
     read_capped,
+    status_of,
     write_atomically,
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
@@ -1352,7 +1352,7 @@ class _Opening:
     def open(self) -> BinaryStore:
         if self.create:
             ensure_directory(self.path.parent, self.operations)
-        elif not mode_of(self.path) and not self.path.is_symlink():
+        elif status_of(self.path, self.operations) is None and not self.path.is_symlink():
             raise StoreError(self.path, "there is no store of binaries")
         if (reason := distrust_directory(self.path.parent, self.operations)) is not None:
             raise StoreError(self.path, reason)

@@ -554,8 +554,8 @@ def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPE
         raise SaveError(directory, "creating the directory", refused(directory, error, operations)) from error
 
 
-def mode_of(path: Path) -> int:
-    """Type and mode of a file; 0 where none is there.
+def status_of(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> FileStatus | None:
+    """Status of a file or directory; None where there is none.
 
     Path.exists and the like say from Python 3.14 on that what cannot be asked for is not there.
 
@@ -563,11 +563,17 @@ def mode_of(path: Path) -> int:
         OSError: It cannot be asked for: a directory is closed, or the name is too long.
     """
     try:
-        return path.stat().st_mode
+        return operations.stat(path)
     except OSError as error:
         if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             raise
-        return 0
+        return None
+
+
+def is_directory(path: Path) -> bool:
+    """Whether there is a directory; raises as `status_of`."""
+    status = status_of(path)
+    return status is not None and status.is_directory
 
 
 def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> str | None:
