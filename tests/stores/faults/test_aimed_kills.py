@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import random
+import select
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -123,7 +124,7 @@ def test_aimed_kills_lose_nothing_that_was_acknowledged(
     kills, started, acknowledged = 0, 0, set[int]()
     processes = 1 if aim == "load" and not supervised else PROCESSES
     with _pipe() as (reading, writing):
-        running: set[int] = set()
+        running: dict[int, int] = {}  # by descriptor: other children of this process may end too
         while kills < KILLS or running:
             while kills < KILLS and len(running) < processes:
                 started += 1
@@ -133,9 +134,11 @@ def test_aimed_kills_lose_nothing_that_was_acknowledged(
                         work(path, aim, started, writing)
                     finally:
                         os._exit(1)
-                running.add(child)
-            child, status = os.wait()
-            running.remove(child)
+                running[os.pidfd_open(child)] = child
+            ended = select.select(running, [], [])[0][0]
+            child = running.pop(ended)
+            os.close(ended)
+            status = os.waitpid(child, 0)[1]
             killed = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
             assert killed or os.waitstatus_to_exitcode(status) == 0
             kills += killed
