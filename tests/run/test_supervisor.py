@@ -1457,12 +1457,13 @@ async def test_binaries_that_end_the_driver_are_compiled_and_replaced(
 ) -> None:
     await of_binaries(archive, tmp_path)
     poison(tmp_path, 1, data)
-    report, supervision = await of_binaries(archive, tmp_path, batch_limit=3)
+    # Another worker could be between two calls of its own, and what it has would be tried.
+    report, supervision = await of_binaries(archive, tmp_path, batch_limit=3, workers=1)
     assert report.counts()[OutcomeStatus.FAILED] == 0
     assert (supervision.processes, supervision.trials) == (2, 0)
     assert [each.where for each in supervision.deaths] == ["creating pipelines from binaries"]
     assert report.binaries is not None
-    assert 1 <= report.binaries.refused <= 6
+    assert 1 <= report.binaries.refused <= 3
     assert report.counts()[OutcomeStatus.COMPILED] == report.binaries.refused
     (note,) = (each for each in report.notes if "stored binaries" in each)
     assert "compiled instead" in note
