@@ -310,7 +310,7 @@ def _compile_one(
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
-    report = _with_pack_note(report, directory)
+    report = _with_notes(report, _pack_notes(directory, [report]))
     with _reporting():
         if lines is not None:
             lines.ends(selector, report, report.cache_file.error or "")
@@ -524,9 +524,9 @@ def _compile_targets(
             lost = pack.problems
             results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
         if directory is not None and (out is None or not directory.samefile(out)):
+            notes = _pack_notes(directory, [each.report for each in results if each.report])
             results = [
-                evolve(each, report=each.report and _with_pack_note(each.report, directory))
-                for each in results
+                evolve(each, report=each.report and _with_notes(each.report, notes)) for each in results
             ]
     with _reporting():
         output.document(lambda: _targets_document(results, arguments.out))
@@ -564,25 +564,28 @@ def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged
                 show_end(output, each.report, code, each.selector)
 
 
-def _with_pack_note(report: CompileReport, directory: Path | None) -> CompileReport:
-    """A report that also tells if the cache directory is a pack that the compile made invalid."""
-    if directory is None or not report.outcomes.compiled or not (directory / _MANIFEST).exists():
-        return report
-    from msgspec.structs import replace
-
+def _pack_notes(directory: Path | None, reports: Sequence[CompileReport]) -> tuple[str, ...]:
+    """What to tell if the cache directory is a pack that compiles made invalid; it is proven as a whole."""
+    compiled = any(each.outcomes.compiled for each in reports)
+    if directory is None or not compiled or not (directory / _MANIFEST).exists():
+        return ()
     from orchestrator.cli.output import path_text
     from orchestrator.stores.pack import Pack, PackError
 
     with suppress(PackError):
-        if not any(Pack.open(directory).problems()):
-            return report
-        place = path_text(directory)
-        note = (
-            f"{place} is a pack whose files are not what its manifest says any more, so `verify` calls it "
-            f"damaged; the same command with `--out {place}` in place of --cache-dir puts that right"
-        )
-        return replace(report, notes=(*report.notes, note))
-    return report
+        if any(Pack.open(directory).problems()):
+            place = path_text(directory)
+            return (
+                f"{place} is a pack whose files are not what its manifest says any more, so `verify` calls "
+                f"it damaged; the same command with `--out {place}` in place of --cache-dir puts that right",
+            )
+    return ()
+
+
+def _with_notes(report: CompileReport, notes: tuple[str, ...]) -> CompileReport:
+    from msgspec.structs import replace
+
+    return replace(report, notes=(*report.notes, *notes)) if notes else report
 
 
 def _targets_document(results: Sequence[TargetResult], out: Path | None) -> TargetsDocument:
