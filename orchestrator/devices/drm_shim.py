@@ -25,11 +25,10 @@ from orchestrator.devices.manifests import constants_of, driver_library, library
 from orchestrator.errors import NoDeviceError
 from orchestrator.process import PRELOAD
 
-NULL_HARDWARE: Final = "RADV_FORCE_FAMILY"
-GPU: Final = "AMDGPU_GPU_ID"
-PACKAGE: Final = "mesa-drm-shim"
+_NULL_HARDWARE: Final = "RADV_FORCE_FAMILY"
+_GPU: Final = "AMDGPU_GPU_ID"
+_PACKAGE: Final = "mesa-drm-shim"
 """Name of Debian's package."""
-
 _LIBRARY: Final = "libamdgpu_noop_drm_shim.so"
 _HAS: Final = b"Null hardware"
 """What a RADV with null hardware calls the device."""
@@ -43,11 +42,11 @@ def variables_of(family: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Variables that give RADV a GPU of a family, in an environment that selects RADV."""
     shim = needed_shim(environment)
     if shim is None:
-        return {NULL_HARDWARE: family}
+        return {_NULL_HARDWARE: family}
     preloaded = environment.get(PRELOAD, "")
     if _LIBRARY not in preloaded:
         preloaded = ":".join(filter(None, (shim, preloaded)))
-    return {PRELOAD: preloaded, GPU: family}
+    return {PRELOAD: preloaded, _GPU: family}
 
 
 def needed_shim(environment: Mapping[str, str]) -> str | None:
@@ -88,7 +87,7 @@ def starts_with(environment: Mapping[str, str]) -> dict[str, str]:
     """Variables of an environment that only a new program takes, where this process has others."""
     return {
         name: environment[name]
-        for name in (PRELOAD, GPU)
+        for name in (PRELOAD, _GPU)
         if name in environment and environment[name] != os.environ.get(name)
     }
 
@@ -96,7 +95,7 @@ def starts_with(environment: Mapping[str, str]) -> dict[str, str]:
 def no_null_hardware() -> NoDeviceError:
     """What to say where RADV has no null hardware, and nothing that stands for a GPU."""
     return NoDeviceError(
-        f"the installed RADV has no null hardware, which earlier releases had: install {PACKAGE} of its own "
+        f"the installed RADV has no null hardware, which earlier releases had: install {_PACKAGE} of its own "
         f"release, which stands for a GPU, or name {_LIBRARY} in {PRELOAD}"
     )
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from outcome import Outcome, Value, capture
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
-from orchestrator.devices.drm_shim import lacks_null_hardware, needed_shim, no_null_hardware, starts_with
+from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, shim_at_hand, starts_with
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
 from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
 from orchestrator.errors import NoDeviceError, OrchestratorError, expect
@@ -123,7 +123,7 @@ def open_device(
             wishes=wishes,
         )
     except NoDeviceError:
-        if chosen.family and lacks_null_hardware(os.environ) and not needed_shim(os.environ):
+        if chosen.family and lacks_null_hardware(os.environ) and not shim_at_hand(os.environ):
             raise no_null_hardware() from None
         raise
     return VulkanDevice(context)
@@ -193,7 +193,7 @@ def load_driver(opener: str, selector: str, *, driver_caches: bool = False, wait
     """Begin to load the driver of what `open_for_child` will open, in a thread: other work goes on beside it.
 
     This process's environment is set for the device. What is wrong with the driver, `open_for_child` says.
-    With `wait`, it is loaded when this returns, and the thread has ended.
+    With `wait`, it is loaded when this returns, without a thread, so that the process can be forked.
 
     Raises:
         NoDeviceError: The driver is not installed.
@@ -207,10 +207,10 @@ def load_driver(opener: str, selector: str, *, driver_caches: bool = False, wait
         with suppress(OrchestratorError):
             load_drivers()
 
-    loading = threading.Thread(target=load, name="load-driver", daemon=True)
-    loading.start()
     if wait:
-        loading.join()
+        load()
+    else:
+        threading.Thread(target=load, name="load-driver", daemon=True).start()
 
 
 def open_for_child(
