@@ -427,17 +427,16 @@ def write_document(parts: Iterable[bytes]) -> None:
     if getattr(sys.stdout, "is_closed", False):
         raise OutputError("stdout cannot be written: it is closed")
     is_utf = str(sys.stdout.encoding).lower().startswith("utf")
+
+    def written(found: re.Match[str]) -> str:
+        import json  # few documents need it
+
+        each = found[0]
+        return each if is_utf and each.isprintable() else json.dumps(each)[1:-1]
+
     for part in (*parts, b"\n"):
         text = part.decode()
-        if not text.isascii():
-            import json  # few documents need it
-
-            def shown(found: re.Match[str]) -> str:
-                each = found[0]
-                return each if is_utf and each.isprintable() else json.dumps(each)[1:-1]
-
-            text = re.sub(r"[^\x00-\x7f]", shown, text)
-        sys.stdout.write(text)
+        sys.stdout.write(text if text.isascii() else re.sub(r"[^\x00-\x7f]", written, text))
     sys.stdout.flush()
 
 
