@@ -123,7 +123,7 @@ def rehashed(path: Path, output: Path) -> Archive:
     return Archive.open(output)
 
 
-def keys_are_kept(path: Path, output: Path) -> None:
+def check_keys_are_kept(path: Path, output: Path) -> None:
     """Check that the format's tool gives every record of an archive the key that it has."""
     with Archive.open(path) as packed, rehashed(path, output) as again:
         assert len(packed) > 2
@@ -138,7 +138,7 @@ def keys_are_kept(path: Path, output: Path) -> None:
 
 
 def test_the_tool_of_the_format_keeps_the_keys_of_the_sample_set(tmp_path: Path) -> None:
-    keys_are_kept(sample_path(), tmp_path / "again.foz")
+    check_keys_are_kept(sample_path(), tmp_path / "again.foz")
 
 
 @pytest.mark.parametrize("name", ["shortest", "whole"])
@@ -147,11 +147,11 @@ def test_the_tool_of_the_format_keeps_the_keys_of_manifests(name: str, tmp_path:
     manifest = tmp_path / "set.toml"
     manifest.write_text(examples(name), encoding="utf-8")
     pack_manifest(manifest, tmp_path / "set.foz")
-    keys_are_kept(tmp_path / "set.foz", tmp_path / "again.foz")
+    check_keys_are_kept(tmp_path / "set.foz", tmp_path / "again.foz")
 
 
 def test_the_tool_of_the_format_keeps_the_keys_of_a_set_packed_again(corpora: Path, tmp_path: Path) -> None:
     path = tmp_path / "packed.foz"
     with Archive.open(corpora / "wgpu.foz") as capture, ArchiveWriter(path) as writer:
         copy_records(pack_again(capture), writer)
-    keys_are_kept(path, tmp_path / "again.foz")
+    check_keys_are_kept(path, tmp_path / "again.foz")
