@@ -57,7 +57,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.identifiers import missed
 from orchestrator.errors import DriverError
-from orchestrator.run.options import MergePolicy
+from orchestrator.run.options import MergePolicy, sooner_ns
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 from orchestrator.schedule.costs import trusted_keys
 from orchestrator.schedule.jobs import Int32s
@@ -349,6 +349,7 @@ class Rotation:
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _standbys: list[PipelineSource] = field(factory=list, init=False)
     _rotated: deque[_Rotated] = field(factory=deque, init=False)
+    _began_ns: int = field(init=False)
     _made: int = field(default=0, init=False)
     _wanted: bool = field(default=False, init=False)
     _standbys_refused: bool = field(default=False, init=False)
@@ -359,8 +360,8 @@ class Rotation:
     _each_bytes: int = field(default=_BYTES_A_PIPELINE, init=False)
 
     def __attrs_post_init__(self) -> None:
-        now = time.perf_counter_ns()
-        self.slots = [Slot(source, now) for source in self.first]
+        self._began_ns = time.perf_counter_ns()
+        self.slots = [Slot(source, self._began_ns) for source in self.first]
         in_driver = self.primary.internally_synchronized_merge
         self.guard = PrimaryGuard(needed=self.looked_up and not in_driver)
         if self.policy.rolling and not self.seed:
@@ -396,16 +397,23 @@ class Rotation:
             return True
         if policy.batches is not None and slot.batches >= policy.batches:
             return True
-        if policy.age_ns is not None and now_ns - slot.since_ns >= policy.age_ns:
+        if now_ns >= self._due_at_ns(slot, now_ns):
             return True
         return policy.gained_bytes is not None and slot.compiled * self._each_bytes >= policy.gained_bytes
 
     def due_in_s(self, slot: Slot) -> float:
         """Seconds until a source is due although its worker gets no batch; infinity: never."""
-        age_ns = self.policy.age_ns
-        if not slot.compiled or age_ns is None or self._standbys_refused:
+        now_ns = time.perf_counter_ns()
+        if not slot.compiled or self._standbys_refused:
             return math.inf
-        return max(_STANDBY_S, (slot.since_ns + age_ns - time.perf_counter_ns()) / 1e9)
+        return max(_STANDBY_S, (self._due_at_ns(slot, now_ns) - now_ns) / 1e9)
+
+    def _due_at_ns(self, slot: Slot, now_ns: int) -> float:
+        """When a source is due by its age; infinity: never."""
+        if self.policy.age_ns is None:
+            return math.inf
+        age_ns = sooner_ns(self.policy.age_ns, self.policy.age_share, now_ns - self._began_ns)
+        return slot.since_ns + age_ns
 
     def _rotate(self, slot: Slot) -> None:
         with self._lock:

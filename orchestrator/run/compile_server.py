@@ -378,6 +378,8 @@ LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
 
 _CHECKPOINTS: Final = SavePolicy(overdue_ns=10_000_000_000)
 """A crash costs what was compiled since the last save."""
+_SHARE_LOST: Final = 0.25
+"""Of what a process compiled that dies young, as another one did before."""
 _FIRST: Final = 1
 
 
@@ -495,10 +497,16 @@ def first_request(options: CompileOptions, cache_directory: Path | None) -> Comp
     return Compile(_FIRST, msgspec.msgpack.encode(with_checkpoints(options)), directory)
 
 
-def with_checkpoints(options: CompileOptions) -> CompileOptions:
-    """Options of a run that may end at any time: what it has made is merged and saved on the way."""
+def with_checkpoints(options: CompileOptions, *, after_death: bool = False) -> CompileOptions:
+    """Options of a run that may end at any time: what it has made is merged and saved on the way.
+
+    Args:
+        options: Those of the run; what they say of merges and saves stays.
+        after_death: Whether a process died before this one, which may die as soon.
+    """
+    share = _SHARE_LOST if after_death else 0.0
     if options.merge is None and options.mode not in NO_WORKER_CACHES:
-        options = evolve(options, merge=ROLLING)
+        options = evolve(options, merge=evolve(ROLLING, age_share=share))
     if options.save_policy == SavePolicy():
-        options = evolve(options, save_policy=_CHECKPOINTS)
+        options = evolve(options, save_policy=evolve(_CHECKPOINTS, age_share=share))
     return options

@@ -45,7 +45,7 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.first_error import first_error
-from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers
+from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
 from orchestrator.run.records import (
     CREATED_CODES,
     CacheFileRecord,
@@ -151,6 +151,7 @@ class SaveDecider:
     _first_ns: int | None = field(default=None, init=False)
     _last_ns: int = field(default=0, init=False)
     _paused_until_ns: int | None = field(default=None, init=False)
+    _began_ns: int = field(default=-1, init=False)
     _in_save: int = field(default=0, init=False)
     _bytes_in_save: int | None = field(default=None, init=False)
     _first_before_ns: int | None = field(default=None, init=False)
@@ -169,6 +170,8 @@ class SaveDecider:
         self._last_ns = now_ns
         if self._first_ns is None:
             self._first_ns = now_ns
+        if self._began_ns < 0:
+            self._began_ns = now_ns
 
     @property
     def is_new(self) -> bool:
@@ -186,7 +189,7 @@ class SaveDecider:
             return SaveReason.GROWTH
         if now_ns - self._last_ns >= self.policy.quiet_ns:
             return SaveReason.QUIET
-        if now_ns - self._first_ns >= self.policy.overdue_ns:
+        if now_ns - self._first_ns >= self._sooner_ns(self.policy.overdue_ns, now_ns):
             return SaveReason.OVERDUE
         return None
 
@@ -241,7 +244,10 @@ class SaveDecider:
         if not self.saving:
             raise RuntimeError("no save is under way")
         self.saving = False
-        self._paused_until_ns = now_ns + self.policy.pause_ns
+        self._paused_until_ns = now_ns + self._sooner_ns(self.policy.pause_ns, now_ns)
+
+    def _sooner_ns(self, limit_ns: int, now_ns: int) -> int:
+        return sooner_ns(limit_ns, self.policy.age_share, now_ns - self._began_ns)
 
     @property
     def _has_grown(self) -> bool:

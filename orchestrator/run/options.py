@@ -125,6 +125,17 @@ def _time_limit() -> Any:
     return field(default=None, validator=_check_time_limit)
 
 
+def _share() -> float:
+    is_number = validators.instance_of((int, float))
+    value: float = field(default=0.0, validator=[is_number, validators.ge(0), validators.le(1)])
+    return value
+
+
+def sooner_ns(limit_ns: int, age_share: float, age_ns: int) -> int:
+    """A limit of `MergePolicy` or `SavePolicy`, ns, for a run of this age, ns."""
+    return min(limit_ns, max(_SOONEST_NS, int(age_share * age_ns))) if age_share else limit_ns
+
+
 @frozen
 class MergePolicy:
     """When worker caches are merged into the primary.
@@ -138,12 +149,15 @@ class MergePolicy:
         gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged
             before, or 16 KiB before the first merge, times the pipelines compiled in it.
         age_ns: Time since the worker took the cache.
+        age_share: So much of the time since the run began takes the place of `age_ns` where it is less; 0
+            for never.
     """
 
     rolling: bool = _switch(False)
     batches: int | None = _at_least(1, 512)
     gained_bytes: int | None = _at_least(1, 16 << 20)
     age_ns: int | None = _at_least(1, 2_000_000_000)
+    age_share: float = _share()
 
 
 BARRIER = MergePolicy()
@@ -285,6 +299,8 @@ class SavePolicy:
         growth_bytes: A save is due at once with so many new bytes, where the size is known.
         overdue_ns: A save is due so long after the first new pipeline, even if creation goes on.
         pause_ns: Least time between the end of a save, good or failed, and the next one that is not forced.
+        age_share: So much of the time since the first new pipeline of all takes the place of `overdue_ns` and
+            of `pause_ns` where it is less; 0 for never.
     """
 
     quiet_ns: int = _positive(2_000_000_000)
@@ -292,6 +308,7 @@ class SavePolicy:
     growth_bytes: int = _positive(32 << 20)
     overdue_ns: int = _positive(60_000_000_000)
     pause_ns: int = _positive(5_000_000_000)
+    age_share: float = _share()
 
 
 LEAST_LIMIT_S = 60.0
@@ -301,6 +318,7 @@ LIMIT_FACTOR = 20
 """So many times what compiling a pipeline took before it may take again."""
 
 _MOST_LOAD = 10.0
+_SOONEST_NS = 50_000_000
 _SECONDS = validators.optional(validators.and_(validators.instance_of((int, float)), validators.gt(0)))
 
 

@@ -255,6 +255,7 @@ class _Supervisor:
     _culprits: dict[int, Culprit] = field(factory=dict)
     _measured_ns: dict[int, int] = field(factory=dict)
     _compiled: set[int] = field(factory=set)
+    _took: list[_Took] = field(factory=list)
     _identities: dict[bytes, DeviceIdentity] = field(factory=dict)
     _began_warm: bool = False
     _unkept: list[Culprit] = field(factory=list)
@@ -362,7 +363,8 @@ class _Supervisor:
             options = evolve(options, workers=1, batch_limit=1)
         if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
-        options = evolve(with_checkpoints(options), open_ahead=self._opens_ahead)
+        options = with_checkpoints(options, after_death=self._supervision.processes > 0)
+        options = evolve(options, open_ahead=self._opens_ahead)
         return evolve(options, time_limit_s=self._time_left_s())
 
     def _time_left_s(self) -> float | None:
@@ -445,6 +447,7 @@ class _Supervisor:
         watch.remember()
         if report is not None:
             return report
+        self._took += watch.took
         self._costs_ns |= watch.costs_ns()
         if process_id is None:
             await trio.to_thread.run_sync(self._require_target)
@@ -759,6 +762,7 @@ class _Supervisor:
                 # The cache is saved during calls too. Of one that never returned no time is known.
                 own = own | self._measured_ns.keys()
             again = hits & np.isin(table.keys, np.fromiter(own, np.uint64, len(own)))
+            self._record_earlier(table.keys[again])
             status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
             table = msgspec.structs.replace(table, status=status)
             self._notes.append(
@@ -782,6 +786,15 @@ class _Supervisor:
                 "supervision": self._supervision,
             }
         )
+
+    def _record_earlier(self, kept: npt.NDArray[np.uint64]) -> None:
+        """Record what earlier processes took for pipelines of theirs that were kept. Blocking."""
+        for identity in self._identities.values():
+            took = [each for of, *each in self._took if of == identity]
+            if self.directory is not None and took:
+                keys, times_ns = (np.concatenate(column) for column in zip(*took, strict=True))
+                own = np.isin(keys, kept)
+                self._record(cache_path(self.directory, identity), keys[own], times_ns[own])
 
     def _known(self, report: CompileReport) -> dict[int, Culprit]:
         """Culprits of earlier runs; takes those that compiled now out of the quarantine."""
@@ -881,6 +894,10 @@ class _Orders:
             pending.set()
 
 
+_Took = tuple[DeviceIdentity, npt.NDArray[np.uint64], npt.NDArray[np.int64]]
+"""Keys of pipelines that were compiled for a device, and what the driver took for each, ns."""
+
+
 @define(eq=False)
 class _Watch:
     """Watches the driver calls of a worker process, while it lives and when it died.
@@ -890,6 +907,7 @@ class _Watch:
         ending: Whether it was asked to stop.
         identity: Identity of the device of its image; None before there is one.
         is_saved: Whether it could save a cache file.
+        took: What it took for the pipelines of each image before the present one, or of all in the end.
     """
 
     connection: Connection
@@ -899,6 +917,7 @@ class _Watch:
     ending: trio.Event = field(factory=trio.Event)
     identity: DeviceIdentity | None = None
     is_saved: bool = False
+    took: list[_Took] = field(factory=list)
     _prepared: Prepared | None = None
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _tables: ImageTables | None = None
@@ -919,8 +938,11 @@ class _Watch:
 
     def remember(self) -> None:
         """Remember the compiled pipelines of the image: they may be hits in the next worker process."""
-        if self._prepared is not None:
-            self.compiled.update(self._keys[self._marks() != 0].tolist())
+        if self.identity is not None:
+            marks = self._marks()
+            keys = self._keys[marks != 0]
+            self.compiled.update(keys.tolist())
+            self.took.append((self.identity, keys, marks[marks != 0].astype(np.int64) * 1000))
 
     def costs_ns(self) -> dict[int, int]:
         """Estimated cost of each pipeline of all images, ns by key."""

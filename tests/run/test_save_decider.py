@@ -103,6 +103,24 @@ def test_what_a_save_leaves_out_is_new_and_due_after_a_pause(
     assert one.due(25) is reason
 
 
+def test_a_young_cache_is_saved_sooner() -> None:
+    ms = 10**6
+    one = SaveDecider(SavePolicy(quiet_ns=10**15, overdue_ns=1000 * ms, pause_ns=500 * ms, age_share=0.25))
+    one.created(1000 * ms, 1)
+    assert one.due(1049 * ms) is None
+    assert one.due(1050 * ms) is SaveReason.OVERDUE
+    one.started()
+    one.created(1060 * ms, 1)
+    one.saved(1400 * ms)
+    assert one.due(1499 * ms) is None  # a quarter of 400 ms
+    assert one.due(1500 * ms) is SaveReason.OVERDUE
+    one.started()
+    one.saved(9000 * ms)
+    one.created(9000 * ms, 1)
+    assert one.due(9999 * ms) is None
+    assert one.due(10_000 * ms) is SaveReason.OVERDUE
+
+
 def test_a_save_begins_and_ends_once() -> None:
     one = decider()
     one.created(0, 1)

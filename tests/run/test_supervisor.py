@@ -42,7 +42,7 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDeviceError
 from orchestrator.registry import registry
-from orchestrator.run import supervisor
+from orchestrator.run import compile_server, supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Try, first_request
 from orchestrator.run.compile_service import _decoded, _Server
@@ -50,7 +50,7 @@ from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
-from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, Supervision
+from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
 from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
 from orchestrator.run.trial import SuspectTrials
@@ -75,6 +75,10 @@ KEYS = compute_keys()[:12]
 SHORT_S = 0.05
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
 PATIENT = TrialLimits(pipeline_s=3600.0)
+SAVED_AT_ONCE = {
+    "merge": MergePolicy(rolling=True, batches=1),
+    "save_policy": SavePolicy(quiet_ns=10**9, pause_ns=1),
+}
 
 
 def opening(kind: type[SimulatedDevice]) -> Callable[[DeviceRequest], SimulatedDevice]:
@@ -191,6 +195,21 @@ def open_killed_when_saved(key: int) -> None:
             killed.touch()
             signal.raise_signal(signal.SIGKILL)
         time.sleep(0.01)
+
+
+def open_deadly_then_waiting(request: DeviceRequest) -> SimulatedDevice:
+    """One pipeline ends the process; after that the eighth of a process takes until a file is there."""
+    dead, begun = Path(f"{os.environ[MARKER]}-dead"), count(1)
+
+    def on_compile(key: int) -> None:
+        if key == KEYS[1]:
+            dead.touch()
+            signal.raise_signal(signal.SIGSEGV)
+        if dead.exists() and next(begun) == 8:
+            while not Path(os.environ[MARKER]).exists():
+                time.sleep(0.01)
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
 def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
@@ -1235,14 +1254,14 @@ async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
 async def test_what_is_compiled_is_saved_while_the_next_takes_long(
     archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    report = await saved_amid(archive, tmp_path / "cache", marker, "open_waiting")
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_waiting", SAVED_AT_ONCE)
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS)
 
 
 async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    report = await saved_amid(archive, tmp_path / "cache", marker, "open_killed_when_saved")
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_killed_when_saved", SAVED_AT_ONCE)
     assert report.supervision is not None
     assert report.supervision.processes == 2
     assert report.cache_file.load_status is LoadStatus.LOADED
@@ -1250,7 +1269,28 @@ async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     assert not any("although the cache was loaded" in each for each in report.notes)
 
 
-async def saved_amid(archive: Path, cache: Path, marker: Path, name: str) -> CompileReport:
+async def test_after_a_death_what_is_compiled_is_saved_as_often_as_the_next_may_come(
+    archive: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = SavePolicy(quiet_ns=10**15, overdue_ns=10**15)
+    monkeypatch.setattr(compile_server, "_CHECKPOINTS", never)
+    options = {"workers": 1, "mode": CacheMode.SHARED}
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_deadly_then_waiting", options)
+    assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
+    assert report.cache_file.saves[0].reason is SaveReason.OVERDUE
+
+
+async def test_times_of_what_a_process_saved_before_it_died_are_recorded(
+    archive: Path, tmp_path: Path, marker: Path
+) -> None:
+    cache = tmp_path / "cache"
+    report = await saved_amid(archive, cache, marker, "open_killed_when_saved", SAVED_AT_ONCE)
+    assert (read_durations(durations_path(cache, simulated_identity())).of(report.pipelines.keys) > 0).all()
+
+
+async def saved_amid(
+    archive: Path, cache: Path, marker: Path, name: str, options: dict[str, Any]
+) -> CompileReport:
     """Compile while something touches the marker once a cache file is there."""
 
     async def look() -> None:
@@ -1259,12 +1299,10 @@ async def saved_amid(archive: Path, cache: Path, marker: Path, name: str) -> Com
             await trio.sleep(0.01)
         marker.touch()
 
-    merge = MergePolicy(rolling=True, batches=1)
-    policy = SavePolicy(quiet_ns=10**9, pause_ns=1)
     with trio.fail_after(120):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(look)
-            report = await supervised(archive, name, cache, batch_limit=1, merge=merge, save_policy=policy)
+            report = await supervised(archive, name, cache, batch_limit=1, **options)
     return report
 
 
