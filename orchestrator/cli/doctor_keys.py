@@ -185,4 +185,5 @@ def _show_not_tried(output: Output, not_tried: tuple[NotTried, ...]) -> None:
         shown = ", ".join(names[:3]) + (f", ... {len(names) - 3} more" if len(names) > 3 else "")
         output.line(styled(f"  {len(names):4} {aspect}: {reason}: {shown}", "dim"))
     if len(reasons) > _MOST_REASONS:
-        output.line(styled(f"       and {len(reasons) - _MOST_REASONS} more reasons: --json has them", "dim"))
+        more = plural(len(reasons) - _MOST_REASONS, "more reason")
+        output.line(styled(f"       and {more}, see --json", "dim"))

@@ -1,20 +1,14 @@
-"""Cache files may be named by text as well as by paths, and a builder names what is no module of its set."""
+"""Cache files may be named by text as well as by paths."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import pytest
 
 from orchestrator import (
     Identification,
     LoadStatus,
-    ManifestError,
-    MemoryRecords,
-    PipelineSetBuilder,
-    SpirvProvider,
     cache_path,
     load_into_cache,
     read_cache_file,
@@ -36,15 +30,3 @@ def test_a_cache_file_is_named_by_text(tmp_path: Path) -> None:
     assert result.status is LoadStatus.LOADED
     assert save_merged(device, str(path), loaded).path == path
     assert Identification(None, str(tmp_path)).directory == tmp_path
-
-
-@pytest.mark.parametrize("module", [None, b"code"])
-def test_what_is_no_module_of_the_set_is_named(module: Any) -> None:
-    builder = PipelineSetBuilder(MemoryRecords("wrong"))
-    with pytest.raises(ManifestError, match=r"shader module (None|b'code') was not added to this set"):
-        builder.compute_pipeline("auto", module)
-
-
-def test_a_provider_translates_by_a_function() -> None:
-    with pytest.raises(TypeError, match="must be callable"):
-        SpirvProvider(3, revision="1")  # type: ignore[arg-type]

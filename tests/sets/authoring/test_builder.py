@@ -811,3 +811,10 @@ def test_all_arrays_without_a_length_are_named_at_once() -> None:
     words = "a: set 0, binding 2 and set 1, binding 3 are arrays without a length"
     with pytest.raises(ManifestError, match=words):
         automatic_bindings([(1, vertex), (16, vertex), (16, fragment)], "a")
+
+
+@pytest.mark.parametrize("module", [None, b"code"])
+def test_what_is_no_module_of_the_set_is_named(module: Any) -> None:
+    builder = PipelineSetBuilder(MemoryRecords("wrong"))
+    with pytest.raises(ManifestError, match=r"shader module (None|b'code') was not added to this set"):
+        builder.compute_pipeline("auto", module)

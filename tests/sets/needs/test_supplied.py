@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from orchestrator.devices.identified import SpirvProvider
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
@@ -86,3 +88,8 @@ def test_limits_are_those_of_each_pipeline() -> None:
     assert [
         None if each is None else (each.reason.removeprefix(start), each.unsupported) for each in refusals
     ] == expected
+
+
+def test_a_provider_translates_by_a_function() -> None:
+    with pytest.raises(TypeError, match="must be callable"):
+        SpirvProvider(3, revision="1")  # type: ignore[arg-type]
