@@ -151,7 +151,7 @@ class SuspectTrials:
         on_verdict: Called with each verdict as it is known; a run that is killed then need not find it again.
         processes: Forks that were made.
         trying: What each of the forks has in the driver, and since when, on trio's clock.
-        ends_at: No trial begins from then on, on trio's clock.
+        ends_at: No trial begins from then on, on trio's clock, and no pipeline is tried ahead any longer.
         is_over: Whether some pipelines were not tried for that.
     """
 
@@ -210,10 +210,12 @@ class SuspectTrials:
                 mine = mine[tried.survived + (tried.end is not None) :]
 
         self._junk = False
-        async with trio.open_nursery() as nursery:
-            for first in range(lanes):
-                if not (first and memory_is_short()):
-                    nursery.start_soon(lane, jobs[first::lanes])
+        with trio.CancelScope(deadline=self.ends_at) as scope:
+            async with trio.open_nursery() as nursery:
+                for first in range(lanes):
+                    if not (first and memory_is_short()):
+                        nursery.start_soon(lane, jobs[first::lanes])
+        self.is_over |= scope.cancelled_caught
         return fell
 
     def _lanes(self, count: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import math
 import os
 import sys
 import time
@@ -134,7 +135,7 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
 
 
 async def looked_ahead(
-    archive: Path, name: str, limits: TrialLimits | None = None
+    archive: Path, name: str, limits: TrialLimits | None = None, *, ends_in_s: float = math.inf
 ) -> tuple[list[PipelineJob], SuspectTrials]:
     """Try the pipelines of the small set ahead, and then those alone that fell."""
     limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
@@ -146,6 +147,7 @@ async def looked_ahead(
     connection = Connection.to(CompileServer.start([str(archive)], options))
     request = msgspec.msgpack.encode(DeviceRequest())
     trials = SuspectTrials(connection, options, request, {}, note)
+    trials.ends_at = trio.current_time() + ends_in_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.listen)
         fell = await trials.fallen(JOBS)
@@ -187,6 +189,15 @@ async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
     assert fell == [JOBS[1]]
     assert trials.verdicts[JOBS[1]].cause is Cause.TIMEOUT
     assert trials.took_ns.keys() == {KEYS[0]}
+    assert children() == before
+
+
+async def test_the_time_limit_ends_what_is_tried_ahead(archive: Path) -> None:
+    before = children()
+    with trio.fail_after(120):
+        fell, trials = await looked_ahead(archive, "open_hanging", TrialLimits(3600.0), ends_in_s=1.0)
+    assert trials.is_over
+    assert (fell, trials.verdicts) == ([], {})
     assert children() == before
 
 
