@@ -588,14 +588,21 @@ class _Supervisor:
         is_explained = not death.suspects
         if death.suspects:
             ahead = self._look_ahead(death)
-            several = "one pipeline" if len(death.suspects) == 1 else f"{len(death.suspects)} pipelines"
+            # What compiled in an earlier process, or survived a trial, is hardly to blame.
+            survived = self._compiled | self._measured_ns.keys()
+            first, later = (
+                [job for job in death.suspects if (job.key in survived) is old] for old in (False, True)
+            )
             more = f" and {len(ahead)} more" if ahead else ""
             after = "a time-out" if death.overdue else death.how
-            self.on_stage(f"trying {several}{more} alone, after {after}")
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                await trials.run(death.suspects, junk=False)
+                for suspects in filter(None, (first, later)):
+                    if not (trials.verdicts or connection.lost):
+                        several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
+                        self.on_stage(f"trying {several}{more} alone, after {after}")
+                        await trials.run(suspects, junk=False)
                 await trials.run(await trials.fallen(ahead), junk=False)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import trio
-from attrs import evolve
+from attrs import define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from orchestrator.devices.binaries import HeldBinaries, PipelineBinary
@@ -53,7 +53,7 @@ from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, Tr
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
 from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
-from orchestrator.run.trial import SuspectTrials
+from orchestrator.run.trial import SuspectTrials, Verdict
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
@@ -688,6 +688,49 @@ def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile() -> N
     assert set(supervisor._look_ahead(crash)).isdisjoint(tried)
     supervisor._compiled |= set(range(900, 908))
     assert supervisor._look_ahead(crash) == ()
+
+
+@define(eq=False)
+class NotedTrials:
+    """Trials that only note what they are asked for, and blame one pipeline."""
+
+    culprit: int
+    asked: list[tuple[list[int], bool]] = field(factory=list)
+    verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
+    took_ns: dict[int, int] = field(factory=dict)
+    trying: dict[int, tuple[PipelineJob, float]] = field(factory=dict)
+    processes: int = 0
+    is_over: bool = False
+
+    async def run(self, suspects: Sequence[PipelineJob], *, junk: bool) -> None:
+        self.asked.append(([each.key for each in suspects], junk))
+        guilty = [each for each in suspects if each.key == self.culprit]
+        self.verdicts |= dict.fromkeys(guilty, Verdict(Cause.SIGNAL, "crashed"))
+
+    async def fallen(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
+        return [*jobs]
+
+
+@pytest.mark.parametrize(
+    ("culprit", "asked"),
+    [
+        (1, [([1, 3], False), ([], False)]),
+        (4, [([1, 3], False), ([2, 4], False), ([], False)]),
+        (9, [([1, 3], False), ([2, 4], False), ([], False), ([1, 2, 3, 4], True)]),
+    ],
+)
+async def test_what_survived_before_is_suspected_last(
+    culprit: int, asked: list[tuple[list[int], bool]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trials = NotedTrials(culprit)
+    monkeypatch.setattr(supervisor, "SuspectTrials", lambda *_: trials)
+    one = idle_supervisor()
+    one._compiled, one._measured_ns = {2}, {4: 1}
+    suspects = tuple(PipelineJob(each, PipelineKind.COMPUTE) for each in (1, 2, 3, 4))
+    connection = cast("Connection", SimpleNamespace(lost=False))
+    await one._explain(connection, _Death(-signal.SIGSEGV, suspects, b"", {}, (), overdue=False, where=""))
+    assert trials.asked == asked
+    assert set(one._culprits) == ({culprit} if culprit < 5 else set())
 
 
 @pytest.mark.parametrize(("between", "is_careful"), [(500, False), (499, True)])
