@@ -920,6 +920,7 @@ async def open_session(
     session = PipelineSession(run, scheduler, costs_known=costs_ns is not None)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)
+    alone: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(session.serve, on_progress)
@@ -931,7 +932,8 @@ async def open_session(
             with suppress(_FailedError):  # `serve` raises the cause
                 await session.leave()
     except BaseExceptionGroup as group:
-        # Raise the exception of the caller or of a worker unchanged.
-        if len(group.exceptions) == 1:
-            raise group.exceptions[0] from None
-        raise
+        if len(group.exceptions) > 1:
+            raise
+        (alone,) = group.exceptions
+    if alone is not None:  # not while the group is handled, which would replace its context
+        raise alone

@@ -211,6 +211,27 @@ async def test_an_exception_of_the_block_comes_out_as_itself() -> None:
     assert await hits_of(data, 20) == len(recorder.order) == 1
 
 
+@pytest.mark.parametrize("says_so", [True, False])
+async def test_an_exception_of_the_block_keeps_what_led_to_it(says_so: bool) -> None:
+    device = SimulatedDevice()
+    first, second = KeyError("forest"), LookupError("no level")
+
+    async def fail() -> None:
+        async with open_session(device, prepared_set(device), RunOptions(workers=1)):
+            try:
+                raise first
+            except KeyError:
+                if says_so:
+                    raise second from first
+                raise second  # noqa: B904 - without a cause it has the context alone
+
+    with pytest.raises(LookupError, match="no level"):
+        await fail()
+    assert second.__cause__ is (first if says_so else None)
+    assert second.__context__ is first
+    assert second.__suppress_context__ is says_so
+
+
 async def _leave(_session: PipelineSession) -> None:
     """Wait at the end of the block."""
 
