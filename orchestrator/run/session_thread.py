@@ -164,14 +164,16 @@ class SessionThread:
         Returns:
             Their numbers.
         """
+        given = dict(skipped) if isinstance(skipped, Mapping) else skipped
 
         async def enter(session: PipelineSession) -> _Rest:
+            if isinstance(source, PreparedPipelines):
+                return _already(session.add(source, skipped=given))
+
             async def rest() -> range:
-                prepared = source
-                if not isinstance(prepared, PreparedPipelines):
-                    device = self.opened.result()[0]
-                    prepared = _of_caller(await trio.to_thread.run_sync(capture, prepared, device))
-                return session.add(prepared, skipped=skipped)
+                device = self.opened.result()[0]
+                prepared = _of_caller(await trio.to_thread.run_sync(capture, source, device))
+                return session.add(prepared, skipped=given)
 
             return rest
 

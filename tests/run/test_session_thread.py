@@ -440,6 +440,21 @@ def test_what_was_given_may_be_changed_at_once() -> None:
     assert session.ended.result().compiled == 6
 
 
+def test_what_follows_an_image_may_use_its_numbers() -> None:
+    device = SimulatedDevice()
+    several = [device.prepare(simulated_image(range(first, first + 5))) for first in range(0, 100, 10)]
+    session = start_session((device, several[0]), RunOptions(workers=1))
+    left_out = {0: "not today"}
+    added = [session.add(later, skipped=left_out) for later in several[1:]]
+    ticket = session.submit(range(5, 50))
+    ended = session.finish()
+    left_out.clear()  # what was given may be changed
+    assert [each.result(LIMIT_S) for each in added] == [range(n, n + 5) for n in range(5, 50, 5)]
+    keys = [key + number for key in range(10, 100, 10) for number in range(5)]
+    assert [each.key for each in ticket.result(LIMIT_S)] == keys
+    assert ended.result(LIMIT_S).counts()[OutcomeStatus.SKIPPED] == 9
+
+
 def test_while_it_finishes_it_takes_what_a_session_of_trio_takes() -> None:
     gate, device, prepared = gated(0)
     session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE))
