@@ -36,3 +36,29 @@ async def test_what_is_in_no_nursery_passes_unchanged() -> None:
     with pytest.raises(ZeroDivisionError) as raised, first_error():
         raise ZeroDivisionError
     assert not hasattr(raised.value, "__notes__")
+
+
+async def test_an_interrupt_goes_before_errors() -> None:
+    interrupt = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt) as raised, first_error():
+        raise BaseExceptionGroup("", [LookupError("first"), BaseExceptionGroup("", [interrupt])])
+    assert raised.value is interrupt
+    assert raised.value.__notes__ == ["at the same time, another task raised LookupError('first')"]
+
+
+async def test_a_group_with_a_cancellation_is_left_to_trio() -> None:
+    async def fail() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise LookupError
+
+    async def run() -> None:
+        with trio.CancelScope() as scope, first_error():
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+
+    with pytest.raises(ExceptionGroup):
+        await run()

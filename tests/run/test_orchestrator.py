@@ -372,12 +372,13 @@ async def test_progress_never_lies() -> None:
     assert (last.done, last.compiled, last.in_flight, last.eta_s) == (300, report.compiled, 0, 0.0)
 
 
-async def test_an_error_of_the_callback_is_raised_as_itself() -> None:
+@pytest.mark.parametrize("error", [LookupError, KeyboardInterrupt])
+async def test_an_error_of_the_callback_is_raised_as_itself(error: type[BaseException]) -> None:
     def broken(_progress: Progress) -> None:
-        raise LookupError
+        raise error
 
     device = SimulatedDevice()
-    with pytest.raises(LookupError):
+    with pytest.raises(error):
         await run_pipelines(
             device, prepared_set(device), RunOptions(workers=2, keep=True), on_progress=broken
         )
