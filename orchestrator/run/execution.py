@@ -700,15 +700,20 @@ async def run_pipelines(
         )
     scheduler.exclude(run.table.reasons)
     scheduler.tells_hits = device.features.creation_feedback
-    steered = SteeredRun(Steering.of(stop), scheduler, run.table, options.time_limit_s)
+    steering = Steering.of(stop)
+    steered = SteeredRun(steering, scheduler, run.table, options.time_limit_s)
+
+    def tell(progress: Progress) -> None:
+        counted = steered.counted(progress)
+        if on_progress is not None:
+            on_progress(counted)
+
     with steered.steered():
         return await execute(
             run,
             steered.exchange,
             watch=steered.watch,
-            on_progress=None
-            if on_progress is None
-            else lambda progress: on_progress(steered.counted(progress)),
+            on_progress=None if on_progress is None and steering.on_settled is None else tell,
             on_started=steered.begin,
         )
 

@@ -229,3 +229,12 @@ def test_what_cannot_be_said_is_refused_at_once() -> None:
     assert steering.said() == (Budget(None),)
     steering.limit_time(1e300)
     assert steering.said() == (Budget(None),)
+
+
+async def test_who_wants_no_progress_is_told_of_the_ends_too() -> None:
+    told: list[Settlement] = []
+    steering = Steering(on_settled=told.append, steered=True)
+    steering.cancel([3])
+    await steered_run(steering)
+    assert sorted(key for each in told for key in each.compiled) == [*range(3), *range(4, 30)]
+    assert [key for each in told for key in each.cancelled] == [3]
