@@ -634,6 +634,7 @@ class GroupCache:
         held: The group's pipelines that this file is known to hold, shape (n,); None where nothing is known.
         was_there: Whether it did so before this compile saved anything.
         keeper: Saves it; None where no cache file is kept.
+        unkept: Why the store of binaries cannot be used, or "".
     """
 
     primary: PipelineSource | None
@@ -642,6 +643,7 @@ class GroupCache:
     held: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
     was_there: bool = False
     keeper: CacheKeeper | None = None
+    unkept: str = ""
     _saves_told: int = field(default=0, init=False)
 
     def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
@@ -664,7 +666,7 @@ class GroupCache:
     def unsaved(self) -> str:
         """Why nothing will be saved, or "": a file that could not be read may be good, so it stays."""
         if self.keeper is None or self.keeper.loaded.status is not LoadStatus.UNREADABLE:
-            return ""
+            return self.unkept
         return f"{self.keeper.store.path}: {self.keeper.loaded.detail}"
 
     def saved(self) -> list[tuple[Path, int]]:
@@ -836,7 +838,8 @@ class CompileCache:
             except StoreError as error:
                 self.file = CacheFileRecord(path=path, error=str(error))
                 self._notes.append(f"binaries are neither looked up nor kept: {error}")
-                return GroupCache(HeldPipelines.of(device, captures=False), CacheMode.BINARIES)
+                held = HeldPipelines.of(device, captures=False)
+                return GroupCache(held, CacheMode.BINARIES, unkept=str(error))
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
             if self.options.binary_store_bytes not in (None, self._store.bound_bytes):

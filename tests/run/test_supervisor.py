@@ -1268,6 +1268,18 @@ async def test_that_nothing_can_be_saved_is_told_when_compiling_begins(archive: 
     assert all(each.startswith(f"compiling, but nothing can be saved: {path}: ") for each in told)
 
 
+async def test_that_a_store_cannot_be_opened_is_told_when_compiling_begins(
+    archive: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    stages: list[str] = []
+    too_large: dict[str, Any] = {"mode": CacheMode.BINARIES, "binary_store_bytes": 1 << 62}
+    report = await supervised(archive, "open_good", cache, on_stage=stages.append, **too_large)
+    assert report.cache_file.error
+    told = [each for each in stages if each.startswith("compiling")]
+    assert told == [f"compiling, but nothing can be saved: {report.cache_file.error}"]
+
+
 async def test_trials_that_were_stopped_blame_nobody_and_say_so(archive: Path, marker: Path) -> None:
     stop = trio.Event()
 
