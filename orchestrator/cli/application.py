@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 _HELP_WIDTH: Final = 80
+_LEAST_HELP_WIDTH: Final = 20  # Cyclopts never ends in one or two columns
 
 app = App(
     name="orchestrator",
@@ -105,6 +106,7 @@ def _help_console() -> Console:
     console = console_on(sys.stdout)
     if console.width == PIPE_WIDTH:
         console.width = _HELP_WIDTH
+    console.width = max(console.width, _LEAST_HELP_WIDTH)
     return console
 
 

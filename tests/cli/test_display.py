@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.cli.application import VERBS, app
+from orchestrator.cli.application import VERBS, app, parse
 from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, display, table, take_display
 from orchestrator.sets.archive.reader import RECORD_SIZE, Archive
@@ -109,6 +109,13 @@ def test_verbose_cuts_no_list(call: Call, tmp_path: Path) -> None:
     assert "10 more, see --verbose" in cut
     assert whole.count("at byte") == 30
     assert "more, see" not in whole
+
+
+def test_help_ends_in_one_column(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "1")
+    _, bound = parse(["list", "--help"])
+    assert bound.arguments["console"].width > 2  # else the call never ends
+    assert call("list", "--help").out.startswith("Usage:")
 
 
 def test_a_row_is_a_line_in_a_pipe(
