@@ -148,7 +148,7 @@ def unfit_directory(directory: Path) -> str | None:
 def require_writable(
     *paths: Path | None, inputs: Sequence[str | Path] = (), outputs: Sequence[Path] = ()
 ) -> None:
-    """Refuse files that cannot be written, before there is anything to write. What is there stays.
+    """Refuse files that cannot or must not be written, before anything is to be written. What is there stays.
 
     Args:
         paths: The files, each of which is to hold something else.
@@ -171,11 +171,21 @@ def require_writable(
         taken[real] = "two options name it"
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
+        if path.exists() and _is_kept(Path(real)):
+            said = f"{path}: cannot be written: what is there is kept by `compile`, and would be lost"
+            raise UsageError(said, "name another file; `orchestrator inspect FILE` says what is there")
         folder = path.absolute().parent
         if not folder.is_dir():
             raise UsageError(f"{path}: cannot be written: its directory is not there", f"mkdir -p {folder}")
         if (reason := unwritable(path)) is not None:
             raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
+
+
+def _is_kept(path: Path) -> bool:
+    """Whether a file is a cache file, lies beside one, or belongs to a store of binaries or a pack."""
+    from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
+
+    return inspect_beside(path) is not None or inspect_cache_file(path).kind is CacheFileKind.CACHE_FILE
 
 
 def read_key(path: Path | None) -> MacKey | None:

@@ -219,6 +219,22 @@ def test_no_output_is_written_over_the_set(call: Call, small_set: Path, tmp_path
     assert small_set.read_bytes() == before
 
 
+@pytest.mark.parametrize("suffix", [".pipeline-cache", ".durations"])
+def test_no_output_is_written_over_what_is_kept(
+    call: Call, small_set: Path, tmp_path: Path, suffix: str
+) -> None:
+    words = ("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache")
+    assert call(*words).code == ExitCode.OK
+    (path,) = (tmp_path / "cache").glob(f"*{suffix}")
+    before = path.read_bytes()
+    assert "would be lost" in refused(call(*words, "--trace", path))
+    (cache_file,) = (tmp_path / "cache").glob("*.pipeline-cache")
+    copy = tmp_path / "copy"
+    copy.write_bytes(cache_file.read_bytes())
+    assert "would be lost" in refused(call("export", copy, "-o", path))
+    assert path.read_bytes() == before
+
+
 def test_two_outputs_are_two_files(call: Call, small_set: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     words = ("-d", "simulated", "--cache-dir", tmp_path / "cache", "--trace", out, "--driver-log", out)
