@@ -15,7 +15,7 @@ from cyclopts import Parameter
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, path_text, styled
+from orchestrator.cli.output import Output, byte_text, path_text, shell_text, styled
 from orchestrator.cli.values import require_writable
 
 if TYPE_CHECKING:
@@ -72,5 +72,5 @@ def export_verb(
         out.line(f"{path_text(output)}: {byte_text(written)}, the driver's data of {path_text(file)}")
     else:
         out.problem(styled(f"nothing was written: {path_text(file)}: {found.status}: {found.detail}", "bad"))
-        out.line(f"next: orchestrator inspect {path_text(file)}")
+        out.line(f"next: orchestrator inspect {shell_text(file)}")
     return ExitCode.OK if good else ExitCode.BAD_INPUT

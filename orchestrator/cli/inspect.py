@@ -14,7 +14,16 @@ from rich.text import Text
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, display, path_text, plural, styled, tag_name
+from orchestrator.cli.output import (
+    Output,
+    byte_text,
+    display,
+    path_text,
+    plural,
+    shell_text,
+    styled,
+    tag_name,
+)
 from orchestrator.errors import shown
 
 if TYPE_CHECKING:
@@ -170,7 +179,7 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
     output.facts(rows)
     if damage:
         output.line(styled(f"damage in the headers: {plural(len(damage), 'place')}", "bad"))
-    output.line(f"next: orchestrator list {path}")
+    output.line(f"next: orchestrator list {shell_text(file)}")
     return InspectedFile(
         path=path,
         kind="archive",

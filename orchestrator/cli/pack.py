@@ -9,7 +9,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
+from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural, shell_text
 from orchestrator.cli.values import require_writable
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pack_verb(
         f"{path_text(output)}: {plural(report.records, 'record')}, "
         f"{plural(report.modules, 'shader module')}, {byte_text(size)}"
     )
-    out.line(f"next: orchestrator compile {path_text(output)}")
+    out.line(f"next: orchestrator compile {shell_text(output)}")
     return ExitCode.OK
 
 

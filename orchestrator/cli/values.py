@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -176,7 +177,10 @@ def require_writable(
             raise UsageError(said, "name another file; `orchestrator inspect FILE` says what is there")
         folder = path.absolute().parent
         if not folder.is_dir():
-            raise UsageError(f"{path}: cannot be written: its directory is not there", f"mkdir -p {folder}")
+            raise UsageError(
+                f"{path}: cannot be written: its directory is not there",
+                f"mkdir -p {shlex.quote(str(folder))}",
+            )
         if (reason := unwritable(path)) is not None:
             raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
 

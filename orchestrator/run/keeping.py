@@ -572,7 +572,7 @@ def decide(
         return Decision(mode, workers or (best if choice is not None and choice.mode == mode else available))
     if choice is None or loaded is None or loaded.profile is None:
         count = workers or available
-        device = f" --device {selector}" if selector else ""
+        device = f" --device {shlex.quote(selector)}" if selector else ""
         # The same place: one in the user's cache directory is not looked for where another one was named.
         place = "" if loaded is None else f" --cache-dir {shlex.quote(str(loaded.path.parent))}"
         what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"

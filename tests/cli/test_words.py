@@ -13,6 +13,7 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.sample import sample_manifest_path
 from tests.cli.conftest import Call, Done
 
 LONG = "a" * 300
@@ -233,6 +234,17 @@ def test_no_output_is_written_over_what_is_kept(
     copy.write_bytes(cache_file.read_bytes())
     assert "would be lost" in refused(call("export", copy, "-o", path))
     assert path.read_bytes() == before
+
+
+def test_a_command_that_is_shown_has_its_path_as_one_word(
+    call: Call, small_set: Path, tmp_path: Path
+) -> None:
+    game, folder = tmp_path / "my game.foz", tmp_path / "my folder"
+    game.write_bytes(small_set.read_bytes())
+    assert f"orchestrator list '{game}'" in call("inspect", game).out
+    assert f"orchestrator inspect '{game}'" in call("export", game, "-o", tmp_path / "raw").out
+    assert f"orchestrator compile '{game}'" in call("pack", sample_manifest_path(), "-o", game).out
+    assert f"mkdir -p '{folder}'" in call("export", game, "-o", folder / "raw").err
 
 
 def test_two_outputs_are_two_files(call: Call, small_set: Path, tmp_path: Path) -> None:

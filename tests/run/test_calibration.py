@@ -212,6 +212,10 @@ def test_a_choice_that_is_missing_or_unknown_is_none(choice: Choice | None) -> N
     assert "no calibration" in found.note
 
 
+def test_the_command_that_a_note_shows_has_the_selector_as_one_word() -> None:
+    assert "--device 'RADV NAVI21'" in decided(None, selector="RADV NAVI21").note
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory that nobody else may write to."""
