@@ -121,7 +121,7 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
     this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and `compile_sets`
     in `closing_shared_sets`.
     """
-    from orchestrator.devices.selectors import lacking_formats
+    from orchestrator.devices.selectors import lacking_extensions, lacking_formats
     from orchestrator.run.options import available_workers
     from orchestrator.sets.opening import is_manifest, open_paths
     from orchestrator.sets.shared_set import (
@@ -150,7 +150,8 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
         if count:
             from orchestrator.sets.decoder import Decoder
 
-            decoder = Decoder.start(source, count, options.subset, lacking_formats(selector))
+            lacking = lacking_formats(selector), lacking_extensions(selector)
+            decoder = Decoder.start(source, count, options.subset, *lacking)
             shared_sets[tuple(paths)] = Shared(source, decoder=decoder)
             held.pop_all()
 

@@ -121,6 +121,15 @@ def _architecture(file: Path) -> tuple[bytes, bytes]:
     return head[:6], head[18:]
 
 
+def has_constant(library: Path, text: bytes) -> bool:
+    """Whether a text is among the constants of a library; False where it cannot be read."""
+    try:
+        with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            return content.find(text, constants_of(content)) >= 0
+    except (OSError, ValueError, struct.error):
+        return False
+
+
 def constants_of(content: mmap.mmap) -> int:
     """Where the constants of a library begin: texts are found there at once, without its code."""
     (headers,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)

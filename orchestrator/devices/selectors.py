@@ -15,13 +15,16 @@ from typing import Final
 import msgspec
 
 from orchestrator.devices.drm_shim import shim_at_hand, starts_with, variables_of
-from orchestrator.devices.manifests import LIBRARIES, manifests_of, restricts_to
+from orchestrator.devices.manifests import LIBRARIES, driver_library, has_constant, manifests_of, restricts_to
 from orchestrator.devices.request import DRIVER_CACHES_OFF
 from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"
 
 _DEPTH_24: Final = frozenset({125, 129})  # VK_FORMAT_X8_D24_UNORM_PACK32, VK_FORMAT_D24_UNORM_S8_UINT
+_NEW: Final = frozenset({"VK_KHR_shader_untyped_pointers", "VK_EXT_descriptor_heap"})
+"""Extensions that most drivers in use in 2026 lack, and that recorded shaders ask for."""
+_NEWEST: Final = b"VK_EXT_descriptor_heap\0"
 
 
 class Selector(msgspec.Struct, frozen=True):
@@ -57,6 +60,18 @@ class Selector(msgspec.Struct, frozen=True):
 def lacking_formats(selector: str) -> frozenset[int]:
     """VkFormat values that a driver has on no GPU, as far as its name tells: those of AMD's for RADV."""
     return _DEPTH_24 if Selector.parse(selector).driver == "radv" else frozenset()
+
+
+def lacking_extensions(selector: str) -> frozenset[str]:
+    """Extensions that a driver probably lacks: those of 2026, unless a library of Mesa's names them.
+
+    Seen to have what they name: RADV and lavapipe of Mesa 26.2.6.
+    """
+    library = None
+    if Selector.parse(selector).driver:
+        with suppress(NoDeviceError):  # whoever opens it says that
+            library = driver_library(os.environ | environment_of(selector))
+    return frozenset() if library is not None and has_constant(library, _NEWEST) else _NEW
 
 
 def environment_of(

@@ -29,7 +29,7 @@ import select
 import socket
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, NoReturn, Self, TypeVar, cast
 
@@ -64,8 +64,6 @@ _MOST_TRIED: Final = 4
 _SOON_MS: Final = 10
 _COMMON: Final = re.compile("VK_(KHR|EXT)_")
 """Names of extensions that drivers of more than one vendor have."""
-_NEW: Final = frozenset({"VK_KHR_shader_untyped_pointers", "VK_EXT_descriptor_heap"})
-"""Extensions that most drivers in use in 2026 lack, and that recorded shaders ask for."""
 _ALIGNMENT: Final = 64  # of what follows a head
 _TOLD: Final = b"."
 
@@ -204,7 +202,12 @@ class Decoder:
 
     @classmethod
     def start(
-        cls, source: PipelineSet, helpers: int, subset: Subset, lacking_formats: Iterable[int] = ()
+        cls,
+        source: PipelineSet,
+        helpers: int,
+        subset: Subset,
+        lacking_formats: Iterable[int] = (),
+        lacking_extensions: Collection[str] = (),
     ) -> Self:
         """Fork a decoder of a set.
 
@@ -213,6 +216,7 @@ class Decoder:
             helpers: How many processes should decode many pipelines; 1 for the decoder alone.
             subset: What of the set will be compiled. The first group of that is decoded at once.
             lacking_formats: VkFormat values that the device will probably lack.
+            lacking_extensions: Names of extensions that it will probably lack, beside those of one vendor.
 
         Raises:
             OSError: This process cannot be forked.
@@ -221,7 +225,7 @@ class Decoder:
         process_id = os.fork()
         if process_id == 0:
             mine.close()
-            known = _Foreseen(source, helpers, subset, lacking_formats)
+            known = _Foreseen(source, helpers, subset, lacking_formats, lacking_extensions)
             _end_after(lambda: _serve(known, _Line(theirs)))
         theirs.close()
         return cls(process_id, _Line(mine))
@@ -409,6 +413,7 @@ class _Foreseen:
     helpers: int
     subset: Subset
     lacking_formats: Iterable[int]
+    lacking_extensions: Collection[str]
     _guesses: list[_Guess] = field(factory=list)
 
     def foresee(self, group: FeatureGroup, left_out: Mapping[int, str]) -> None:
@@ -425,7 +430,8 @@ class _Foreseen:
 
         def opener(request: DeviceRequest) -> Device:
             # Nothing else of it is used.
-            return cast("Device", _AssumedDevice(request, self.lacking_formats))
+            assumed = _AssumedDevice(request, self.lacking_formats, self.lacking_extensions)
+            return cast("Device", assumed)
 
         source = self.source.leaving_out(some)
         with closing(opened_group(source, group, opener, subset=self.subset, build=build)) as chunks:
@@ -461,8 +467,12 @@ class _Foreseen:
 class _AssumedDevice:
     """A device before it is there: it has all that most have, as its request enables it."""
 
-    def __init__(self, request: DeviceRequest, lacking_formats: Iterable[int]) -> None:
-        rare = [name for name in registry().extensions if not _COMMON.match(name) or name in _NEW]
+    def __init__(
+        self, request: DeviceRequest, lacking_formats: Iterable[int], lacking_extensions: Collection[str]
+    ) -> None:
+        rare = [
+            name for name in registry().extensions if not _COMMON.match(name) or name in lacking_extensions
+        ]
         lacking: dict[Asked, Value] = {("extension", name, ""): False for name in rare}
         lacking |= {("format", str(number), ""): (0, 0, 0) for number in lacking_formats}
         self.supported: Final = _Assumed(lacking, AnyDevice())

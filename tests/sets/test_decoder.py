@@ -19,7 +19,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest, EnabledCapabilities, OtherFeatures
-from orchestrator.devices.selectors import lacking_formats
+from orchestrator.devices.selectors import lacking_extensions, lacking_formats
 from orchestrator.errors import DeviceError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
@@ -59,7 +59,8 @@ def sample() -> Iterator[PipelineSet]:
 def started(
     source: PipelineSet, helpers: int = 1, subset: Subset = WHOLE, selector: str = ""
 ) -> closing[Decoder]:
-    return closing(Decoder.start(source, helpers, subset, lacking_formats(selector)))
+    lacking = lacking_formats(selector), lacking_extensions(selector)
+    return closing(Decoder.start(source, helpers, subset, *lacking))
 
 
 def decoded(source: PipelineSet, helpers: int = 3, device: DeviceCapabilities = DEVICE) -> BuiltImage:
