@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.key_dependence.bisection import find_key_dependence
 from orchestrator.stores.profile_file import KeyProfile
-from tests.drivers import driver_manifest
+from tests.drivers import driver_manifest, has_null_hardware
 
 NAVI21 = "radv:navi21"
 PREFIX = "VkPhysicalDevice"
@@ -19,7 +19,7 @@ PREFIX = "VkPhysicalDevice"
 DRIRC = """<driconf>
   <device driver="radv">
     <application name="by executable" executable="planted-executable">
-      <option name="radv_invariant_geom" value="true" />
+      <option name="radv_split_fma" value="true" />
     </application>
     <application name="by name" application_name_match="^Planted.Name$|Other">
       <option name="radv_split_fma" value="true" />
@@ -111,9 +111,10 @@ def test_names_that_the_driver_has_profiles_for(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
     profile = find("planted", "another", "[0-9]{4}", "ACO_DEBUG=noopt", "RADV_PERFTEST=localbos", "layer")
     found = {(each.aspect, each.name): each.identity for each in profile.depends}
+    # Options of the compiler change pipelineCacheUUID in the releases that have null hardware.
     assert found == {
-        ("executable name", "planted-executable"): True,
-        ("application name", "Planted.Name"): True,
+        ("executable name", "planted-executable"): has_null_hardware(),
+        ("application name", "Planted.Name"): has_null_hardware(),
         ("engine name", "PlantedEngine"): False,
         ("environment", "ACO_DEBUG=noopt"): False,
     }
