@@ -47,7 +47,9 @@ _VALUES: Final = """
     radv_enable_mrt_output_nan_fixup=true radv_disable_shrink_image_store=true
     radv_disable_sinking_load_input_fs=true radv_disable_trunc_coord=true radv_disable_aniso_single_level=true
     radv_disable_ngg_gs=true radv_clear_lds=true radv_override_uniform_offset_alignment=16
-    radv_override_compute_shader_version=1 LP_NATIVE_VECTOR_WIDTH=128 __GL_THREADED_OPTIMIZATIONS=1
+    radv_override_compute_shader_version=1 radv_override_graphics_shader_version=1 radv_split_fma=true
+    radv_rt_wave64=true radv_no_implicit_varying_subgroup_size=true radv_force_exact_glsl_fma=true
+    radv_force_nan_preserve_min_max=true LP_NATIVE_VECTOR_WIDTH=128 __GL_THREADED_OPTIMIZATIONS=1
     __GL_LOG_MAX_ANISO=4 __GL_FSAA_MODE=5 __GL_YIELD=USLEEP __GL_SYNC_TO_VBLANK=0 __GL_SORT_FBCONFIGS=0
     __GL_ALLOW_UNOFFICIAL_PROTOCOL=1 __GL_NextGenCompiler=0 __GL_DXVK_OPTIMIZATIONS=1
     __GL_ExperimentalPerfStrategy=1 __GL_MaxFramesAllowed=1 __GL_SHADER_DISK_CACHE_SKIP_CLEANUP=1

@@ -109,7 +109,9 @@ def test_a_layer_that_is_active_already_is_not_tried(monkeypatch: pytest.MonkeyP
 def test_names_that_the_driver_has_profiles_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "00-planted.conf").write_text(DRIRC, "utf-8")
     monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
-    profile = find("planted", "another", "[0-9]{4}", "ACO_DEBUG=noopt", "RADV_PERFTEST=localbos", "layer")
+    profile = find(
+        "planted", "another", "[0-9]{4}", "ACO_DEBUG=noopt", "RADV_PERFTEST=localbos", "split_fma", "layer"
+    )
     found = {(each.aspect, each.name): each.identity for each in profile.depends}
     # Options of the compiler change pipelineCacheUUID in the releases that have null hardware.
     assert found == {
@@ -117,6 +119,7 @@ def test_names_that_the_driver_has_profiles_for(tmp_path: Path, monkeypatch: pyt
         ("application name", "Planted.Name"): has_null_hardware(),
         ("engine name", "PlantedEngine"): False,
         ("environment", "ACO_DEBUG=noopt"): False,
+        ("environment", "radv_split_fma=true"): has_null_hardware(),
     }
     harmless = {each.name for each in profile.independent}
     assert "RADV_PERFTEST=localbos" in harmless

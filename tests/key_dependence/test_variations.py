@@ -55,6 +55,9 @@ def test_variables_of_the_driver_that_are_set_are_known(monkeypatch: pytest.Monk
     base = {"RADV_DEBUG": "nongg", "radv_clear_lds": "true", "ACO_DEBUG": "", "INTEL_DEBUG": "no8", "A": "b"}
     monkeypatch.setattr("os.environ", base)
     assert set_here(MESA_RADV) == {"RADV_DEBUG": "nongg", "radv_clear_lds": "true"}
+    newer = {"radv_force_nan_preserve_min_max": "true", "radv_rt_wave64": "true"}  # of Mesa 26
+    monkeypatch.setattr("os.environ", newer)
+    assert set_here(MESA_RADV) == newer
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
