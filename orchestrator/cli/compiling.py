@@ -14,6 +14,7 @@ import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
@@ -121,7 +122,7 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
     this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and `compile_sets`
     in `closing_shared_sets`.
     """
-    from orchestrator.devices.selectors import lacking_extensions, lacking_formats
+    from orchestrator.devices.selectors import lacking
     from orchestrator.run.options import available_workers
     from orchestrator.sets.opening import is_manifest, open_paths
     from orchestrator.sets.shared_set import (
@@ -150,8 +151,7 @@ def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
         if count:
             from orchestrator.sets.decoder import Decoder
 
-            lacking = lacking_formats(selector), lacking_extensions(selector)
-            decoder = Decoder.start(source, count, options.subset, *lacking)
+            decoder = Decoder.start(source, count, options.subset, partial(lacking, selector))
             shared_sets[tuple(paths)] = Shared(source, decoder=decoder)
             held.pop_all()
 

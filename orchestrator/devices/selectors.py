@@ -57,21 +57,18 @@ class Selector(msgspec.Struct, frozen=True):
         return cls(text, name=text)
 
 
-def lacking_formats(selector: str) -> frozenset[int]:
-    """VkFormat values that a driver has on no GPU, as far as its name tells: those of AMD's for RADV."""
-    return _DEPTH_24 if Selector.parse(selector).driver == "radv" else frozenset()
+def lacking(selector: str) -> tuple[frozenset[int], frozenset[str]]:
+    """VkFormat values and extensions that a device will probably lack.
 
-
-def lacking_extensions(selector: str) -> frozenset[str]:
-    """Extensions that a driver probably lacks: those of 2026, unless a library of Mesa's names them.
-
-    Seen to have what they name: RADV and lavapipe of Mesa 26.2.6.
+    A driver's name tells the formats: those that no GPU of AMD has, for RADV. A library of Mesa's names the
+    extensions that it knows; RADV and lavapipe of Mesa 26.2.6 have them.
     """
-    library = None
-    if Selector.parse(selector).driver:
+    driver, library = Selector.parse(selector).driver, None
+    if driver:
         with suppress(NoDeviceError):  # whoever opens it says that
             library = driver_library(os.environ | environment_of(selector))
-    return frozenset() if library is not None and has_constant(library, _NEWEST) else _NEW
+    has_new = library is not None and has_constant(library, _NEWEST)
+    return _DEPTH_24 if driver == "radv" else frozenset(), frozenset() if has_new else _NEW
 
 
 def environment_of(

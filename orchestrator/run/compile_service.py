@@ -331,9 +331,9 @@ def _decoded(shared: Shared, options: CompileOptions, left_out: Mapping[int, str
     count = _processes_to_fork(shared, options)
     if not count or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
-    from orchestrator.devices.selectors import lacking_extensions, lacking_formats
+    from orchestrator.devices.selectors import lacking
     from orchestrator.sets.decoder import Decoder
 
-    lacking = lacking_formats(options.selector), lacking_extensions(options.selector)
-    decoder = Decoder.start(source.leaving_out(left_out), count, options.subset, *lacking)
+    known = partial(lacking, options.selector)
+    decoder = Decoder.start(source.leaving_out(left_out), count, options.subset, known)
     return SharedSet.of(source, decoder, mine)

@@ -62,6 +62,7 @@ _SAMPLE: Final = 32  # pipelines that are decoded before helpers are forked, who
 _MOST_TRIED: Final = 4
 """How often pipelines are decoded for a device: other answers may lead to other questions."""
 _SOON_MS: Final = 10
+_Lacking = tuple[Collection[int], Collection[str]]
 _COMMON: Final = re.compile("VK_(KHR|EXT)_")
 """Names of extensions that drivers of more than one vendor have."""
 _ALIGNMENT: Final = 64  # of what follows a head
@@ -206,8 +207,7 @@ class Decoder:
         source: PipelineSet,
         helpers: int,
         subset: Subset,
-        lacking_formats: Iterable[int] = (),
-        lacking_extensions: Collection[str] = (),
+        lacking: Callable[[], _Lacking] = lambda: ((), ()),
     ) -> Self:
         """Fork a decoder of a set.
 
@@ -215,8 +215,8 @@ class Decoder:
             source: The set.
             helpers: How many processes should decode many pipelines; 1 for the decoder alone.
             subset: What of the set will be compiled. The first group of that is decoded at once.
-            lacking_formats: VkFormat values that the device will probably lack.
-            lacking_extensions: Names of extensions that it will probably lack, beside those of one vendor.
+            lacking: Called in the decoder: VkFormat values that the device will probably lack, and names of
+                extensions, beside those of one vendor.
 
         Raises:
             OSError: This process cannot be forked.
@@ -225,7 +225,7 @@ class Decoder:
         process_id = os.fork()
         if process_id == 0:
             mine.close()
-            known = _Foreseen(source, helpers, subset, lacking_formats, lacking_extensions)
+            known = _Foreseen(source, helpers, subset, lacking())
             _end_after(lambda: _serve(known, _Line(theirs)))
         theirs.close()
         return cls(process_id, _Line(mine))
@@ -412,8 +412,7 @@ class _Foreseen:
     source: PipelineSet
     helpers: int
     subset: Subset
-    lacking_formats: Iterable[int]
-    lacking_extensions: Collection[str]
+    lacking: _Lacking
     _guesses: list[_Guess] = field(factory=list)
 
     def foresee(self, group: FeatureGroup, left_out: Mapping[int, str]) -> None:
@@ -430,8 +429,7 @@ class _Foreseen:
 
         def opener(request: DeviceRequest) -> Device:
             # Nothing else of it is used.
-            assumed = _AssumedDevice(request, self.lacking_formats, self.lacking_extensions)
-            return cast("Device", assumed)
+            return cast("Device", _AssumedDevice(request, self.lacking))
 
         source = self.source.leaving_out(some)
         with closing(opened_group(source, group, opener, subset=self.subset, build=build)) as chunks:
@@ -467,14 +465,11 @@ class _Foreseen:
 class _AssumedDevice:
     """A device before it is there: it has all that most have, as its request enables it."""
 
-    def __init__(
-        self, request: DeviceRequest, lacking_formats: Iterable[int], lacking_extensions: Collection[str]
-    ) -> None:
-        rare = [
-            name for name in registry().extensions if not _COMMON.match(name) or name in lacking_extensions
-        ]
+    def __init__(self, request: DeviceRequest, lacks: _Lacking) -> None:
+        formats, extensions = lacks
+        rare = [name for name in registry().extensions if not _COMMON.match(name) or name in extensions]
         lacking: dict[Asked, Value] = {("extension", name, ""): False for name in rare}
-        lacking |= {("format", str(number), ""): (0, 0, 0) for number in lacking_formats}
+        lacking |= {("format", str(number), ""): (0, 0, 0) for number in formats}
         self.supported: Final = _Assumed(lacking, AnyDevice())
         self.capabilities: Final = EnabledCapabilities(self.supported, request)
 

@@ -113,7 +113,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """How many processes were to decode, and how many pipelines."""
     found: list[tuple[int, int]] = []
 
-    def start(source: PipelineSet, helpers: int, subset: Subset, *lacking: frozenset[Any]) -> None:
+    def start(source: PipelineSet, helpers: int, subset: Subset, *_: object) -> None:
         found.append((helpers, len(subset.of(source.groups[0].pipelines))))
 
     monkeypatch.setattr(Decoder, "start", start)

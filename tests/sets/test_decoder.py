@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest, EnabledCapabilities, OtherFeatures
-from orchestrator.devices.selectors import lacking_extensions, lacking_formats
+from orchestrator.devices.selectors import lacking
 from orchestrator.errors import DeviceError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
@@ -59,8 +60,7 @@ def sample() -> Iterator[PipelineSet]:
 def started(
     source: PipelineSet, helpers: int = 1, subset: Subset = WHOLE, selector: str = ""
 ) -> closing[Decoder]:
-    lacking = lacking_formats(selector), lacking_extensions(selector)
-    return closing(Decoder.start(source, helpers, subset, *lacking))
+    return closing(Decoder.start(source, helpers, subset, partial(lacking, selector)))
 
 
 def decoded(source: PipelineSet, helpers: int = 3, device: DeviceCapabilities = DEVICE) -> BuiltImage:
