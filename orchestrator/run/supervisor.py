@@ -134,7 +134,8 @@ async def compile_supervised(
         log: Receives everything that the driver prints; nothing more once it failed, which a note says.
 
     Returns:
-        The report. Pipelines that a worker process compiled before it died count as compiled.
+        The report. Pipelines that a worker process compiled before it died count as compiled, if the last
+        process found them. A note says how many it was stopped before it looked for.
 
     Raises:
         ArchiveError: An archive cannot be read as a whole; likewise all exceptions of `compile_set`.
@@ -765,6 +766,14 @@ class _Supervisor:
         if self._supervision.processes > 1:
             hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
             own = self._compiled
+            compiled = np.isin(table.keys, np.fromiter(own, np.uint64, len(own)))
+            not_run = table.status == status_code(OutcomeStatus.NOT_RUN)
+            if count := int(np.count_nonzero(compiled & not_run)):
+                several = "1 pipeline that counts" if count == 1 else f"{count} pipelines that count"
+                self._notes.append(
+                    f"{several} as not run had been compiled by processes that died: the compile ended "
+                    "before the last process looked for them. The next run finds those that were saved"
+                )
             if report.mode is CacheMode.SHARED and not self._began_warm:
                 # The cache is saved during calls too. Of one that never returned no time is known.
                 own = own | self._measured_ns.keys()

@@ -153,6 +153,20 @@ def open_slow_to_judge(key: int) -> None:
         os.abort()
 
 
+def open_last_to_judge(request: DeviceRequest) -> SimulatedDevice:
+    """The last pipeline ends the process, and comes back from no trial."""
+    begun, marker = count(1), Path(os.environ[MARKER])
+
+    def on_compile(_: int) -> None:
+        if marker.exists():
+            threading.Event().wait()
+        if next(begun) == len(KEYS):
+            marker.touch()
+            os.abort()
+
+    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
 @opener
 def open_late(_: int) -> None:
     """A pipeline that ends the process after the time is over."""
@@ -1295,6 +1309,30 @@ async def test_trials_that_were_stopped_blame_nobody_and_say_so(archive: Path, m
     assert not report.failed
     assert report.supervision is not None
     assert [(each.by_driver, each.explained) for each in report.supervision.deaths] == [(True, False)]
+
+
+async def test_what_a_stop_keeps_from_being_found_again_is_told(
+    archive: Path, tmp_path: Path, marker: Path
+) -> None:
+    stop = trio.Event()
+
+    def on_stage(name: str) -> None:
+        if "alone, after" in name:
+            stop.set()
+
+    with trio.fail_after(60):
+        report = await supervised(
+            archive,
+            "open_last_to_judge",
+            tmp_path / "cache",
+            workers=1,
+            batch_limit=1,
+            limits=PATIENT,
+            stop=stop,
+            on_stage=on_stage,
+        )
+    assert report.outcomes.not_run == len(KEYS)
+    assert f"{len(KEYS) - 1} pipelines that count as not run had been compiled" in " ".join(report.notes)
 
 
 async def test_no_trial_begins_after_the_time_limit(archive: Path) -> None:
