@@ -256,7 +256,7 @@ class _Supervisor:
     _culprits: dict[int, Culprit] = field(factory=dict)
     _measured_ns: dict[int, int] = field(factory=dict)
     _compiled: set[int] = field(factory=set)
-    _took: list[_Took] = field(factory=list)
+    _took_ns: dict[DeviceIdentity, dict[int, int]] = field(factory=dict)
     _identities: dict[bytes, DeviceIdentity] = field(factory=dict)
     _began_warm: bool = False
     _unkept: list[Culprit] = field(factory=list)
@@ -448,7 +448,9 @@ class _Supervisor:
         watch.remember()
         if report is not None:
             return report
-        self._took += watch.took
+        for identity, keys, times_ns in watch.took:
+            known = self._took_ns.setdefault(identity, {})
+            known.update(zip(keys.tolist(), times_ns.tolist(), strict=True))
         self._costs_ns |= watch.costs_ns()
         if process_id is None:
             await trio.to_thread.run_sync(self._require_target)
@@ -805,11 +807,10 @@ class _Supervisor:
 
     def _record_earlier(self, kept: npt.NDArray[np.uint64]) -> None:
         """Record what earlier processes took for pipelines of theirs that were kept. Blocking."""
-        for identity in self._identities.values():
-            took = [each for of, *each in self._took if of == identity]
-            if self.directory is not None and took:
-                keys, times_ns = (np.concatenate(column) for column in zip(*took, strict=True))
-                own = np.isin(keys, kept)
+        for identity, took_ns in self._took_ns.items():
+            if self.directory is not None:
+                keys = np.fromiter(took_ns, np.uint64, len(took_ns))
+                times_ns, own = np.fromiter(took_ns.values(), np.int64, len(took_ns)), np.isin(keys, kept)
                 self._record(cache_path(self.directory, identity), keys[own], times_ns[own])
 
     def _known(self, report: CompileReport) -> dict[int, Culprit]:

@@ -38,7 +38,14 @@ from orchestrator.devices.device import (
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.simulated import (
+    CostModel,
+    DriverBugs,
+    SimulatedDevice,
+    SimulatedOptions,
+    VirtualClock,
+    simulated_identity,
+)
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDeviceError
 from orchestrator.registry import registry
@@ -224,6 +231,24 @@ def open_deadly_then_waiting(request: DeviceRequest) -> SimulatedDevice:
                 time.sleep(0.01)
 
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
+
+
+def open_slower_each_time(request: DeviceRequest) -> SimulatedDevice:
+    """Two processes are killed, the second when a file is there; each takes a second longer a pipeline."""
+    deaths = [Path(f"{os.environ[MARKER]}-{number}") for number in range(2)]
+    before, begun = sum(each.exists() for each in deaths), count(1)
+
+    def on_compile(_: int) -> None:
+        if before < 2 and next(begun) == 8 + before:
+            while before and not Path(os.environ[MARKER]).exists():
+                time.sleep(0.01)
+            deaths[before].touch()
+            signal.raise_signal(signal.SIGKILL)
+
+    cost = CostModel.constant((1 + before) * 10**9)
+    return SimulatedDevice(
+        SimulatedOptions(request=request, cost=cost, clock=VirtualClock(), on_compile=on_compile)
+    )
 
 
 def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
@@ -551,8 +576,10 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
 def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[object, ...]] = []
 
-    def noted(source: PipelineSet, *others: object) -> None:
-        told.append((dict(source.left_out), *others))
+    def noted(
+        source: PipelineSet, count: int, subset: Subset, lacking: Callable[[], tuple[object, ...]]
+    ) -> None:
+        told.append((dict(source.left_out), count, subset, lacking()[0]))
 
     monkeypatch.setattr(Decoder, "start", noted)
     subset, left_out = Subset(1, 2), {1: "it ended the driver"}
@@ -1379,6 +1406,20 @@ async def test_times_of_what_a_process_saved_before_it_died_are_recorded(
     cache = tmp_path / "cache"
     report = await saved_amid(archive, cache, marker, "open_killed_when_saved", SAVED_AT_ONCE)
     assert (read_durations(durations_path(cache, simulated_identity())).of(report.pipelines.keys) > 0).all()
+
+
+async def test_of_what_was_compiled_twice_the_last_time_is_recorded(
+    archive: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    never = SavePolicy(quiet_ns=10**15, overdue_ns=10**15)  # but soon after a death
+    monkeypatch.setattr(compile_server, "_CHECKPOINTS", never)
+    cache = tmp_path / "cache"
+    options = {"workers": 1, "mode": CacheMode.SHARED}
+    report = await saved_amid(archive, cache, marker, "open_slower_each_time", options)
+    assert report.supervision is not None
+    assert report.supervision.processes == 3
+    times_ns = read_durations(durations_path(cache, simulated_identity())).of(report.pipelines.keys)
+    assert set(times_ns.tolist()) == {2 * 10**9, 3 * 10**9}
 
 
 async def saved_amid(
