@@ -246,13 +246,15 @@ class _Server:
             driver_caches=options.driver_caches,
         )
         try:
-            forks = _processes_to_fork(self.shared, options)
+            forks = _processes_to_fork(self.shared, options, has_imported=self._made is not None)
             if not forks:
                 load()
             planned = _planned(request, options, self.shared.source)
             if planned and self.shared.decoder is not None:
                 self.shared.decoder.close()  # the plan is older than the set, so it was begun
-            source = self.shared.source if planned else _decoded(self.shared, options, request.left_out)
+            source = (
+                self.shared.source if planned else _decoded(self.shared, options, forks, request.left_out)
+            )
             if forks:
                 load()  # after the decoder: it is a fork of a process without a driver or other threads
         except NoDeviceError as error:
@@ -307,28 +309,31 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
     return expect_plan(source, options, Path(request.cache_directory))
 
 
-def _processes_to_fork(shared: Shared, options: CompileOptions) -> int:
-    """How many processes this one forks to decode the set; 0 where it decodes, or another has begun."""
+def _processes_to_fork(shared: Shared, options: CompileOptions, *, has_imported: bool) -> int:
+    """How many processes this one forks to decode the set; 0 where it decodes, or another has begun.
+
+    One saves time while this one imports, and takes as long again as decoding itself where it has.
+    """
     if shared.decoder is not None:
         return 0
     size, processors = shared.source.file_bytes, available_workers()
     # The process whose turn it is decodes on all processors, because the others wait.
     workers = processors if _is_decoded_in_turn(shared) else options.workers or processors
-    return decoding_processes(size, processors, workers)
+    count = decoding_processes(size, processors, workers)
+    return 0 if count == 1 and has_imported else count
 
 
 def _is_decoded_in_turn(shared: Shared) -> bool:
     return shared.turn is not None and shared.source.file_bytes >= _DECODED_IN_TURN
 
 
-def _decoded(shared: Shared, options: CompileOptions, left_out: Mapping[int, str]) -> PipelineSet:
+def _decoded(shared: Shared, options: CompileOptions, count: int, left_out: Mapping[int, str]) -> PipelineSet:
     """A set with the process that decodes it, if it is this process's turn to decode."""
     source = shared.source
     if shared.decoder is not None:
         return SharedSet.of(source, shared.decoder)
     turn = shared.turn if _is_decoded_in_turn(shared) else None
     mine = None if turn is None else DecodingTurn(turn)
-    count = _processes_to_fork(shared, options)
     if not count or not (mine is None or mine.take(wait=False)):
         return source if mine is None else SharedSet.of(source, None, mine)
     from orchestrator.devices.selectors import lacking

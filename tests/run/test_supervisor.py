@@ -52,7 +52,7 @@ from orchestrator.registry import registry
 from orchestrator.run import compile_server, supervisor
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Try, first_request
-from orchestrator.run.compile_service import _decoded, _Server
+from orchestrator.run.compile_service import _decoded, _processes_to_fork, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
 from orchestrator.run.limits import MemoryLimitError
@@ -584,9 +584,8 @@ def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(Decoder, "start", noted)
     subset, left_out = Subset(1, 2), {1: "it ended the driver"}
     with PipelineSet.open(sample_path()) as sample:
-        monkeypatch.setattr("orchestrator.run.compile_service.decoding_processes", lambda *_: 2)
         for selector in ("", "radv:navi21"):
-            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), left_out)
+            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), 2, left_out)
     depth_24 = {number for number, each in registry().formats.items() if "_D24_" in each.name}
     assert told == [(left_out, 2, subset, frozenset()), (left_out, 2, subset, depth_24)]
 
@@ -662,12 +661,17 @@ async def test_a_large_set_is_decoded_by_several_processes(
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 2)
-        assert _decoded(Shared(sample), CompileOptions(workers=1), {}) is sample
+        assert _processes_to_fork(Shared(sample), CompileOptions(workers=1), has_imported=False) == 0
+        assert _decoded(Shared(sample), CompileOptions(workers=1), 0, {}) is sample
+        assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=False) == 1
+        assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=True) == 0
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 8)
-        shared = _decoded(Shared(opened), CompileOptions(), {})
+        count = _processes_to_fork(Shared(opened), CompileOptions(), has_imported=True)
+        assert count > 1
+        shared = _decoded(Shared(opened), CompileOptions(), count, {})
         assert isinstance(shared, SharedSet)
         assert shared.decoder is not None
         shared.decoder.close()
