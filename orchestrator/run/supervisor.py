@@ -96,7 +96,7 @@ _MOST_UNEXPLAINED: Final = 2
 _FEW: Final = 8
 _MANY: Final = 500
 """Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
-_STREAK: Final = 3
+_STREAK: Final = 2
 _MOST_AHEAD: Final = 7
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
@@ -666,7 +666,9 @@ class _Supervisor:
         if self._streak < _STREAK:
             return ()
         known = self._compiled | self._measured_ns.keys() | self._culprits.keys() | self.steering.cancelled
-        return [each for each in death.others if each.key not in known][: 1 << min(self._streak, _MOST_AHEAD)]
+        return [each for each in death.others if each.key not in known][
+            : 1 << min(2 * self._streak, _MOST_AHEAD)
+        ]
 
     def _distrust(self, death: _Death) -> None:
         """Do without stored binaries that the driver may have died of; after the second time, without any."""

@@ -729,7 +729,7 @@ def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile() -> N
         tried = supervisor._look_ahead(crash)
         supervisor._measured_ns |= dict.fromkeys([each.key for each in tried], 1)
         ahead.append(len(tried))
-    assert ahead == [0, 0, 8, 16, 32, 64]
+    assert ahead == [0, 16, 64, 128, 128, 128]
     assert set(supervisor._look_ahead(crash)).isdisjoint(tried)
     supervisor._compiled |= set(range(900, 908))
     assert supervisor._look_ahead(crash) == ()
