@@ -82,6 +82,7 @@ KEYS = compute_keys()[:12]
 SHORT_S = 0.05
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
 PATIENT = TrialLimits(pipeline_s=3600.0)
+SHARED_BY_ONE = {"workers": 1, "mode": CacheMode.SHARED}
 SAVED_AT_ONCE = {
     "merge": MergePolicy(rolling=True, batches=1),
     "save_policy": SavePolicy(quiet_ns=10**9, pause_ns=1),
@@ -520,6 +521,12 @@ def archive(tmp_path: Path) -> Path:
     path = tmp_path / "set.foz"
     assert write_small_set(path, 0, 12) == KEYS
     return path
+
+
+@pytest.fixture
+def saved_after_deaths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cache file is saved on the way, but soon after a death."""
+    monkeypatch.setattr(compile_server, "_CHECKPOINTS", SavePolicy(quiet_ns=10**15, overdue_ns=10**15))
 
 
 async def supervised(
@@ -1325,17 +1332,24 @@ async def test_that_a_store_cannot_be_opened_is_told_when_compiling_begins(
     assert told == [f"compiling, but nothing can be saved: {report.cache_file.error}"]
 
 
-async def test_trials_that_were_stopped_blame_nobody_and_say_so(archive: Path, marker: Path) -> None:
+async def stopped_amid_trials(archive: Path, name: str, cache: Path) -> CompileReport:
+    """Compile with one worker, and stop when the first trials begin."""
     stop = trio.Event()
 
-    def on_stage(name: str) -> None:
-        if "alone, after" in name:
+    def on_stage(stage: str) -> None:
+        if "alone, after" in stage:
             stop.set()
 
     with trio.fail_after(60):
-        report = await supervised(
-            archive, "open_slow_to_judge", workers=1, limits=PATIENT, stop=stop, on_stage=on_stage
+        return await supervised(
+            archive, name, cache, workers=1, batch_limit=1, limits=PATIENT, stop=stop, on_stage=on_stage
         )
+
+
+async def test_trials_that_were_stopped_blame_nobody_and_say_so(
+    archive: Path, tmp_path: Path, marker: Path
+) -> None:
+    report = await stopped_amid_trials(archive, "open_slow_to_judge", tmp_path / "cache")
     assert report.stopped
     assert not report.failed
     assert report.supervision is not None
@@ -1345,23 +1359,7 @@ async def test_trials_that_were_stopped_blame_nobody_and_say_so(archive: Path, m
 async def test_what_a_stop_keeps_from_being_found_again_is_told(
     archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    stop = trio.Event()
-
-    def on_stage(name: str) -> None:
-        if "alone, after" in name:
-            stop.set()
-
-    with trio.fail_after(60):
-        report = await supervised(
-            archive,
-            "open_last_to_judge",
-            tmp_path / "cache",
-            workers=1,
-            batch_limit=1,
-            limits=PATIENT,
-            stop=stop,
-            on_stage=on_stage,
-        )
+    report = await stopped_amid_trials(archive, "open_last_to_judge", tmp_path / "cache")
     assert report.outcomes.not_run == len(KEYS)
     assert f"{len(KEYS) - 1} pipelines that count as not run had been compiled" in " ".join(report.notes)
 
@@ -1393,13 +1391,11 @@ async def test_what_is_compiled_after_a_death_was_not_missed_in_the_cache(
     assert not any("although the cache was loaded" in each for each in report.notes)
 
 
+@pytest.mark.usefixtures("saved_after_deaths_alone")
 async def test_after_a_death_what_is_compiled_is_saved_as_often_as_the_next_may_come(
-    archive: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    never = SavePolicy(quiet_ns=10**15, overdue_ns=10**15)
-    monkeypatch.setattr(compile_server, "_CHECKPOINTS", never)
-    options = {"workers": 1, "mode": CacheMode.SHARED}
-    report = await saved_amid(archive, tmp_path / "cache", marker, "open_deadly_then_waiting", options)
+    report = await saved_amid(archive, tmp_path / "cache", marker, "open_deadly_then_waiting", SHARED_BY_ONE)
     assert report.counts()[OutcomeStatus.COMPILED] == len(KEYS) - 1
     assert report.cache_file.saves[0].reason is SaveReason.OVERDUE
 
@@ -1412,14 +1408,12 @@ async def test_times_of_what_a_process_saved_before_it_died_are_recorded(
     assert (read_durations(durations_path(cache, simulated_identity())).of(report.pipelines.keys) > 0).all()
 
 
+@pytest.mark.usefixtures("saved_after_deaths_alone")
 async def test_of_what_was_compiled_twice_the_last_time_is_recorded(
-    archive: Path, tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+    archive: Path, tmp_path: Path, marker: Path
 ) -> None:
-    never = SavePolicy(quiet_ns=10**15, overdue_ns=10**15)  # but soon after a death
-    monkeypatch.setattr(compile_server, "_CHECKPOINTS", never)
     cache = tmp_path / "cache"
-    options = {"workers": 1, "mode": CacheMode.SHARED}
-    report = await saved_amid(archive, cache, marker, "open_slower_each_time", options)
+    report = await saved_amid(archive, cache, marker, "open_slower_each_time", SHARED_BY_ONE)
     assert report.supervision is not None
     assert report.supervision.processes == 3
     times_ns = read_durations(durations_path(cache, simulated_identity())).of(report.pipelines.keys)
