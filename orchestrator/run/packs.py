@@ -66,7 +66,7 @@ _ANSWER_S: Final = 600.0
 _PROBLEM: Final = 2000
 _PATHS: Final = re.compile(r"(?<=\.foz)(?:, | \+ )")
 """Between the paths of a set of several archives, and of a sum of reports."""
-_UNFINISHED: Final = "not finished: run the same command again"
+_UNFINISHED: Final = "not finished: run the same `compile --out` again"
 _CUT_OFF: Final = "its merge was cut off: run that again"
 _ELSEWHERE: Final = "name another --out, or leave --cache-dir out"
 _CREATED: Final = (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT)

@@ -113,7 +113,7 @@ def states(pack: Path, key: MacKey | None = None) -> dict[str, tuple[bool, str]]
     return {each.selector: (each.cache is not None, each.problem) for each in opened.manifest.targets}
 
 
-UNFINISHED = (False, "not finished: run the same command again")
+UNFINISHED = (False, "not finished: run the same `compile --out` again")
 
 
 def test_a_pack_has_at_every_moment_what_was_finished(tmp_path: Path) -> None:
