@@ -225,8 +225,7 @@ class Decoder:
         process_id = os.fork()
         if process_id == 0:
             mine.close()
-            known = _Foreseen(source, helpers, subset, lacking())
-            _end_after(lambda: _serve(known, _Line(theirs)))
+            _end_after(lambda: _serve(_Foreseen(source, helpers, subset, lacking()), _Line(theirs)))
         theirs.close()
         return cls(process_id, _Line(mine))
 

@@ -21,7 +21,7 @@ from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest, EnabledCapabilities, OtherFeatures
 from orchestrator.devices.selectors import lacking
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, NoDeviceError
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
 from orchestrator.sets.answers import AskedCapabilities
@@ -420,6 +420,15 @@ def test_where_the_decoder_is_lost_there_is_no_image(sample: PipelineSet) -> Non
         assert decoder.build_image(sample, sample.pipelines, DEVICE) is None
         assert not decoder.process_id
         assert decoder.build_image(sample, sample.pipelines, DEVICE) is None
+
+
+def test_a_decoder_that_does_not_know_what_is_lacking_ends(sample: PipelineSet) -> None:
+    def unknown() -> tuple[tuple[int, ...], tuple[str, ...]]:
+        raise NoDeviceError("no such driver")
+
+    with closing(Decoder.start(sample, 1, WHOLE, unknown)) as decoder:
+        assert decoder.build_image(sample, sample.pipelines, DEVICE) is None
+        assert not decoder.process_id
 
 
 def test_a_defect_in_what_is_read_is_told_as_elsewhere(
