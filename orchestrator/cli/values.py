@@ -172,7 +172,7 @@ def require_writable(
         taken[real] = "two options name it"
         if path.exists() and not path.is_file():
             raise UsageError(f"{path}: cannot be written: it is no regular file", "name a file")
-        if path.exists() and _is_kept(Path(real)):
+        if path.is_file() and _is_kept(Path(real)):
             said = f"{path}: cannot be written: what is there is kept by `compile`, and would be lost"
             raise UsageError(said, "name another file; `orchestrator inspect FILE` says what is there")
         folder = path.absolute().parent

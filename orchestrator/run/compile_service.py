@@ -312,7 +312,7 @@ def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> 
 def _processes_to_fork(shared: Shared, options: CompileOptions, *, has_imported: bool) -> int:
     """How many processes this one forks to decode the set; 0 where it decodes, or another has begun.
 
-    One saves time while this one imports, and takes as long again as decoding itself where it has.
+    One decoder saves time only beside imports: with `has_imported`, this process decodes in half the time.
     """
     if shared.decoder is not None:
         return 0

@@ -666,9 +666,8 @@ class _Supervisor:
         if self._streak < _STREAK:
             return ()
         known = self._compiled | self._measured_ns.keys() | self._culprits.keys() | self.steering.cancelled
-        return [each for each in death.others if each.key not in known][
-            : 1 << min(2 * self._streak, _MOST_AHEAD)
-        ]
+        most = 1 << min(2 * self._streak, _MOST_AHEAD)
+        return [each for each in death.others if each.key not in known][:most]
 
     def _distrust(self, death: _Death) -> None:
         """Do without stored binaries that the driver may have died of; after the second time, without any."""
@@ -769,10 +768,9 @@ class _Supervisor:
         table = report.pipelines
         if self._supervision.processes > 1:
             hits = table.status == status_code(OutcomeStatus.CACHE_HIT)
-            own = self._compiled
-            compiled = np.isin(table.keys, np.fromiter(own, np.uint64, len(own)))
+            own = np.isin(table.keys, np.fromiter(self._compiled, np.uint64, len(self._compiled)))
             not_run = table.status == status_code(OutcomeStatus.NOT_RUN)
-            if count := int(np.count_nonzero(compiled & not_run)):
+            if count := int(np.count_nonzero(own & not_run)):
                 several = "1 pipeline that counts" if count == 1 else f"{count} pipelines that count"
                 self._notes.append(
                     f"{several} as not run had been compiled by processes that died: the compile ended "
@@ -780,8 +778,9 @@ class _Supervisor:
                 )
             if report.mode is CacheMode.SHARED and not self._began_warm:
                 # The cache is saved during calls too. Of one that never returned no time is known.
-                own = own | self._measured_ns.keys()
-            again = hits & np.isin(table.keys, np.fromiter(own, np.uint64, len(own)))
+                tried = self._measured_ns
+                own |= np.isin(table.keys, np.fromiter(tried, np.uint64, len(tried)))
+            again = hits & own
             self._record_earlier(table.keys[again])
             status = np.where(again, np.uint8(status_code(OutcomeStatus.COMPILED)), table.status)
             table = msgspec.structs.replace(table, status=status)
