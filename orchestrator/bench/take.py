@@ -108,11 +108,13 @@ def take_sample(job: SampleJob) -> Sample:
         OrchestratorError: The set, the device or the cache file of a warm run cannot be used.
     """
     began, totals = time.perf_counter(), _Totals(job)
-    with _opened(job) as (source, opener):
+    with _opened(job) as (quarantined, opener):
+        source = quarantined.source
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             totals.identity, totals.driver_caches = device.identity, device.features.driver_caches
             totals.skipped += len(opened.built.problems)
+            quarantined.take(opened.built.problems)
             if not len(image):
                 continue
             order = run_order(image, passes=job.passes, duplicates=job.duplicates)
@@ -120,7 +122,7 @@ def take_sample(job: SampleJob) -> Sample:
                 image = repeat_pipelines(image, order)
             totals.opened_as.append(opened.group.request.text)
             totals.add(_sample(job, device, opened.built.image, image))
-        totals.notes |= dict.fromkeys(opener.notes)
+        totals.notes |= dict.fromkeys((*opener.notes, *quarantined.notes))
         return totals.row(source, began)
 
 
@@ -167,7 +169,8 @@ def fill(job: FillJob) -> Filled:
     warnings: dict[str, None] = {}
     distrusted: dict[PipelineKind, None] = {}
     not_kept = ""
-    with _opened(job) as (source, opener):
+    with _opened(job) as (quarantined, opener):
+        source = quarantined.source
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             identity, pipelines = device.identity, pipelines + len(image)
@@ -229,7 +232,8 @@ def probe(job: ProbeJob) -> Probed:
         DeviceError: The driver has no creation feedback, so hits are unknown.
     """
     hits, sizes, asked, missed = 0, list[int](), False, list[str]()
-    with _opened(job) as (source, opener):
+    with _opened(job) as (quarantined, opener):
+        source = quarantined.source
         for opened in opened_groups(source, opener):
             device, image = opened.device, opened.built.image
             if not len(image):
@@ -257,13 +261,13 @@ def probe(job: ProbeJob) -> Probed:
 
 
 @contextmanager
-def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[PipelineSet, ProfiledOpener]]:
+def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[QuarantinedSet, ProfiledOpener]]:
     """The set of a job without quarantined pipelines, and an opener that opens devices as `compile` does."""
     directory = Path(job.profiles) if job.profiles else None
     with open_paths(job.set_paths) as whole:
         quarantined = QuarantinedSet(whole, directory)
         opener = quarantined.opening(_opener(job))
-        yield quarantined.source, ProfiledOpener(opener, directory, quarantined.notes)
+        yield quarantined, ProfiledOpener(opener, directory)
 
 
 def _opener(job: SampleJob | CacheJob) -> DeviceOpener:

@@ -471,7 +471,7 @@ class _Opening:
 class CompileJob:
     """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
-    source: PipelineSet
+    quarantined: QuarantinedSet
     options: CompileOptions
     cache: CompileCache
     opener: ProfiledOpener
@@ -480,6 +480,7 @@ class CompileJob:
     clock: StageClock
     steering: Steering
     identification: Identification | None = None
+    source: PipelineSet = field(init=False)
     _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
     _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
@@ -501,6 +502,7 @@ class CompileJob:
     _begun: trio.Event = field(factory=trio.Event, init=False)
 
     def __attrs_post_init__(self) -> None:
+        self.source = self.quarantined.source
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
         self._tally = Tally(started_ns=self.steering.started_ns)
         # A plan saves a second of decoding, the cache file all that was compiled.
@@ -609,26 +611,19 @@ class CompileJob:
         """Begin to open a group."""
         during = self._during_step_ahead if ahead else self._during_step
         if isinstance(waiting, PlannedGroup):
-            opening = _Opening(planned_group(waiting, self.opener, during=during))
+            opening = _Opening(
+                planned_group(waiting, self.opener, left_out=self.source.left_out, during=during)
+            )
         else:
             subset = self.options.subset
             opening = _Opening(opened_group(self.source, waiting, self.opener, subset=subset, during=during))
 
         async def take(opened: OpenedGroup) -> _Ready | None:
-            if self._holds_left_out(waiting, opened):
-                return None
             self._take_opened(waiting, opened, beside)
             return await self._ready_ahead(opened) if ahead else None
 
         beside.start_soon(opening.run, take)
         return opening
-
-    def _holds_left_out(self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup) -> bool:
-        """Whether a plan has pipelines in a group that the set leaves out."""
-        left_out = self.source.left_out.keys()
-        if not (left_out and isinstance(waiting, PlannedGroup)):
-            return False
-        return not left_out.isdisjoint(opened.built.image.keys.tolist())
 
     def _take_opened(
         self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup, beside: trio.Nursery
@@ -721,17 +716,14 @@ class CompileJob:
                 self._refuse_group(_group(waiting), error, beside)
                 return
             group, built = opened.group, opened.built  # without what was split off
-            if self._holds_left_out(waiting, opened):
-                self._plan.set_aside()
-                await self._leave_plan(waiting)
-                return
             device = self._device = opened.device
             if options.inspect_executables:
                 _inspector(device)  # raises before anything is compiled
             self._take_group(group, built, device)
             self._leave_out(problem_outcomes(built))
+            self.quarantined.take(built.problems)
             if options.spirv_val is not ModulePolicy.OFF:
-                built = await self._vet(group, device, built)
+                built = await self._vet(group, built)
             self._beside = built.dependencies
             ready, opening.ready = opening.ready, None
             if ready is None:
@@ -1028,10 +1020,10 @@ class CompileJob:
                 "driver's keys do not depend on it"
             )
 
-    async def _vet(self, group: FeatureGroup, device: Device, built: BuiltImage) -> BuiltImage:
+    async def _vet(self, group: FeatureGroup, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
         from orchestrator.run.vetting import Vetter
-        from orchestrator.sets.image.builder import build_image
+        from orchestrator.sets.image.part import job_of, rest_of
 
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE
@@ -1047,9 +1039,9 @@ class CompileJob:
         self._untried += len(vetter.untried)
         if not (len(vetter.left_out) or vetter.untried):
             return built
-        out = {each.job for each in (*built.problems, *vetter.left_out)} | vetter.untried
-        rest = [job for job in group.pipelines if job not in out]
-        return await self._timed("prepare", lambda: build_image(self.source, rest, device.capabilities))
+        image, out = built.image, {each.job for each in vetter.left_out} | vetter.untried
+        rows = [index for index in range(len(image)) if job_of(image, index) in out]
+        return await self._timed("prepare", lambda: rest_of(built, rows))
 
     def report(self) -> CompileReport:
         """The report; after `run`."""
@@ -1105,6 +1097,7 @@ class CompileJob:
                         *self._notes,
                         *self._plan.notes,
                         *self.opener.notes,
+                        *self.quarantined.notes,
                         *self.cache.notes,
                         *(self.identification.notes if self.identification is not None else ()),
                     ]
@@ -1190,10 +1183,10 @@ async def compile_set(
         chosen = with_features(chosen, SHADER_MODULE_IDENTIFIERS)
         identification = Identification(source.provider, directory)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)
-    profiled = ProfiledOpener(quarantined.opening(chosen), directory, quarantined.notes)
+    profiled = ProfiledOpener(quarantined.opening(chosen), directory)
     clock = clock or StageClock("read")
     job = CompileJob(
-        quarantined.source, options, cache, profiled, on_stage, on_progress, clock, steering, identification
+        quarantined, options, cache, profiled, on_stage, on_progress, clock, steering, identification
     )
     try:
         await job.run()

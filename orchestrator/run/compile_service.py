@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -252,9 +252,7 @@ class _Server:
             planned = _planned(request, options, self.shared.source)
             if planned and self.shared.decoder is not None:
                 self.shared.decoder.close()  # the plan is older than the set, so it was begun
-            source = (
-                self.shared.source if planned else _decoded(self.shared, options, forks, request.left_out)
-            )
+            source = self.shared.source if planned else _decoded(self.shared, options, forks)
             if forks:
                 load()  # after the decoder: it is a fork of a process without a driver or other threads
         except NoDeviceError as error:
@@ -302,7 +300,7 @@ class _Server:
 
 def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:
     """What a plan, where one is expected, has the first device opened as."""
-    if not request.cache_directory or request.left_out:
+    if not request.cache_directory:
         return None
     from orchestrator.run.planning import expect_plan
 
@@ -327,7 +325,7 @@ def _is_decoded_in_turn(shared: Shared) -> bool:
     return shared.turn is not None and shared.source.file_bytes >= _DECODED_IN_TURN
 
 
-def _decoded(shared: Shared, options: CompileOptions, count: int, left_out: Mapping[int, str]) -> PipelineSet:
+def _decoded(shared: Shared, options: CompileOptions, count: int) -> PipelineSet:
     """A set with the process that decodes it, if it is this process's turn to decode."""
     source = shared.source
     if shared.decoder is not None:
@@ -340,5 +338,5 @@ def _decoded(shared: Shared, options: CompileOptions, count: int, left_out: Mapp
     from orchestrator.sets.decoder import Decoder
 
     known = partial(lacking, options.selector)
-    decoder = Decoder.start(source.leaving_out(left_out), count, options.subset, known)
+    decoder = Decoder.start(source, count, options.subset, known)
     return SharedSet.of(source, decoder, mine)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from attrs import define, evolve, field
@@ -23,10 +23,11 @@ from orchestrator.devices.device import Device
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, Feature
 from orchestrator.registry.tables import same_members
+from orchestrator.sets.image.built import Problem
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import FeatureGroup
-from orchestrator.stores.culprits import Cause, load_quarantine
+from orchestrator.stores.culprits import Cause, Culprit, load_quarantine
 from orchestrator.stores.profile_file import (
     KeyProfile,
     KeyProfileLoad,
@@ -236,25 +237,25 @@ class QuarantinedSet:
     Attributes:
         whole: The set.
         directory: Where quarantines are kept; None leaves nothing out.
-        notes: What a reader of the report must know, for each device.
     """
 
     whole: PipelineSet
     directory: Path | None
-    notes: list[str] = field(factory=list)
-    _reasons: dict[int, str] = field(factory=dict)
-    _source: PipelineSet | None = None
+    _reasons: dict[int, str] = field(init=False)
+    _culprits: dict[int, Culprit] = field(factory=dict, init=False)
+    _left_out: dict[int, Culprit] = field(factory=dict, init=False)
+    _problems: list[str] = field(factory=list, init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self._reasons = dict(self.whole.left_out)
 
     @property
     def source(self) -> PipelineSet:
         """The set as the driver may be given it."""
-        if self._source is None:
-            self._reasons = dict(self.whole.left_out)
-            self._source = self.whole.leaving_out(self._reasons)
-        return self._source
+        return self.whole.leaving_out(self._reasons)
 
     def opening(self, opener: DeviceOpener) -> DeviceOpener:
-        """An opener that leaves the culprits of its device out of the set, before it is decoded."""
+        """An opener that leaves the culprits of its device out of the set."""
         directory = self.directory
         if directory is None:
             return opener
@@ -269,24 +270,35 @@ class QuarantinedSet:
     def _leave_out(self, directory: Path, device: Device) -> None:
         loaded = load_quarantine(directory, device.identity)
         if loaded.problem:
-            self.notes.append(f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}")
-        if loaded.profile is None:
-            return
-        keys = {job.key for job in self.source.pipelines}
-        culprits = {int(each.key, 16): each for each in loaded.profile.culprits}
-        found = {key: each.reason for key, each in culprits.items()}
-        known = {key: reason for key, reason in found.items() if key in keys and key not in self._reasons}
-        self._reasons.update(known)
-        if known:
-            several = len(known) > 1
-            limited = sum(culprits[key].cause in (Cause.TIMEOUT, Cause.MEMORY) for key in known)
-            of_them = "" if not several else " of one of them" if limited == 1 else f" of {limited} of them"
-            also = (
-                f". The cause{of_them} was a limit (--timeout, --memory): another one alone tries none again"
+            self._problems.append(
+                f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}"
             )
-            self.notes.append(
-                f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
-                f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
-                f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
-                f"`orchestrator quarantine list` shows all){also if limited else ''}"
-            )
+        if loaded.profile is not None:
+            for each in loaded.profile.culprits:
+                if (key := int(each.key, 16)) not in self._reasons:
+                    self._culprits[key], self._reasons[key] = each, each.reason
+
+    def take(self, problems: Iterable[Problem]) -> None:
+        """Note which of a group's problems are culprits that were left out."""
+        for each in problems:
+            culprit = self._culprits.get(each.job.key)
+            if culprit is not None and culprit.reason == each.reason:
+                self._left_out[each.job.key] = culprit
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the report must know."""
+        known = self._left_out.values()
+        if not known:
+            return tuple(self._problems)
+        several = len(known) > 1
+        limited = sum(each.cause in (Cause.TIMEOUT, Cause.MEMORY) for each in known)
+        of_them = "" if not several else " of one of them" if limited == 1 else f" of {limited} of them"
+        also = f". The cause{of_them} was a limit (--timeout, --memory): another one alone tries none again"
+        return (
+            *self._problems,
+            f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
+            f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
+            f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
+            f"`orchestrator quarantine list` shows all){also if limited else ''}",
+        )

@@ -143,18 +143,11 @@ class CompilePlan:
         if self._is_own:
             self.notes.append(f"the plan of the set was made anew: {why}")
 
-    def set_aside(self) -> None:
-        """The set leaves pipelines out: what is decoded is for this run, and the plan holds too much."""
-        self.give_turn()
-        self.facts = self.pipelines = self._identity = None
-
     def take(self, opened: OpenedGroup) -> None:
         """A group was decoded, or is as planned."""
-        if self.source.left_out:  # known since the device was opened
-            self.set_aside()
         if self._identity is not None:
             self._beside = self._beside or opened.device.identity
-            self._groups.append(PlannedGroup(opened.group, opened.built, opened.answers))
+            self._groups.append(PlannedGroup(opened.group, opened.whole, opened.answers))
 
     @property
     def is_shared(self) -> bool:
@@ -260,8 +253,8 @@ def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -
 
 
 def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:
-    """What a plan of a set is of; None for one that leaves pipelines out: it is decoded for one run alone."""
-    files = b"" if source.left_out else source.hash_files(content_hash128)
+    """What a plan of a set is of; None for one that was not read from files."""
+    files = source.hash_files(content_hash128)
     if not files:
         return None
     return PlanIdentity(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -28,6 +28,7 @@ from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
+from orchestrator.sets.image.part import blame_links, job_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv import validation
@@ -120,7 +121,7 @@ class Vetter:
     async def _isolate(self, refused: dict[int, Judgement]) -> None:
         """Try all, libraries first: what links one that the driver died of would be blamed for its crash."""
         image = self.image
-        jobs = [_job(image, index) for index in range(len(image))]
+        jobs = [job_of(image, index) for index in range(len(image))]
         started = time.perf_counter()
         reasons: dict[int, str] = {}
         survived: set[PipelineJob] = set()
@@ -131,7 +132,7 @@ class Vetter:
         try:
             await trio.to_thread.run_sync(self._write, descriptor)
             for level in image.levels(np.arange(len(image), dtype=np.int32)):
-                self._blame_links(reasons, level.tolist())
+                blame_links(image, reasons, level.tolist())
                 some = [index for index in level.tolist() if index not in reasons]
                 if not some or (self.stop is not None and self.stop.is_set()):
                     continue
@@ -168,22 +169,10 @@ class Vetter:
     def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:
         """Leave out pipelines with a reason, and those that link them."""
         image = self.image
-        self._blame_links(reasons, range(len(image)))
+        blame_links(image, reasons, range(len(image)))
         indices = sorted(reasons)
-        jobs = [_job(image, index) for index in indices]
+        jobs = [job_of(image, index) for index in indices]
         self.left_out = OutcomeTable.of(jobs, [status] * len(jobs), [reasons[index] for index in indices])
-
-    def _blame_links(self, reasons: dict[int, str], indices: Iterable[int]) -> None:
-        """Give the pipelines that link one with a reason that reason; libraries come first in an image."""
-        image = self.image
-        for index in indices:
-            blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
-            if blamed is not None and index not in reasons:
-                reasons[index] = f"library {int(image.keys[blamed]):016x}: {reasons[blamed]}"
-
-
-def _job(image: CreateInfoImage, index: int) -> PipelineJob:
-    return PipelineJob(int(image.keys[index]), image.kind_of(index))
 
 
 async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:

@@ -102,17 +102,15 @@ class _Wanted(msgspec.Struct):
 
     keys: bytes
     kinds: bytes
-    left_out: dict[int, str]
     known: list[tuple[Asked, Value]]
 
     @classmethod
-    def of(cls, source: PipelineSet, jobs: PipelineJobs, known: Mapping[Asked, Value] | None = None) -> Self:
-        return cls(jobs.keys.tobytes(), jobs.kinds.tobytes(), dict(source.left_out), [*(known or {}).items()])
+    def of(cls, jobs: PipelineJobs, known: Mapping[Asked, Value] | None = None) -> Self:
+        return cls(jobs.keys.tobytes(), jobs.kinds.tobytes(), [*(known or {}).items()])
 
     def is_of(self, other: _Wanted) -> bool:
         """Whether it is for the same pipelines."""
-        one, two = ((each.keys, each.kinds, each.left_out) for each in (self, other))
-        return one == two
+        return (self.keys, self.kinds) == (other.keys, other.kinds)
 
 
 class _Decoded(msgspec.Struct):
@@ -246,12 +244,12 @@ class Decoder:
             read.facts.damage,
         )
 
-    def begin(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
+    def begin(self, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
         """Have pipelines decoded that `build_image` will probably be asked for first, on the same device.
 
         Waits for milliseconds at most. What goes wrong, `build_image` meets again.
         """
-        wanted = _Wanted.of(source, jobs)
+        wanted = _Wanted.of(jobs)
         self._send(wanted)
         if not self.process_id or not self._line.is_ready(_SOON_MS):
             return
@@ -259,7 +257,7 @@ class Decoder:
             asked = AskedCapabilities(capabilities)
             with suppress(OrchestratorError):
                 if _agreed(asked, answered) is None:
-                    self._send(_Wanted.of(source, jobs, asked.answers))
+                    self._send(_Wanted.of(jobs, asked.answers))
                 else:
                     self._held = wanted, answered
 
@@ -269,7 +267,7 @@ class Decoder:
         """As `builder.build_image`; None where the decoder has ended. Blocking.
 
         Args:
-            source: The set of `start`, which may leave out other pipelines now.
+            source: The set of `start`.
             jobs: Which pipelines.
             capabilities: What the device offers.
 
@@ -279,7 +277,7 @@ class Decoder:
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
         known: dict[Asked, Value] = {}
         for _ in range(_MOST_TRIED):
-            answered = self._answer(_Wanted.of(source, columns, known))
+            answered = self._answer(_Wanted.of(columns, known))
             if answered is None:
                 break
             asked = AskedCapabilities(capabilities)
@@ -377,7 +375,7 @@ def _serve(known: _Foreseen, line: _Line) -> None:
     source, jobs = known.source, known.source.pipelines
     groups = tuple(map(_Group.of, source.groups))
     line.send(_SetRead(SetFacts.of(source), jobs.keys.tobytes(), jobs.kinds.tobytes(), groups))
-    known.foresee(known.subset.groups_of(source)[0], source.left_out)
+    known.foresee(known.subset.groups_of(source)[0])
     while True:
         line.send(*known.answer(line.receive(_Wanted)[0]))
 
@@ -388,13 +386,11 @@ class _Guess:
 
     Attributes:
         jobs: They.
-        left_out: What the set leaves out.
         capabilities: What is assumed of the device.
         answer: What was decoded, until it is sent.
     """
 
     jobs: PipelineJobs
-    left_out: dict[int, str]
     capabilities: DeviceCapabilities
     answer: _Answer | None
 
@@ -414,46 +410,44 @@ class _Foreseen:
     lacking: _Lacking
     _guesses: list[_Guess] = field(factory=list)
 
-    def foresee(self, group: FeatureGroup, left_out: Mapping[int, str]) -> None:
+    def foresee(self, group: FeatureGroup) -> None:
         """Decode a group as `opened_group` does."""
-        some = dict(left_out)
 
         def build(
             source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities
         ) -> BuiltImage:
             columns = PipelineJobs.of(jobs)
             built = _build(source, columns, capabilities, self.helpers)
-            self._guesses.append(_Guess(columns, some, capabilities, self._encoded(columns, built)))
+            self._guesses.append(_Guess(columns, capabilities, self._encoded(columns, built)))
             return built
 
         def opener(request: DeviceRequest) -> Device:
             # Nothing else of it is used.
             return cast("Device", _AssumedDevice(request, self.lacking))
 
-        source = self.source.leaving_out(some)
-        with closing(opened_group(source, group, opener, subset=self.subset, build=build)) as chunks:
+        with closing(opened_group(self.source, group, opener, subset=self.subset, build=build)) as chunks:
             next(chunks)
 
     def answer(self, wanted: _Wanted) -> _Answer:
         """What is asked for, by what was decoded before where that is it."""
         jobs = _jobs(wanted.keys, wanted.kinds)
-        guess = self._guess(jobs, wanted.left_out)
+        guess = self._guess(jobs)
         if guess is None:
             for group in self.subset.groups_of(self.source):
                 if jobs in (group.pipelines, self.subset.of(group.pipelines)):
-                    self.foresee(group, wanted.left_out)
+                    self.foresee(group)
                     break
-            guess = self._guess(jobs, wanted.left_out)
+            guess = self._guess(jobs)
         if guess is not None and guess.answer is not None and not wanted.known:
             answer, guess.answer = guess.answer, None
             return answer
         others = AnyDevice() if guess is None else guess.capabilities
         capabilities = _Assumed(dict(wanted.known), others)
-        built = _build(self.source.leaving_out(wanted.left_out), jobs, capabilities, self.helpers)
+        built = _build(self.source, jobs, capabilities, self.helpers)
         return self._encoded(jobs, built)
 
-    def _guess(self, jobs: PipelineJobs, left_out: dict[int, str]) -> _Guess | None:
-        return next((each for each in self._guesses if each.jobs == jobs and each.left_out == left_out), None)
+    def _guess(self, jobs: PipelineJobs) -> _Guess | None:
+        return next((each for each in self._guesses if each.jobs == jobs), None)
 
     def _encoded(self, jobs: PipelineJobs, built: BuiltImage) -> _Answer:
         planned = PlannedGroup(FeatureGroup(DeviceRequest(), (), jobs), built, ())

@@ -109,13 +109,13 @@ class PipelineSet(Closing):
         return self._left_out
 
     def leaving_out(self, reasons: Mapping[int, str]) -> PipelineSet:
-        """The same set, of which some pipelines get into no image, nor does what only they refer to.
+        """The same set, of which no driver is given some pipelines, nor what only they refer to.
 
-        They and what links them are problems of every image that is built of it.
+        They and what links them are problems of every group of it that is opened; see `opened_group`.
 
         Args:
             reasons: Which, by key, and why; in the place of what this set leaves out. What is added to it
-                later counts for images that are built later.
+                later counts for groups that are opened later.
         """
         same = copy.copy(self)
         same._left_out = reasons

@@ -16,13 +16,13 @@ from __future__ import annotations
 import operator
 import re
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
 from typing import Final, Self
 
 import numpy as np
 import numpy.typing as npt
-from attrs import converters, evolve, field, frozen, validators
+from attrs import Factory, converters, evolve, field, frozen, validators
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.request import (
@@ -133,6 +133,10 @@ WHOLE: Final = Subset()
 """All pipelines of a set."""
 
 
+def _built_of(opened: OpenedGroup) -> BuiltImage:
+    return opened.built
+
+
 @frozen(eq=False)
 class OpenedGroup:
     """A group, or a chunk of it, with its device.
@@ -141,11 +145,12 @@ class OpenedGroup:
         group: The group; its pipelines are those that were decoded, and its request is what the device is
             opened as.
         device: The device. Whoever handed the group over closes it.
-        built: The image of the pipelines, and what cannot be compiled. A chunk is complete by itself: it
-            holds the libraries that its pipelines link again where an earlier chunk had them
-            (`BuiltImage.dependencies`).
+        built: The image of the pipelines, without what the set leaves out, and what cannot be compiled. A
+            chunk is complete by itself: it holds the libraries that its pipelines link again where an earlier
+            chunk had them (`BuiltImage.dependencies`).
         split: Groups of the pipelines that need more than this device has, to be opened later.
         answers: What was asked about devices to decode it.
+        whole: `built` with what the set leaves out.
     """
 
     group: FeatureGroup
@@ -153,6 +158,16 @@ class OpenedGroup:
     built: BuiltImage
     split: tuple[FeatureGroup, ...] = ()
     answers: tuple[DeviceAnswer, ...] = field(default=(), repr=False)
+    whole: BuiltImage = field(default=Factory(_built_of, takes_self=True), repr=False)
+
+    def leaving_out(self, reasons: Mapping[int, str]) -> OpenedGroup:
+        """The same group, of which the driver is not given some pipelines; see `PipelineSet.left_out`."""
+        whole = built = self.built
+        if reasons:
+            from orchestrator.sets.image.part import leave_out  # most compiles leave nothing out
+
+            built = leave_out(whole, reasons)
+        return evolve(self, built=built, whole=whole)
 
 
 def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
@@ -217,7 +232,8 @@ def opened_group(
         split = tuple(each for each in settled.split if subset.of(each.pipelines)) if settled else ()
         size = max(1, len(jobs) if chunk is None else chunk)
         if settled is not None and len(group.pipelines) == len(jobs) <= size:
-            yield evolve(settled, device=device, split=split, answers=answers)
+            whole = evolve(settled, device=device, split=split, answers=answers)
+            yield whole.leaving_out(source.left_out)
             return
         for start in range(0, max(1, len(jobs)), size):
             some = jobs[start : start + size]
@@ -231,7 +247,8 @@ def opened_group(
                     unfit = tuple(problems[job] for job in some if job in problems)
                     built = evolve(built, problems=(*unfit, *built.problems))
                     opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
-            yield evolve(opened, answers=(*answers, *asked.answers))
+            opened = evolve(opened, answers=(*answers, *asked.answers))
+            yield opened.leaving_out(source.left_out)
     finally:
         device.close()
 
@@ -247,9 +264,9 @@ def begin_to_decode(
         return
     asked = AskedDevice(device)
     if group.request.others is OtherFeatures.NONE:
-        decoder.begin(source, group.pipelines, _could_have(group, asked))
+        decoder.begin(group.pipelines, _could_have(group, asked))
     else:
-        decoder.begin(source, subset.of(group.pipelines), asked.capabilities)
+        decoder.begin(subset.of(group.pipelines), asked.capabilities)
 
 
 class PlanOutdatedError(OrchestratorError):
@@ -260,6 +277,7 @@ def planned_group(
     planned: PlannedGroup,
     opener: DeviceOpener,
     *,
+    left_out: Mapping[int, str],
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[OpenedGroup, None, None]:
     """As `opened_group`, for a group that a plan holds, whole.
@@ -273,7 +291,8 @@ def planned_group(
     try:
         if changed := changed_answer(device, planned.answers):
             raise PlanOutdatedError(f"the device answers otherwise: {changed}")
-        yield OpenedGroup(planned.group, device, planned.built, answers=planned.answers)
+        opened = OpenedGroup(planned.group, device, planned.built, answers=planned.answers)
+        yield opened.leaving_out(left_out)
     finally:
         device.close()
 

@@ -46,7 +46,7 @@ class SetDecoder(Protocol):
     def read(self, source: PipelineSet) -> None:
         """Give the set what the decoder read of it."""
 
-    def begin(self, source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
+    def begin(self, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> None:
         """Have pipelines decoded that `build_image` will be asked for."""
 
     def build_image(

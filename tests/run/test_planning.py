@@ -6,6 +6,7 @@ import errno
 import os
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore, DiskFullError, PutReport
 from orchestrator.stores.cache_file import SaveReport, cache_path
+from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from orchestrator.stores.files.atomic_file import FileOperations, content_hash128
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
 from orchestrator.stores.plan_file import read_plan, save_plan
@@ -133,6 +135,34 @@ def test_the_second_run_reads_nothing_of_the_set(
     assert told(warm) == told(cold) == []
     assert "read" in [each.name for each in cold.stages]
     assert "read" not in [each.name for each in warm.stages]
+
+
+def test_what_is_in_quarantine_is_left_out_of_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        jobs = [*source.pipelines][:3]
+    with closing(opener()(DeviceRequest())) as device:
+        culprits = [
+            Culprit(
+                key=f"{job.key:016x}", kind=job.kind.value, cause=Cause.SIGNAL, reason="SIGSEGV", seen_at=1.0
+            )
+            for job in jobs
+        ]
+        path = add_culprits(tmp_path, device.identity, culprits)
+    cold = compiled(sample_path(), tmp_path)
+    assert {each.key for each in cold.failed} >= {job.key for job in jobs}
+    assert any("3 pipelines are in quarantine" in each for each in cold.notes)
+    monkeypatch.setattr(reader, "build_index", None)
+    warm = compiled(sample_path(), tmp_path)
+    assert_same_but_hits(cold, warm)
+    assert warm.notes == cold.notes
+    # The plan has them, so it serves a run that tries them again.
+    path.unlink()
+    again = compiled(sample_path(), tmp_path)
+    assert told(again) == []
+    assert again.failed == ()
+    assert again.counts()[OutcomeStatus.COMPILED] == len(cold.failed)
 
 
 def several_applications(path: Path) -> Path:

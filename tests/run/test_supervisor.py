@@ -586,15 +586,15 @@ def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
     def noted(
         source: PipelineSet, count: int, subset: Subset, lacking: Callable[[], tuple[object, ...]]
     ) -> None:
-        told.append((dict(source.left_out), count, subset, lacking()[0]))
+        told.append((source, count, subset, lacking()[0]))
 
     monkeypatch.setattr(Decoder, "start", noted)
-    subset, left_out = Subset(1, 2), {1: "it ended the driver"}
+    subset = Subset(1, 2)
     with PipelineSet.open(sample_path()) as sample:
         for selector in ("", "radv:navi21"):
-            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), 2, left_out)
+            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), 2)
     depth_24 = {number for number, each in registry().formats.items() if "_D24_" in each.name}
-    assert told == [(left_out, 2, subset, frozenset()), (left_out, 2, subset, depth_24)]
+    assert told == [(sample, 2, subset, frozenset()), (sample, 2, subset, depth_24)]
 
 
 @pytest.mark.parametrize(
@@ -669,7 +669,7 @@ async def test_a_large_set_is_decoded_by_several_processes(
         sample.copy_to(writer)
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 2)
         assert _processes_to_fork(Shared(sample), CompileOptions(workers=1), has_imported=False) == 0
-        assert _decoded(Shared(sample), CompileOptions(workers=1), 0, {}) is sample
+        assert _decoded(Shared(sample), CompileOptions(workers=1), 0) is sample
         assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=False) == 1
         assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=True) == 0
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
@@ -678,7 +678,7 @@ async def test_a_large_set_is_decoded_by_several_processes(
         monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 8)
         count = _processes_to_fork(Shared(opened), CompileOptions(), has_imported=True)
         assert count > 1
-        shared = _decoded(Shared(opened), CompileOptions(), count, {})
+        shared = _decoded(Shared(opened), CompileOptions(), count)
         assert isinstance(shared, SharedSet)
         assert shared.decoder is not None
         shared.decoder.close()

@@ -220,16 +220,6 @@ def test_a_driver_opens_the_same_groups_of_captured_sets(corpus: Corpus) -> None
     assert all(same)
 
 
-def test_what_the_set_leaves_out_later_is_left_out(sample: PipelineSet) -> None:
-    reasons: dict[int, str] = {}
-    rest = sample.leaving_out(reasons)
-    with started(rest, 2) as decoder:
-        reasons[int(sample.pipelines.keys[3])] = "it ended the driver"
-        built = image_of(decoder, rest, rest.pipelines)
-    assert held(built) == held(build_image(rest, rest.pipelines, DEVICE))
-    assert "it ended the driver" in {each.reason for each in built.problems}
-
-
 @pytest.fixture
 def tries(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return noted_agreement(monkeypatch)
@@ -300,7 +290,7 @@ def test_what_was_begun_is_decoded_for_the_device_before_it_is_asked_for(
     capabilities = EnabledCapabilities(device, evolve(group.request, others=OtherFeatures.UNRECORDED))
     with started(sample) as decoder:
         decoder.read(sample)
-        decoder.begin(sample, group.pipelines, capabilities)
+        decoder.begin(group.pipelines, capabilities)
         asked = AskedCapabilities(capabilities)
         built = image_of(decoder, sample, group.pipelines, asked)
     assert tries == expected
@@ -315,7 +305,7 @@ def test_what_is_not_there_soon_is_waited_for_later(
     monkeypatch.setattr(module._Line, "is_ready", lambda *_: False)
     (group,) = sample.groups
     with started(sample) as decoder:
-        decoder.begin(sample, group.pipelines, AnyDevice())
+        decoder.begin(group.pipelines, AnyDevice())
         assert tries == []
         assert held(image_of(decoder, sample, group.pipelines)) == held(
             build_image(sample, group.pipelines, DEVICE)
@@ -323,16 +313,12 @@ def test_what_is_not_there_soon_is_waited_for_later(
 
 
 def test_what_was_begun_for_another_purpose_is_not_taken(sample: PipelineSet) -> None:
-    jobs, rest = sample.pipelines, sample.leaving_out({int(sample.pipelines.keys[3]): "it ended the driver"})
-    for source, wanted, device in (
-        (sample, jobs, Lacking()),
-        (sample, jobs[5:], AnyDevice()),
-        (rest, jobs, AnyDevice()),
-    ):
+    jobs = sample.pipelines
+    for wanted, device in ((jobs, Lacking()), (jobs[5:], AnyDevice())):
         with started(sample) as decoder:
-            decoder.begin(sample, jobs, AnyDevice())
-            built = image_of(decoder, source, wanted, device)
-            assert held(built) == held(build_image(source, wanted, device))
+            decoder.begin(jobs, AnyDevice())
+            built = image_of(decoder, sample, wanted, device)
+            assert held(built) == held(build_image(sample, wanted, device))
 
 
 def test_what_a_compile_will_ask_for_is_decoded_once(

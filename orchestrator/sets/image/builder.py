@@ -290,7 +290,6 @@ class _ReadAhead:
 class _ImageBuilder:
     def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
         self._source = source = code.source
-        self._left_out = source.left_out
         self._checker = RequirementChecker(capabilities)
         self._code = code
         self._heap = Heap()
@@ -437,9 +436,6 @@ class _ImageBuilder:
             [modules[at] for _, _, at in packed.modules],
             [libraries[handles[at]] for _, _, at in packed.libraries],
         )
-        if self._left_out and (reason := self._left_out.get(job.key)) is not None:
-            # After all that it needs: what a device is opened as does not depend on who is left out.
-            raise _UnusableError(reason)
         infos = self._infos(alike) if packed.infos else ()
         return self._layout.add_pipeline(job.kind, job.key, alike.packed, infos, numbers)
 

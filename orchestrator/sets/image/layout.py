@@ -16,7 +16,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve, frozen
+from attrs import frozen
 
 from orchestrator.devices.image import (
     PNEXT,
@@ -41,6 +41,7 @@ from orchestrator.sets.image.built import (
 )
 from orchestrator.sets.image.create_infos import Heap
 from orchestrator.sets.image.packed import KindColumns, Packed, PackedRows
+from orchestrator.sets.image.part import without_unused
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 
@@ -261,14 +262,13 @@ class ImageLayout:
             entries.take(rows, base, numbers, repeated)
 
     def finish(self) -> CreateInfoImage:
-        """Lay everything out. Once."""
+        """Lay everything out but what only pipelines need that are not in it. Once."""
         same = {
             "objects": np.arange(len(self._objects), dtype=np.int32),
             "modules": np.arange(len(self._modules), dtype=np.int32),
         }
         for entries, columns in zip(self._entries.values(), self._columns_of_rows(), strict=True):
             entries.take(columns, 0, same, np.zeros(0, np.uint64))
-        self._drop_orphans()
         several = [self._entries[kind] for kind in PipelineKind]
         counts = {kind: len(self._entries[kind]) for kind in PipelineKind}
         strides = {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
@@ -311,7 +311,7 @@ class ImageLayout:
         by_object = np.argsort(holding, kind="stable")
         is_library = np.zeros(count, np.bool_)
         is_library[library_index] = True
-        return CreateInfoImage(
+        image = CreateInfoImage(
             buffer=np.frombuffer(buffer, np.uint8),
             pointer_slots=np.concatenate(
                 [
@@ -357,31 +357,7 @@ class ImageLayout:
             flags2_slots=np.where(flags_2 < 0, -1, flags_2 + heap_offset),
             is_library=is_library,
         )
-
-    def _drop_orphans(self) -> None:
-        """Leave out objects and modules of pipelines that are not in the image: no driver is given them."""
-        several = self._entries.values()
-        needed = set[int]().union(*(each.slots["objects"].numbers for each in several))
-        for number in range(len(self._objects) - 1, -1, -1):  # those that depend on others come after them
-            if number in needed:
-                needed.update(self._objects[number].dependencies)
-        used = set[int]().union(*(each.slots["modules"].numbers for each in several))
-        if len(needed) == len(self._objects) and len(used) == len(self._modules):
-            return
-        objects = {old: new for new, old in enumerate(sorted(needed))}
-        modules = {old: new for new, old in enumerate(sorted(used))}
-        self._objects = [
-            evolve(
-                self._objects[old], dependencies=tuple(objects[x] for x in self._objects[old].dependencies)
-            )
-            for old in objects
-        ]
-        self._object_slots = [(at, objects[old]) for at, old in self._object_slots if old in objects]
-        self._modules = [self._modules[old] for old in modules]
-        for each in several:
-            for what, renumbered in (("objects", objects), ("modules", modules)):
-                slots = each.slots[what]
-                slots.numbers = array("i", [renumbered[old] for old in slots.numbers])
+        return without_unused(image)
 
 
 def _int64(values: Sequence[int] | array[int]) -> Offsets:

@@ -1,9 +1,9 @@
-"""`repeat_pipelines`: an image whose pipelines stand in it in another order and more than once.
+"""`repeat_pipelines`: an image whose pipelines stand in it in another order, more than once, or not at all.
 
-Benchmarks give workers duplicates with it, and make a run over a small set long enough to be measured. The
-new buffer holds create infos contiguous by kind, feedback, feedback chain links, and the old buffer, whole.
-Copies of a pipeline share what its create info points to; the create info, its feedback and the link that
-chains it are their own, because the driver writes there.
+Benchmarks give workers duplicates with it, and make a run over a small set long enough to be measured;
+part.py leaves pipelines out. The new buffer holds create infos contiguous by kind, feedback, feedback chain
+links, and the old buffer, whole. Copies of a pipeline share what its create info points to; the create info,
+its feedback and the link that chains it are their own, because the driver writes there.
 
 Guarantees: the given image is not changed. Every copy has the key, the modules and the libraries of its
 pipeline.
@@ -44,8 +44,9 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
     feedback_offset, offsets = int(offsets[-1]), offsets[:-1]
     info = registry().struct("VkPipelineCreationFeedbackCreateInfo")
     pointer = info.member("pPipelineCreationFeedback").offset
-    links = feedback_offset + _FEEDBACK_SIZE * count + np.arange(count, dtype=np.int64) * info.size
-    end = feedback_offset + (_FEEDBACK_SIZE + info.size) * count
+    first_link = feedback_offset + _FEEDBACK_SIZE * count
+    end = first_link + info.size * count
+    links = np.arange(first_link, end, info.size, dtype=np.int64)
     base = -(-end // _ALIGNMENT) * _ALIGNMENT
 
     buffer = np.zeros(base + len(image.buffer), np.uint8)
@@ -59,7 +60,7 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
             place = buffer[first : first + of_kind.size * stride].reshape(-1, stride)
             place[:] = infos[order[of_kind] - image.first_of(kind)]
     header = np.frombuffer(binary.pack(f"<I{info.size - 4}x", info.s_type), np.uint8)
-    buffer[links[0] : links[0] + count * info.size].reshape(-1, info.size)[:] = header
+    buffer[first_link:end].reshape(-1, info.size)[:] = header
 
     moved = _Moved(image, order, offsets, base)
     following = np.where(image.feedback_next[order] < 0, -1, image.feedback_next[order] + base)
@@ -110,13 +111,13 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
         feedback_slots=offsets + PNEXT,
         feedback_next=following,
         flags2_slots=np.where(image.flags2_slots[order] < 0, -1, image.flags2_slots[order] + base),
-        is_library=image.is_library[order],
+        is_library=np.isin(np.arange(count), places[libraries]),
     )
 
 
 def _check(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> None:
-    if not order.size or order.min() < 0 or order.max() >= len(image):
-        raise ValueError("an order names at least one pipeline, and only those of the image")
+    if order.size and (order.min() < 0 or order.max() >= len(image)):
+        raise ValueError("an order names pipelines that are not in the image")
     if np.any(np.diff(image.kinds[order].astype(np.int64)) < 0):
         raise ValueError("the kinds of an order are not in the order of PipelineKind")
     times = np.bincount(order, minlength=len(image))

@@ -18,6 +18,7 @@ import numpy as np
 
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.registry import registry
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -25,10 +26,14 @@ from tests.sets.needs.fake_capabilities import Bare
 
 
 class Meaning:
-    """Reads pipelines of an image. A piece of the heap ends where the next begins that is pointed to."""
+    """Reads pipelines of an image. A piece of the heap ends where the next begins that is pointed to.
 
-    def __init__(self, image: CreateInfoImage) -> None:
-        """Read an image."""
+    Attributes:
+        begins: Where pieces begin, ascending.
+    """
+
+    def __init__(self, image: CreateInfoImage, of: Meaning | None = None) -> None:
+        """Read an image, which may be part `of` another one: its buffer ends with the other's."""
         self._image = image
         self._fields: dict[int, Any] = {}
         for slots, numbers, names in (
@@ -41,8 +46,12 @@ class Meaning:
             }
         self._targets = dict(zip(image.pointer_slots.tolist(), image.pointer_targets.tolist(), strict=True))
         self._slots = sorted([*self._fields, *self._targets])
+        size = registry().struct("VkPipelineCreationFeedbackCreateInfo").size
         begins = [*self._targets.values(), *image.offsets.tolist(), *(each.offset for each in image.objects)]
-        self._begins = np.unique([*begins, len(image.buffer)]).tolist()
+        begins += [self._targets[at] + size for at in image.feedback_slots.tolist()]
+        if of is not None:
+            begins += [at + len(image.buffer) - of.begins[-1] for at in of.begins]
+        self.begins: list[int] = np.unique([*begins, len(image.buffer)]).tolist()
 
     def pipeline(self, index: int) -> Any:
         """A pipeline's create info with all that it points to and refers to."""
@@ -55,7 +64,7 @@ class Meaning:
         return self._up_to_next(self._image.objects[index].offset)
 
     def _up_to_next(self, begin: int) -> Any:
-        return self._piece(begin, self._begins[bisect.bisect_right(self._begins, begin)])
+        return self._piece(begin, self.begins[bisect.bisect_right(self.begins, begin)])
 
     def _piece(self, begin: int, end: int) -> Any:
         slots = self._slots[bisect.bisect_left(self._slots, begin) : bisect.bisect_left(self._slots, end)]

@@ -27,11 +27,14 @@ from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.image.documents import TABLES
+from orchestrator.sets.image.part import leave_out
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
 from tests.sets.image.lies import hexed as hexed
 from tests.sets.image.lies import shader
+from tests.sets.image.meaning import Meaning
 from tests.sets.spirv.shader_words import assemble, compute_module, words_of
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
@@ -765,52 +768,87 @@ def test_objects_of_a_pipeline_that_is_left_out_are_not_in_the_image(kind: Objec
         put_objects(records, key)
     whole = PipelineSet.from_records(records)
     pipeline, number = OBJECTS[kind]
-    every = build_image(whole, whole.pipelines, AnyDevice()).image
-    assert (kind, BAD + number) in held(every)
-    source = whole.leaving_out({pipeline: "it ended the driver"})
-    built = build_image(source, source.pipelines, AnyDevice())
+    every = build_image(whole, whole.pipelines, AnyDevice())
+    assert (kind, BAD + number) in held(every.image)
+    built = leave_out(every, {pipeline: "it ended the driver", GOOD + 0xFF: "not in the image"})
     assert reasons(built) == {pipeline: (False, "it ended the driver")}
     assert (kind, BAD + number) not in held(built.image)
     assert (kind, GOOD + number) in held(built.image)
     assert_consistent(built.image)
     # As if the set had never had it.
     rest = [job for job in whole.pipelines if job.key != pipeline]
-    without = build_image(whole, rest, AnyDevice()).image
-    assert held(built.image) == held(without)
-    assert [each.key for each in built.image.modules] == [each.key for each in without.modules]
-    assert built.image.keys.tolist() == without.keys.tolist()
-    for index in range(len(without)):
-        assert built.image.modules_of(index) == without.modules_of(index)
-        here, there = (
-            [
-                each.objects[number].key
-                for number in each.object_index[slice(*each.object_start[[index, index + 1]])]
-            ]
-            for each in (built.image, without)
-        )
-        assert here == there
+    assert_alike(built, every, build_image(whole, rest, AnyDevice()))
 
 
 def test_a_module_of_a_pipeline_that_is_left_out_is_not_in_the_image() -> None:
     records = Records()
     for key in (BAD, GOOD):
         put_objects(records, key)
-    source = PipelineSet.from_records(records).leaving_out({BAD: "it ended the driver"})
-    image = build_image(source, source.pipelines, AnyDevice()).image
+    image = leave_out(records.built(), {BAD: "it ended the driver"}).image
     assert [each.key for each in image.modules] == [module_hash(compute_module(entry=f"entry{GOOD}"), 0)]
 
 
 def test_what_links_a_library_that_is_left_out_fails_with_it() -> None:
     records = Records()
     records.library(1)
-    records.library(2, 1)
-    source = PipelineSet.from_records(records).leaving_out({1: "it ended the driver"})
-    built = build_image(source, source.pipelines, AnyDevice())
+    for key in (2, 3):
+        records.library(key, key - 1)
+    built = leave_out(records.built(), {1: "it ended the driver"})
     assert len(built.image) == 0
-    assert reasons(built) == {
-        1: (False, "it ended the driver"),
-        2: (False, f"library {hexed(1)}: it ended the driver"),
-    }
+    blamed = False, f"library {hexed(1)}: it ended the driver"
+    assert reasons(built) == {1: (False, "it ended the driver"), 2: blamed, 3: blamed}
+
+
+def test_a_library_that_only_what_is_left_out_links_is_left_out_with_it() -> None:
+    records = Records()
+    records.library(1)
+    for key in (2, 3, 4):
+        records.library(key, key - 1)
+    records.library(5, 1)
+    source = PipelineSet.from_records(records)
+    four, five = (PipelineJob(key, PipelineKind.GRAPHICS) for key in (4, 5))
+    both = build_image(source, [four, five], AnyDevice())
+    assert {each.key for each in both.dependencies} == {1, 2, 3}
+    built = leave_out(both, {4: "it ended the driver"})
+    assert_alike(built, both, build_image(source, [five], AnyDevice()))
+    assert reasons(built) == {4: (False, "it ended the driver")}
+    # One that nobody asked for is no problem of the image; what links it is.
+    assert set(reasons(leave_out(both, {2: "it ended the driver"}))) == {4}
+
+
+@pytest.mark.parametrize("left_out", [{7}, {0, 1, 2}, set(range(0, 400, 3)), set(range(400))])
+def test_what_remains_is_what_is_decoded_without_the_others(left_out: set[int]) -> None:
+    with PipelineSet.open(sample_path()) as source:
+        every = build_image(source, source.pipelines, AnyDevice())
+        keys = [key for index, key in enumerate(every.image.keys.tolist()) if index in left_out]
+        built = leave_out(every, dict.fromkeys(keys, "it ended the driver"))
+        out = {each.job for each in built.problems}
+        assert len(out) >= len(keys) > 0
+        assert_consistent(built.image)
+        rest = [job for job in source.pipelines if job not in out]
+        assert_alike(built, every, build_image(source, rest, AnyDevice()))
+
+
+def assert_alike(part: BuiltImage, whole: BuiltImage, built: BuiltImage) -> None:
+    """Check that part of a whole says what an image says, however they are laid out."""
+    one, other = part.image, built.image
+    assert one.keys.tolist() == other.keys.tolist()
+    assert one.kinds.tolist() == other.kinds.tolist()
+    assert one.counts == other.counts
+    assert one.is_library.tolist() == other.is_library.tolist()
+    assert (one.flags2_slots < 0).tolist() == (other.flags2_slots < 0).tolist()
+    assert held(one) == held(other)
+    modules = [{each.key: each.load() for each in image.modules} for image in (one, other)]
+    assert modules[0] == modules[1]
+    assert part.dependencies == built.dependencies
+    meanings = Meaning(one, Meaning(whole.image)), Meaning(other)
+    for index in range(len(one)):
+        assert meanings[0].pipeline(index) == meanings[1].pipeline(index)
+    objects = [
+        {(each.kind, each.key): meaning.object(number) for number, each in enumerate(image.objects)}
+        for image, meaning in zip((one, other), meanings, strict=True)
+    ]
+    assert objects[0] == objects[1]
 
 
 def test_what_was_placed_before_a_later_part_fails_is_not_in_the_image() -> None:
