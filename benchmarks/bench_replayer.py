@@ -10,7 +10,8 @@ are off.
     told                      the share of wall_s that these stages explain
 
 At the end, one pipeline is compared with an interpreter that imports what a run needs. On a busy machine
-compare CPU time.
+compare CPU time. A set that crashes the driver ends the replayer, unless it is told to use processes of its
+own: --replayer-options "--master-process --quiet-slave".
 
 Command: python benchmarks/bench_replayer.py --replayer fossilize-replay --threads 16 --samples 5
          --output FILE SET.foz...
@@ -19,6 +20,7 @@ Command: python benchmarks/bench_replayer.py --replayer fossilize-replay --threa
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import statistics
 import sys
@@ -52,12 +54,17 @@ class Contest:
     """Our program and a replayer, on one device."""
 
     def __init__(
-        self, replayer: str, device: str, threads: int, folder: Path, more: Sequence[str] = ()
+        self, replayer: Sequence[str], device: str, threads: int, folder: Path, more: Sequence[str] = ()
     ) -> None:
         self._more = more
         self._replayer, self._device, self._threads, self._folder = replayer, device, threads, folder
         self._environment = environment_for(device)
-        self.named: Figures = {"device": device, "threads": threads, "options": list(more)}
+        self.named: Figures = {
+            "device": device,
+            "threads": threads,
+            "options": list(more),
+            "replayer_options": [*replayer[1:]],
+        }
 
     def take(self, contender: str, set_path: Path, start: str) -> Figures:
         """Run one process; a cold one starts without the cache of its contender."""
@@ -72,7 +79,7 @@ class Contest:
                 "--on-disk-pipeline-cache",
                 str(own / "cache.bin"),
             ]
-            command = [self._replayer, *options, str(set_path)]
+            command = [*self._replayer, *options, str(set_path)]
             return measured(command, self._environment, self._folder / "output")
         figures, report = compiled(set_path, self._device, self._threads, own, *self._more)
         found = report["device"]
@@ -137,6 +144,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("sets", nargs="*", type=Path, help="archives")
     parser.add_argument("--replayer", default="fossilize-replay", help="its program")
+    parser.add_argument("--replayer-options", default="", help="more options for it, in one text")
     parser.add_argument("--in-process", action="store_true", help="compile without supervision")
     parser.add_argument("--device", default="radv:navi21", help="as in `orchestrator compile --device`")
     parser.add_argument(
@@ -147,7 +155,8 @@ def main() -> None:
         parser.error(f"{options.replayer}: no such program; name one with --replayer")
     with tempfile.TemporaryDirectory() as folder, row_writer(options) as write:
         more = ["--in-process"] if options.in_process else []
-        contest = Contest(options.replayer, options.device, options.threads, Path(folder), more)
+        replayer = [options.replayer, *shlex.split(options.replayer_options)]
+        contest = Contest(replayer, options.device, options.threads, Path(folder), more)
         one = one_pipeline(Path(folder))
         for path, taken in [
             *((path, rounds_of(contest, path, options.samples)) for path in options.sets),
