@@ -547,15 +547,15 @@ class CompileJob:
         self._take_groups(await self._timed("read", lambda: self.options.subset.groups_of(self.source)))
 
     async def _save_plan(self, rest: Sequence[FeatureGroup]) -> None:
-        """Save it: at once where other processes wait for it, else once workers have begun.
+        """Save it: at once where other processes wait for it or the driver has crashed before.
 
-        What was refused is still to be decoded, beside the `rest`.
+        Elsewhere once workers have begun. What was refused is still to be decoded, beside the `rest`.
 
         Encoding it runs Python for some 20 ms, in which nothing else of this process would. A cancellation
         waits for that.
         """
         try:
-            if not self._plan.is_shared:
+            if not (self._plan.is_shared or self.source.left_out):
                 await self._begun.wait()
         finally:
             with trio.CancelScope(shield=True):
@@ -619,13 +619,13 @@ class CompileJob:
             opening = _Opening(opened_group(self.source, waiting, self.opener, subset=subset, during=during))
 
         async def take(opened: OpenedGroup) -> _Ready | None:
-            self._take_opened(waiting, opened, beside)
+            await self._take_opened(waiting, opened, beside)
             return await self._ready_ahead(opened) if ahead else None
 
         beside.start_soon(opening.run, take)
         return opening
 
-    def _take_opened(
+    async def _take_opened(
         self, waiting: FeatureGroup | PlannedGroup, opened: OpenedGroup, beside: trio.Nursery
     ) -> None:
         """Keep an opened group for the plan, and the plan where this is the last of it."""
@@ -634,15 +634,17 @@ class CompileJob:
         rest = tuple(_group(each) for each in self._waiting if each is not waiting)
         if not rest:
             self._end_decoding(beside)
-        elif self._plan.is_shared:
+        if self.source.left_out:
+            # The driver may soon end this process too, and what follows it need not decode then.
+            await self._save_plan(rest)
+        elif not rest or self._plan.is_shared:
             # Others need not wait for what is decoded when this group was compiled.
             beside.start_soon(self._save_plan, rest)
 
     def _end_decoding(self, beside: trio.Nursery) -> None:
-        """Close the decoder and keep the plan: no other group is decoded."""
+        """Close the decoder: no other group is decoded."""
         if (decoder := decoder_of(self.source)) is not None:
             beside.start_soon(trio.to_thread.run_sync, decoder.close)
-        beside.start_soon(self._save_plan, ())
 
     def _open_ahead(self, beside: trio.Nursery) -> None:
         """Begin to open the next group, if that may be."""
@@ -750,6 +752,7 @@ class CompileJob:
         self._refused.append(group)
         if not self._waiting:
             self._end_decoding(beside)
+            beside.start_soon(self._save_plan, ())
 
     @property
     def _goes_on_beside(self) -> bool:

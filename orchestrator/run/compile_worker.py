@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -215,6 +215,7 @@ class Worker:
     def attempt(self, request: Try, control: int) -> None:
         """Give pipelines to the driver, one after the other, and say before which one it is."""
         from orchestrator.sets.image.builder import build_image
+        from orchestrator.sets.image.part import job_of, only
 
         _obey(control, lambda _: os._exit(0))
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
@@ -236,28 +237,35 @@ class Worker:
         def enter(what: str, _: int) -> None:
             self.channel.send(Entering(request.number, OBJECTS[what]))
 
-        def give(kind: str, key: int) -> None:
-            built = build_image(self.source, [PipelineJob(key, PipelineKind(kind))], device.capabilities)
-            self.channel.send(Trying(request.number, key))
+        jobs = [PipelineJob(key, PipelineKind(kind)) for kind, key in request.jobs]
+        whole = build_image(self.source, jobs, device.capabilities).image
+        rows = {job_of(whole, index): index for index in range(len(whole))}
+
+        def give(job: PipelineJob) -> None:
+            self.channel.send(Trying(request.number, job.key))
             self.in_driver = True
             began = time.perf_counter_ns()
-            with suppress(OrchestratorError), closing(device.prepare(built.image, enter)) as prepared:
-                self.channel.send(Entering(request.number, Doing.CREATE))
-                device.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NO_SOURCE)
-            self.channel.send(Survived(request.number, key, time.perf_counter_ns() - began))
+            if job in rows:  # else the device lacks what it needs
+                image = only(whole, rows[job])
+                with suppress(OrchestratorError), closing(device.prepare(image, enter)) as prepared:
+                    self.channel.send(Entering(request.number, Doing.CREATE))
+                    device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), NO_SOURCE)
+            self.channel.send(Survived(request.number, job.key, time.perf_counter_ns() - began))
 
         # A fork has only the thread that made it, and a driver's own threads may hold its locks.
         if request.ahead and len(list(Path("/proc/self/task").iterdir())) == threading.active_count():
-            self._give_in_forks(request, give)
+            self._give_in_forks(request.number, jobs, give)
         else:
-            for kind, key in request.jobs:
-                give(kind, key)
+            for job in jobs:
+                give(job)
         device.close()
 
-    def _give_in_forks(self, request: Try, give: Callable[[str, int], None]) -> None:
+    def _give_in_forks(
+        self, number: int, jobs: Sequence[PipelineJob], give: Callable[[PipelineJob], None]
+    ) -> None:
         """Give pipelines to a fork, and what follows one that it ended on to another fork."""
         go_with_forks()
-        mine, count = os.getpid(), len(request.jobs)
+        mine, count = os.getpid(), len(jobs)
         at = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("Q")  # which one a fork has
         while at[0] < count:
             process_id = os.fork()
@@ -268,12 +276,12 @@ class Worker:
                     os._exit(1)
                 self.channel.forked()
                 while at[0] < count:
-                    give(*request.jobs[at[0]])
+                    give(jobs[at[0]])
                     at[0] += 1
                 os._exit(0)
             os.waitpid(process_id, 0)
             if at[0] < count:
-                self.channel.send(Fell(request.number, at[0]))
+                self.channel.send(Fell(number, at[0]))
                 at[0] += 1
 
 

@@ -88,15 +88,36 @@ def assert_same_but_hits(cold: CompileReport, warm: CompileReport) -> None:
     )
 
 
-async def test_a_plan_is_saved_once_workers_have_begun(tmp_path: Path) -> None:
-    there: list[list[Path]] = []
-    steering = Steering(on_begun=lambda: there.append(plans(tmp_path)))
-    with PipelineSet.open(sample_path()) as source:
-        options = CompileOptions(workers=2)
+@pytest.mark.parametrize("left_out", [{}, {1: "it ended the driver"}], ids=["first", "after a crash"])
+async def test_a_plan_is_saved_once_workers_have_begun(left_out: dict[int, str], tmp_path: Path) -> None:
+    """Before they begin, where the driver may crash again."""
+    there: list[int] = []
+    steering = Steering(on_begun=lambda: there.append(len(plans(tmp_path))))
+    with PipelineSet.open(sample_path()) as whole:
+        source, options = whole.leaving_out(left_out), CompileOptions(workers=2)
         await compile_set(source, options, cache_directory=tmp_path, opener=opener(), stop=steering)
     assert there
-    assert not any(there)
+    assert set(there) == {len(left_out)}
     assert len(plans(tmp_path)) == 1
+
+
+async def test_a_plan_of_the_first_group_is_saved_before_the_next_is_decoded_after_a_crash(
+    tmp_path: Path,
+) -> None:
+    path = several_applications(tmp_path / "several.foz")
+    opened: list[int] = []
+
+    def noted(request: DeviceRequest) -> Any:
+        opened.append(len(plans(tmp_path)))
+        return opener()(request)
+
+    with PipelineSet.open(path) as whole:
+        source = whole.leaving_out({1: "it ended the driver"})
+        options = CompileOptions(workers=1, open_ahead=False)
+        await compile_set(source, options, cache_directory=tmp_path, opener=noted)
+    assert opened[0] == 0
+    assert len(opened) > 1
+    assert set(opened[1:]) == {1}
 
 
 async def test_a_plan_is_saved_where_the_first_run_does_not_begin(tmp_path: Path) -> None:

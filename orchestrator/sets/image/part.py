@@ -79,6 +79,15 @@ def rest_of(built: BuiltImage, out: Collection[int]) -> BuiltImage:
     )
 
 
+def only(image: CreateInfoImage, index: int) -> CreateInfoImage:
+    """One pipeline of an image, with the libraries that it links."""
+    needed = {index}
+    for each in range(index, -1, -1):
+        if each in needed:
+            needed.update(image.libraries_of(each))
+    return without_unused(repeat_pipelines(image, np.array(sorted(needed), np.int64)))
+
+
 def without_unused(image: CreateInfoImage) -> CreateInfoImage:
     """An image without the objects and the modules that no pipeline of it needs: no driver is given them."""
     needed, used = set(image.object_index.tolist()), set(image.module_slot_module.tolist())

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
 from orchestrator.registry import registry
@@ -27,7 +28,7 @@ from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.image.documents import TABLES
-from orchestrator.sets.image.part import leave_out
+from orchestrator.sets.image.part import leave_out, only
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
@@ -827,6 +828,21 @@ def test_what_remains_is_what_is_decoded_without_the_others(left_out: set[int]) 
         assert_consistent(built.image)
         rest = [job for job in source.pipelines if job not in out]
         assert_alike(built, every, build_image(source, rest, AnyDevice()))
+
+
+def test_one_pipeline_of_an_image_comes_with_what_it_links() -> None:
+    records = Records()
+    records.library(1)
+    records.library(2)
+    for key in (3, 4):
+        records.library(key, key - 1)
+    source = PipelineSet.from_records(records)
+    every = build_image(source, source.pipelines, AnyDevice())
+    for index, key in enumerate(every.image.keys.tolist()):
+        alone = build_image(source, [PipelineJob(key, PipelineKind.GRAPHICS)], AnyDevice())
+        part = evolve(alone, image=only(every.image, index))
+        assert part.image.keys[-1] == key
+        assert_alike(part, every, alone)
 
 
 def assert_alike(part: BuiltImage, whole: BuiltImage, built: BuiltImage) -> None:
