@@ -83,7 +83,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run(path, f"orchestrator bench game.foz -d simulated {options} -o results/navi21")
     shutil.copytree(path / "results" / "navi21", path / "results" / "navi31")
     run(path, "orchestrator compile game.foz -d radv:navi21 --cache-dir night")
-    run(path, "orchestrator compile game.foz -d radv:navi32 --out pack")
+    run(path, "orchestrator compile game.foz -d radv:navi31 --out pack")
     for name in ("night1", "night2"):
         (cache,) = (path / "night").glob("*.pipeline-cache")
         shutil.copy(cache, path / f"{name}.pipeline-cache")

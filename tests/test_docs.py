@@ -7,6 +7,7 @@ precompiling is run from its first command to its last.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import re
 import shlex
@@ -18,7 +19,9 @@ import pytest
 from cyclopts import App
 
 from orchestrator.cli.application import app
-from tests.drivers import REPOSITORY, driver_manifest
+from orchestrator.devices.drm_shim import gpus_of, shim_at_hand
+from orchestrator.devices.families import expand
+from tests.drivers import REPOSITORY, driver_manifest, missing
 from tests.run.small_sets import write_small_set
 
 CLI_PAGE = (REPOSITORY / "docs" / "cli.md").read_text("utf-8")
@@ -76,6 +79,20 @@ def test_commands_in_pages_exist(page: Path) -> None:
     assert used <= targets
     called = set(re.findall(r"^(?:\$ )?(?:\.venv/bin/)?orchestrator ([a-z-]+)", text, flags=re.MULTILINE))
     assert called <= set(verbs())
+
+
+@pytest.mark.parametrize("source", ["null hardware", "drm-shim"])
+def test_every_family_in_pages_exists(source: str) -> None:
+    """On null hardware with the deviceID of a card, and in the drm-shim, which replaces it in Mesa 26.1."""
+    driver_manifest("radv:navi21")
+    if source == "null hardware":
+        families = {each.name for each in expand("radv:*") if each.device_id}
+    else:
+        families = set(gpus_of(shim_at_hand({}) or missing("Mesa's drm-shim")))
+    texts = "".join(each.read_text("utf-8") for each in PAGES)
+    named = set(re.findall(r"radv:([a-z0-9_?*\[\]]+)", texts))
+    assert {"navi21", "*"} <= named
+    assert [each for each in sorted(named) if not fnmatch.filter(families, each)] == []
 
 
 def test_every_kind_of_error_is_described() -> None:
