@@ -18,6 +18,7 @@ import atexit
 import contextlib
 import gc
 import os
+import resource
 import signal
 import sys
 import time
@@ -345,6 +346,17 @@ def flush_c_streams() -> None:
 
 
 _THREADS: Final = "/proc/self/task"
+
+
+def address_space_limit() -> str:
+    """What a message says of the limit on this process's address space, "" where it has none.
+
+    At that limit the system refuses a thread as if there were too many, and the Vulkan loader passes over a
+    driver's library without a word.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    unlimited = limit == resource.RLIM_INFINITY
+    return "" if unlimited else f"{limit >> 20} MiB of address space (`ulimit -v`)"
 
 
 def may_fork() -> bool:

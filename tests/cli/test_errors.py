@@ -117,6 +117,7 @@ def unstarted_thread() -> BaseException:
         (BlockingIOError(errno.EAGAIN, ""), "ulimit -u"),
         (RuntimeError("RuntimeError in the process that compiles: can't start new thread"), "ulimit -u"),
         (unstarted_thread(), "ulimit -u"),
+        (MemoryError(), "no memory left"),
     ],
     ids=str,
 )
@@ -125,6 +126,34 @@ def test_what_the_system_refuses_is_no_bug(error: BaseException, step: str) -> N
     assert failure is not None
     assert failure.exit_code is ExitCode.BAD_INPUT
     assert step in failure.next_step
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BlockingIOError(errno.EAGAIN, ""),
+        unstarted_thread(),
+        OSError(errno.ENOMEM, ""),
+        MemoryError(),
+        NoDeviceError("no driver"),
+        DriverError("vkCreateInstance", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
+        DeviceError("a driver ended its process"),
+    ],
+    ids=repr,
+)
+def test_a_limit_on_the_address_space_is_named_first(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step() -> str:
+        failure = explain(error) if isinstance(error, OrchestratorError) else explain_system(error)
+        assert failure is not None
+        return failure.next_step
+
+    without = step()
+    limits = {resource.RLIMIT_AS: (250 << 20, resource.RLIM_INFINITY)}
+    monkeypatch.setattr("resource.getrlimit", limits.__getitem__)
+    more = "allow more than 250 MiB of address space (`ulimit -v`), if that is too little"
+    assert step() == f"{more}; else {without}"
 
 
 @pytest.mark.parametrize("error", [RuntimeError("else"), OSError(errno.EBADF, ""), KeyError("x")], ids=str)
