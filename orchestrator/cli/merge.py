@@ -97,9 +97,11 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
     if saved is not None and saved.saved_bytes:
         # The record lies beside the file itself, not beside a link to it.
         inputs = [Path(os.path.realpath(each.path)) for each in taken]
-        groups = [group for each in inputs for group in read_feature_groups(each)[0]]
+        read = [read_feature_groups(each) for each in inputs]
+        if lost := "; ".join(problem for _, problem in read if problem):
+            note = f"what some files were made for is not noted: {lost}"
         try:
-            add_feature_groups(output.absolute(), groups, anew=True)
+            add_feature_groups(output.absolute(), [group for each, _ in read for group in each], anew=True)
         except SaveError as error:
             note = f"what the cache file was made for was not noted: {error}"
     skipped = "no file was merged" if saved is None else saved.skipped

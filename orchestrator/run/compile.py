@@ -584,7 +584,11 @@ class CompileJob:
                 if each.pipelines and each.cache_file == path
             ]
             try:
-                add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+                lost = add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+                if lost:
+                    self._notes.append(
+                        f"what earlier runs made the cache file for is lost, and this run's was noted: {lost}"
+                    )
             except SaveError as error:
                 self._notes.append(f"what the cache file was made for was not noted: {error}")
 

@@ -286,20 +286,25 @@ def add_feature_groups(
     *,
     anew: bool = False,
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
+) -> str:
     """Add the groups that a cache file was made for; a newer group replaces one with the same request.
 
     `anew` drops earlier groups, because the cache file was begun again.
+
+    Returns:
+        Why an existing record was not used, and replaced, or "".
 
     Raises:
         SaveError: As `Kind.write`.
     """
     groups = list(groups)
     if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
-        return  # the usual case when a run compiles nothing new
+        return ""  # the usual case when a run compiles nothing new
+    problem = ""
 
     def make() -> tuple[bytes]:
-        before = () if anew else read_feature_groups(cache_file, operations)[0]
+        nonlocal problem
+        before, problem = ((), "") if anew else read_feature_groups(cache_file, operations)
         noted = {each.request: each for each in before}
         for each in groups:
             noted.pop(each.request, None)
@@ -307,6 +312,7 @@ def add_feature_groups(
         return (msgspec.json.encode(_Groups(_GROUPS_FORMAT, list(noted.values())[-MOST_GROUPS:])),)
 
     FEATURE_GROUPS.write(cache_file, make, operations)
+    return problem
 
 
 def decode_groups(data: bytes) -> tuple[MadeFor, ...]:

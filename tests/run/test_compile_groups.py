@@ -30,6 +30,7 @@ from orchestrator.sets.authoring.builder import PipelineSetBuilder, Rendering
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.cache_file import LoadResult
+from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.run_notes import read_feature_groups
 from tests.run.small_sets import BLUR, Opener, Watched, compiled, write_applications
 
@@ -55,6 +56,22 @@ async def test_each_group_says_what_its_device_was_opened_as(tmp_path: Path) -> 
     again = await compiled(path, tmp_path / "cache", opener, workers=1)
     assert again.counts()[OutcomeStatus.CACHE_HIT] == 2
     assert read_feature_groups(file) == (noted, "")
+
+
+async def test_a_damaged_record_of_groups_is_told_and_replaced(tmp_path: Path) -> None:
+    path = write_applications(tmp_path / "set.foz")
+    first = await compiled(path, tmp_path / "cache", Opener())
+    (file,) = {each.cache_file for each in first.set.groups}
+    assert file is not None
+    noted, _ = read_feature_groups(file)
+    record = FEATURE_GROUPS.path(file)
+    record.write_bytes(b"{")
+    _, problem = read_feature_groups(file)
+    assert str(record) in problem
+    told = f"what earlier runs made the cache file for is lost, and this run's was noted: {problem}"
+    assert told in (await compiled(path, tmp_path / "cache", Opener())).notes
+    assert read_feature_groups(file) == (noted, "")
+    assert told not in (await compiled(path, tmp_path / "cache", Opener())).notes
 
 
 def test_a_group_that_is_over_holds_no_copy_of_the_cache(tmp_path: Path) -> None:

@@ -71,8 +71,9 @@ def test_what_is_damaged_says_so_and_is_replaced(cache_file: Path, content: byte
     noted, problem = read_feature_groups(cache_file)
     assert noted == ()
     assert str(FEATURE_GROUPS.path(cache_file)) in problem
-    add_feature_groups(cache_file, [MadeFor(GAME, 3)])
+    assert add_feature_groups(cache_file, [MadeFor(GAME, 3)]) == problem
     assert read_feature_groups(cache_file) == ((MadeFor(GAME, 3),), "")
+    assert add_feature_groups(cache_file, [MadeFor(TOOL, 1)]) == ""
 
 
 def test_two_processes_lose_nothing_of_each_other(cache_file: Path) -> None:
