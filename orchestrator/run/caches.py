@@ -51,12 +51,13 @@ from orchestrator.devices.device import (
     CallSplit,
     CreationBatch,
     Device,
+    PipelineCache,
     PipelineSource,
     PreparedPipelines,
     joined,
 )
 from orchestrator.devices.identifiers import missed
-from orchestrator.errors import DriverError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.options import MergePolicy, sooner_ns
 from orchestrator.run.records import BinariesRecord, Duplicates, MergeReport, RollingReport
 from orchestrator.schedule.costs import trusted_keys
@@ -116,9 +117,15 @@ def merge_into(primary: PipelineSource, sources: Sequence[PipelineSource], *, se
     return Merged(source_bytes, before, after, merge_ns, tuple(warnings), started, unmerged)
 
 
-def size_of(source: PipelineSource, warnings: list[str]) -> int:
-    """Size of a source, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure."""
+def size_of(source: PipelineSource, warnings: list[str], device: Device | None = None) -> int:
+    """Size of a source, bytes; 0 and a warning where the driver refuses: a run is not lost to a figure.
+
+    Raises:
+        DeviceError: It is not a cache of `device`, where one is given.
+    """
     try:
+        if device is not None and isinstance(source, PipelineCache):
+            return device.pipeline_cache_size(source)
         return source.size()
     except DriverError as refused:
         warnings.append(f"the size of {source.name} is not known and counts as 0: {refused}")
@@ -797,7 +804,7 @@ class RunCaches:
 
         Raises:
             DriverError: The driver refused an empty one.
-            DeviceError: The device has no pipeline binaries, in mode BINARIES.
+            DeviceError: The device has no pipeline binaries, in mode BINARIES, or the primary is another's.
         """
         started = time.perf_counter_ns()
         if self.mode is CacheMode.NONE:
@@ -805,7 +812,10 @@ class RunCaches:
             return
         if self.primary is None:
             self.primary = self._own_primary = self._create_primary(primary_data)
-        self._primary_bytes = size_of(self.primary, self.notes)
+        try:
+            self._primary_bytes = size_of(self.primary, self.notes, self.device)
+        except DeviceError as error:
+            raise DeviceError(f"the primary of this run: {error}") from None
         if isinstance(self.primary, BinarySource):
             self.primary.pull_in(prepared)
         elif self.mode is not CacheMode.SHARED:

@@ -683,6 +683,7 @@ async def run_pipelines(
             primary in mode NONE, or of a kind that the mode does not use; mode SHARED or TWO_LEVEL with an
             externally synchronized primary; pipelines are to be kept that would only share an outcome.
         DriverError: A cache could not be created.
+        DeviceError: The primary is another device's.
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; see the top of the module.
     """

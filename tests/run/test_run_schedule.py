@@ -13,7 +13,7 @@ import trio.testing
 
 from orchestrator.devices.device import ERROR_UNKNOWN, CacheMode, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.errors import DriverError
+from orchestrator.errors import DeviceError, DriverError
 from orchestrator.run.execution import Worker, run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
@@ -220,6 +220,15 @@ class StoppedDevice(SimulatedDevice):
         if self.made == self.at_call:
             self.stop()
         return super()._create(*given, **more)
+
+
+@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
+async def test_a_primary_of_another_device_is_named(mode: CacheMode) -> None:
+    device, other = SimulatedDevice(), SimulatedDevice()
+    theirs = other.create_pipeline_cache(name="theirs")
+    with pytest.raises(DeviceError, match=r"primary of this run: .*'theirs' belongs to another device"):
+        await run_pipelines(device, prepared_set(device), RunOptions(mode=mode), primary=theirs)
+    assert not theirs.destroyed
 
 
 async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
