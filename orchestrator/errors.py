@@ -1,10 +1,13 @@
 """Exceptions that the package raises on purpose, in one tree; any other exception is a bug.
 
 Each message says what failed, where (path, offset, hash or field) and the likely cause, and shows names that
-files hold as far as they fit there. Another process may unpickle them, as pools of processes do.
+files hold as far as they fit there, and paths in commands as a shell takes them. Another process may unpickle
+errors, as pools of processes do.
 """
 
 from __future__ import annotations
+
+import os
 
 TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
@@ -17,6 +20,19 @@ _MOST_SHOWN = 80
 def shown(text: str) -> str:
     """A text for a message or a line, as far as it fits there: a file may hold names of megabytes."""
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+def shell_text(path: str | os.PathLike[str]) -> str:
+    """A path, or another word, as a shell takes it from a command line that is shown to be run."""
+    import shlex  # few messages need it
+
+    text = os.fspath(path)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # of bytes that are not UTF-8, which only an escape shows
+        escaped = text.replace("\\", "\\\\").replace("'", "\\'").encode("utf-8", "surrogateescape")
+        return f"$'{escaped.decode('utf-8', 'backslashreplace')}'"
+    return shlex.quote(text)
 
 
 def unexpected(given: object, what: str) -> TypeError:

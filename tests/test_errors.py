@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from orchestrator.errors import ArchiveError, DriverError, OrchestratorError, RecordError
+from orchestrator.errors import ArchiveError, DriverError, OrchestratorError, RecordError, shell_text
 from orchestrator.run.session import DeviceLostError
 from orchestrator.stores.files.atomic_file import ReadError, SaveError
 
@@ -43,3 +45,15 @@ def test_so_does_one_of_any_class() -> None:
         error.path = Path("a")  # type: ignore[attr-defined]
         found = pickle.loads(pickle.dumps(error))
         assert (type(found), found.args, found.path) == (kind, ("why",), Path("a"))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [b"plain.foz", b"a b.foz", b"it's", "caf\u00e9 'x'".encode(), b"\xff\\\xfe'0 \n$x.foz", b"\xc3\xa9\xe9a"],
+    ids=repr,
+)
+def test_a_shell_takes_a_path_as_it_is_shown(name: bytes) -> None:
+    word = shell_text(Path(os.fsdecode(name)))
+    assert word.encode().decode() == word
+    done = subprocess.run(["bash", "-c", f"printf %s {word}"], capture_output=True, check=True)
+    assert done.stdout == name

@@ -15,8 +15,9 @@ from cyclopts import Parameter
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
 from orchestrator.cli.devices import identity_of
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, path_text, shell_text, styled
+from orchestrator.cli.output import Output, byte_text, path_text, styled
 from orchestrator.cli.values import require_writable
+from orchestrator.errors import shell_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ExportDocument

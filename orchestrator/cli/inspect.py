@@ -20,11 +20,10 @@ from orchestrator.cli.output import (
     display,
     path_text,
     plural,
-    shell_text,
     styled,
     tag_name,
 )
-from orchestrator.errors import shown
+from orchestrator.errors import shell_text, shown
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InspectDocument, InspectedFile, Offer

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -254,11 +253,6 @@ def path_text(path: str | os.PathLike[str]) -> str:
     """A path as text that UTF-8 can carry: bytes that are not UTF-8 are escaped."""
     # Not os.fsencode: a name that a record brings need not fit the encoding of this machine's file system.
     return os.fspath(path).encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-
-
-def shell_text(path: str | os.PathLike[str]) -> str:
-    """A path as a word of a command line that is shown to be run."""
-    return shlex.quote(path_text(path))
 
 
 def byte_text(count: int) -> str:

@@ -9,8 +9,9 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import JsonFlag
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural, shell_text
+from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
 from orchestrator.cli.values import require_writable
+from orchestrator.errors import shell_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import PackDocument

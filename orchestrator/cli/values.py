@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.early import cache_directory, is_program
 from orchestrator.cli.errors import UsageError
-from orchestrator.errors import ArchiveError
+from orchestrator.errors import ArchiveError, shell_text
 from orchestrator.malloc import restart
 from orchestrator.process import flush_c_streams
 
@@ -179,7 +178,7 @@ def require_writable(
         if not folder.is_dir():
             raise UsageError(
                 f"{path}: cannot be written: its directory is not there",
-                f"mkdir -p {shlex.quote(str(folder))}",
+                f"mkdir -p {shell_text(folder)}",
             )
         if (reason := unwritable(path)) is not None:
             raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
@@ -321,7 +320,7 @@ def archive_paths(names: Sequence[str]) -> list[str]:
     if manifests and len(names) > 1:
         raise UsageError(
             f"{manifests[0]}: a manifest cannot be combined with other sets",
-            f"pack it (`orchestrator pack {manifests[0]} -o OUT.foz`) and name the archive instead",
+            f"pack it (`orchestrator pack {shell_text(manifests[0])} -o OUT.foz`), and name the archive",
         )
     return list(names) if manifests else [_archive(name) for name in names]
 

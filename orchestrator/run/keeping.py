@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import os
-import shlex
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
@@ -42,7 +41,7 @@ from orchestrator.devices.device import (
     is_empty_cache,
 )
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError, DriverError, shell_text
 from orchestrator.run.caches import MergedHook, RollingMerge
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
@@ -572,9 +571,9 @@ def decide(
         return Decision(mode, workers or (best if choice is not None and choice.mode == mode else available))
     if choice is None or loaded is None or loaded.profile is None:
         count = workers or available
-        device = f" --device {shlex.quote(selector)}" if selector else ""
+        device = f" --device {shell_text(selector)}" if selector else ""
         # The same place: one in the user's cache directory is not looked for where another one was named.
-        place = "" if loaded is None else f" --cache-dir {shlex.quote(str(loaded.path.parent))}"
+        place = "" if loaded is None else f" --cache-dir {shell_text(loaded.path.parent)}"
         what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
         if held and warm:
             words = "since the cache file is expected to hold everything"

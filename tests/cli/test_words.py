@@ -253,6 +253,17 @@ def test_two_outputs_are_two_files(call: Call, small_set: Path, tmp_path: Path) 
     assert "two options name it" in refused(call("compile", small_set, *words))
 
 
+def test_commands_are_shown_as_a_shell_takes_them(call: Call, small_set: Path, tmp_path: Path) -> None:
+    odd = tmp_path / os.fsdecode(b"caf\xe9 it's")
+    words = rf"$'{tmp_path}/caf\xe9 it\'s"
+    done = call("compile", small_set, "-d", "simulated", "--cache-dir", odd / "cache")
+    assert f"--cache-dir {words}/cache'" in done.out + done.err
+    archive = small_set.rename(odd / "a.foz")
+    assert f"next: orchestrator list {words}/a.foz'" in call("inspect", archive).out
+    done = call("compile", archive, "-d", "simulated", "--trace", odd / "none" / "trace")
+    assert f"mkdir -p {words}/none'" in done.err
+
+
 def test_names_need_not_be_utf8(call: Call, small_set: Path, tmp_path: Path) -> None:
     """Of sets, of directories and of what is written; where a process tells another of them, too."""
     odd = tmp_path / os.fsdecode(b"caf\xe9")

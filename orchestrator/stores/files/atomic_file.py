@@ -24,7 +24,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import shlex
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -35,7 +34,7 @@ from typing import Any, ClassVar, Final
 import msgspec
 import xxhash
 
-from orchestrator.errors import OrchestratorError
+from orchestrator.errors import OrchestratorError, shell_text
 
 if sys.platform == "win32":
     import msvcrt
@@ -329,7 +328,7 @@ def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str 
     if status.owner == user:
         if status.permissions & needs == needs:
             return None
-        return f"{what} {path} has {mode}; mend: chmod u+{letters} {shlex.quote(str(path))}"
+        return f"{what} {path} has {mode}; mend: chmod u+{letters} {shell_text(path)}"
     if status.permissions & needs >> 6 == needs >> 6 or above:
         return None
     return f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this ({mode})"
@@ -602,12 +601,12 @@ def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str 
     if status.owner != user:
         return (
             f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this; "
-            f"mend: {own or f'chown {user} {shlex.quote(str(path))}'}"
+            f"mend: {own or f'chown {user} {shell_text(path)}'}"
         )
     if writers := [name for bit, name in _WRITERS if status.permissions & bit]:
         return (
             f"{what} {path} may be written by {' and '.join(writers)} (mode {status.permissions:04o}); "
-            f"mend: {own or f'chmod go-w {shlex.quote(str(path))}'}"
+            f"mend: {own or f'chmod go-w {shell_text(path)}'}"
         )
     return None
 

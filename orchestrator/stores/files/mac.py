@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final, Self
 
 from attrs import field, frozen
 
+from orchestrator.errors import shell_text
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -61,7 +61,7 @@ class MacKey:
         if operations.effective_user() is not None and permissions & _OTHERS_READ:
             raise UntrustedError(
                 path,
-                f"others may read the key (mode {permissions:04o}); mend: chmod 600 {shlex.quote(str(path))}",
+                f"others may read the key (mode {permissions:04o}); mend: chmod 600 {shell_text(path)}",
             )
         return cls.of(content)
 
