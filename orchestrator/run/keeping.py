@@ -821,8 +821,9 @@ class CompileCache:
 
         if device.capabilities.api_version < _VULKAN_1_1 and not device.features.pipeline_binaries:
             self._notes.append(
-                "an application of Vulkan 1.0 cannot have pipeline binaries, which need 1.1: its pipelines "
-                "are compiled and not kept; use another --mode for it"
+                "for an application of Vulkan 1.0 no device has VK_KHR_pipeline_binary: it needs 1.1, and a "
+                "driver with it (`orchestrator devices` says whether this one has pipeline binaries); the "
+                "application's pipelines are compiled and not kept; use another --mode for it"
             )
             return GroupCache(NoBinaries(), CacheMode.BINARIES)
         memory = self.options.binary_memory_bytes
