@@ -135,8 +135,16 @@ class _Memory:
     priorities: dict[int, int] = field(factory=dict)
     cancelled: dict[int, None] = field(factory=dict)
     limit_ns: int | None = None
-    until_ns: int | None = None  # known once a run that goes on has heard the limit
+    budgets: int = 0  # how many were given
     hearers: list[Hearer] = field(factory=list)
+
+
+@define
+class _Begun:
+    """The last budget that began in one compile, by its number, and when it is over."""
+
+    budget: int = 0
+    until_ns: int | None = None
 
 
 @frozen
@@ -175,6 +183,7 @@ class Steering:
     on_begun: Callable[[], None] | None = None
     started_ns: int = 0
     _memory: _Memory = field(factory=_Memory)
+    _begun: _Begun = field(factory=_Begun)
 
     @classmethod
     def of(cls, stop: trio.Event | Steering | None) -> Steering:
@@ -232,18 +241,18 @@ class Steering:
                 case Cancel():
                     memory.cancelled.update(dict.fromkeys(each.keys))
                 case Budget():
-                    memory.limit_ns, memory.until_ns = each.limit_ns, None
+                    memory.limit_ns, memory.budgets = each.limit_ns, memory.budgets + 1
         return Told(tuple(each(said) for each in memory.hearers))
 
     def said(self) -> tuple[Said, ...]:
-        """All that was said and still holds."""
-        memory = self._memory
+        """All that was said and still holds; of a budget that began, what is left."""
+        memory, begun = self._memory, self._begun
         promoted = [
             Promote(tuple(key for key, each in memory.priorities.items() if each == priority), priority)
             for priority in sorted(set(memory.priorities.values()))
         ]
         cancelled = [Cancel(tuple(memory.cancelled))] if memory.cancelled else []
-        limit_ns = memory.limit_ns if memory.until_ns is None else _left_ns(memory.until_ns)
+        limit_ns = _left_ns(begun.until_ns) if begun.budget == memory.budgets else memory.limit_ns
         return *promoted, *cancelled, Budget(limit_ns)
 
     @property
@@ -253,10 +262,11 @@ class Steering:
 
     def until_ns(self) -> int | None:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
-        memory = self._memory
-        if memory.until_ns is None and memory.limit_ns is not None:
-            memory.until_ns = time.perf_counter_ns() + memory.limit_ns
-        return memory.until_ns
+        memory, begun = self._memory, self._begun
+        if begun.budget != memory.budgets:
+            begun.budget, limit_ns = memory.budgets, memory.limit_ns
+            begun.until_ns = None if limit_ns is None else time.perf_counter_ns() + limit_ns
+        return begun.until_ns
 
     @contextmanager
     def heard_by(self, hearer: Hearer) -> Iterator[None]:
@@ -272,8 +282,9 @@ class Steering:
         on_settled: Callable[[Settlement], None] | None = None,
         on_saved: Callable[[Path, int], None] | None = None,
     ) -> Steering:
-        """The same one for one of several compiles, which tells of itself."""
-        return evolve(self, on_settled=on_settled if self.steered else None, on_saved=on_saved)
+        """The same one for one of several compiles, which tells of itself; budgets begin when it can."""
+        on_settled = on_settled if self.steered else None
+        return evolve(self, on_settled=on_settled, on_saved=on_saved, begun=_Begun())
 
 
 class SteeredRun:

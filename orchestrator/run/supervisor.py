@@ -427,8 +427,12 @@ class _Supervisor:
                             self.steering.on_saved(Path(answer.path), answer.size)
                     case Obeyed():
                         orders.obeyed(answer.count)
+                        if watch.identity is not None:
+                            self.steering.until_ns()
                     case Prepared():
                         self._since_ns = self._since_ns or time.perf_counter_ns()
+                        # A budget begins with the first process that could use it: the next has what is left.
+                        self.steering.until_ns()
                         watch.prepare(answer)
                     case Failed():
                         error = answer.error()

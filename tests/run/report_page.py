@@ -94,7 +94,8 @@ All pipelines begin with the same priority, the longest first; `promote` raises 
 `--control`, batches take about 20 ms, so an urgent pipeline waits that long, or for one pipeline, until a
 worker is free. A budget counts from the moment when pipelines can begin, after opening the device. It lets at
 least one pipeline begin if nothing else is in the driver, so a pipeline that takes longer than a frame gets
-its turn. Cancelled pipelines are not run, and do not change the exit code; the next run compiles them.
+its turn. After a crash of the driver, what is left of it holds for the next process; to find the culprit
+needs no budget. Cancelled pipelines are not run, and do not change the exit code; the next run compiles them.
 
 This page is made from the docstrings of the types:
 `python -m tests.run.report_page control > docs/control.md`.

@@ -15,7 +15,8 @@ import trio.testing
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.run.compile_server import Budget
+from orchestrator.run import supervisor
+from orchestrator.run.compile_server import Budget, Compile
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
@@ -70,6 +71,42 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert [key for each in told for key in each.failed] == [KEYS[4]]
     compiled = [key for each in told for key in each.compiled]
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
+
+
+async def test_a_budget_that_a_dead_process_used_up_is_not_given_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "set.foz"
+    write_small_set(archive, 0, 12)
+    steering = Steering(steered=True)
+    steering.promote([KEYS[4]])
+    steering.limit_time(1e-9)  # one begins: the deadly one
+    asked: list[Compile] = []
+
+    def ask(*arguments: Any) -> Compile:
+        asked.append(Compile(*arguments))
+        if len(asked) == 2:
+            steering.limit_time(None)
+        return asked[-1]
+
+    monkeypatch.setattr(supervisor, "Compile", ask)
+    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    report = await compile_supervised(
+        [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering
+    )
+    assert [each.said[-1] for each in asked] == [Budget(1), Budget(0)]
+    assert report.outcomes.compiled == 11
+
+
+def test_a_budget_begins_in_each_of_several_compiles_when_it_can() -> None:
+    steering = Steering(steered=True)
+    one, other = steering.beside(), steering.beside()
+    steering.limit_time(1e-9)
+    assert one.until_ns() is not None
+    assert one.said() == (Budget(0),)
+    assert other.said() == (Budget(1),)
+    steering.limit_time(2)
+    assert one.said() == (Budget(2_000_000_000),)
 
 
 async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path: Path) -> None:
