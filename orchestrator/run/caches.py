@@ -378,11 +378,11 @@ class Rotation:
     # --- a worker's side
 
     def batch_ended(self, slot: Slot, compiled: int) -> None:
-        """A worker has ended a batch and begun no other; rotate its source out if that is due.
+        """A worker has ended batches and begun no other; rotate its source out if that is due.
 
         Args:
             slot: The worker's.
-            compiled: Pipelines that the batch compiled in its source.
+            compiled: Pipelines that they compiled in its source.
         """
         if not self.policy.rolling:
             return
@@ -682,7 +682,7 @@ class Creator:
         return self.prepared.missed(indices, batch)
 
     def between_batches(self) -> None:
-        """A batch has ended and the next has not begun: no source of the worker is in use."""
+        """A batch has ended, no other has begun, and the next one may be created from another source."""
 
     def due_in_s(self) -> float:
         """Seconds until `between_batches` is to be called again, if no batch begins; infinity: never."""

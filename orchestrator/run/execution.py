@@ -293,11 +293,12 @@ class Worker:
                 answer, seen = self._exchange.swap(
                     self.number, ended, done.reasons, done.hits, done.elapsed_ns, done.missed
                 )
+                if ended is not None and not (isinstance(answer, Assignment) and answer.follows):
+                    self._creator.between_batches()
                 if not isinstance(answer, Assignment):
                     break
                 done = self._create(answer.indices, meter)
                 ended = answer
-                self._creator.between_batches()
             self.knows_run_delay &= meter.has_run_delay
         self.usage = self.usage.plus(Usage.now(), began)
         if isinstance(answer, Done):

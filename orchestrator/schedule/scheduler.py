@@ -211,10 +211,12 @@ class Assignment(msgspec.Struct, frozen=True, eq=False):
     Attributes:
         indices: The jobs, shape (k,), k >= 1, int32, all of one kind, in the order to create them; read-only.
         kind: Their kind.
+        follows: Whether they are duplicates of what this worker compiled, and hit in its own source.
     """
 
     indices: Int32s
     kind: int
+    follows: bool
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -1701,7 +1703,8 @@ class Scheduler:
             self._team.joined()
         self._fresh_deadline = self._owes = False
         jobs.flags.writeable = False
-        self._assigned[worker] = assignment = Assignment(jobs, table.kind_at[first])
+        follows = self.options.pin_followers and bool(table.flags_at[first] & DUPLICATE)
+        self._assigned[worker] = assignment = Assignment(jobs, table.kind_at[first], follows)
         return assignment
 
     def _libraries_of(self, jobs: Int32s) -> Int32s:

@@ -41,7 +41,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
 from tests.run.small_sets import Opener, compiled
-from tests.run.support import without
+from tests.run.support import EACH_BATCH, without
 
 LIMIT_S = 60.0
 
@@ -285,6 +285,25 @@ def test_the_same_state_is_compiled_once_and_counted() -> None:
     times = schedule.compile_times(report).reshape(-1, 3)
     assert (times > 0).all()
     assert (times == times[:, :1]).all()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_cache_is_not_rotated_before_the_duplicates_of_what_it_holds(workers: int) -> None:
+    image = repeat_pipelines(simulated_image(range(60)), np.repeat(np.arange(60), 2).astype(np.int32))
+    device = SimulatedDevice()
+    schedule = schedule_of(image, workers=workers)
+    options = RunOptions(workers=workers, merge=EACH_BATCH)
+
+    async def main() -> RunReport:
+        prepared = device.prepare(image)
+        return await run_pipelines(device, prepared, options, scheduler=schedule.scheduler())
+
+    report = trio.run(main)
+    assert report.merge is not None
+    assert report.merge.rolling is not None
+    assert report.merge.rolling.caches > 0
+    assert (report.compiled, report.cache_hits) == (60, 60)
+    assert set(device.compile_counts.values()) == {1}
 
 
 def test_what_is_the_same_to_the_driver_is_compiled_once_and_counted() -> None:
