@@ -215,11 +215,15 @@ class _Server:
         return self._made
 
     def _prepare_trials(self, request: Try) -> None:
-        """Do once what each trial would do again: importing, reading the index, loading the driver."""
+        """Do once what each trial would do again: importing, reading, loading the driver."""
         if self._tries:
             return
         self._tries = True
         importlib.import_module("orchestrator.sets.image.builder")
+        from orchestrator.registry.tables import AnyDevice
+        from orchestrator.sets.needs.requirements import RequirementChecker
+
+        RequirementChecker(AnyDevice())  # reads the registry, and what the rules need of it
         len(self.shared.source)
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         load_driver(
@@ -249,7 +253,8 @@ class _Server:
             forks = _processes_to_fork(self.shared, options, has_imported=self._made is not None)
             if not forks:
                 load()
-            planned = _planned(request, options, self.shared.source)
+            is_decoded_elsewhere = forks > 0 or self.shared.decoder is not None
+            planned = _planned(request, options, self.shared.source, whole=is_decoded_elsewhere)
             if planned and self.shared.decoder is not None:
                 self.shared.decoder.close()  # the plan is older than the set, so it was begun
             source = self.shared.source if planned else _decoded(self.shared, options, forks)
@@ -298,13 +303,15 @@ class _Server:
         return OpeningAhead(first.request, opener, begin).opened
 
 
-def _planned(request: Compile, options: CompileOptions, source: PipelineSet) -> DeviceRequest | None:
-    """What a plan, where one is expected, has the first device opened as."""
+def _planned(
+    request: Compile, options: CompileOptions, source: PipelineSet, *, whole: bool
+) -> DeviceRequest | None:
+    """What a plan, of the whole set or any, has the first device opened as; None where none is expected."""
     if not request.cache_directory:
         return None
     from orchestrator.run.planning import expect_plan
 
-    return expect_plan(source, options, Path(request.cache_directory))
+    return expect_plan(source, options, Path(request.cache_directory), whole=whole)
 
 
 def _processes_to_fork(shared: Shared, options: CompileOptions, *, has_imported: bool) -> int:

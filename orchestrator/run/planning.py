@@ -232,11 +232,18 @@ class _EarlyPlan:
 _early: Final[dict[Path, _EarlyPlan]] = {}
 
 
-def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -> DeviceRequest | None:
-    """What a plan of all of a set, kept for this device, has its first group opened as; None without a plan.
+def expect_plan(
+    source: PipelineSet, options: CompileOptions, directory: Path, *, whole: bool = True
+) -> DeviceRequest | None:
+    """What a plan of a set, kept for this device, has its first group opened as; None without a plan.
 
-    With one the set will hardly be decoded. A thread begins to read it, for `CompilePlan.find`: that it is
-    whole is known there.
+    A thread begins to read it, for `CompilePlan.find`, which knows whether it is damaged.
+
+    Args:
+        source: The set.
+        options: Of the compile.
+        directory: Of cache files.
+        whole: Whether it must be of all groups: with one of these the set will hardly be decoded.
     """
     if not options.plan or not has_plans(directory):
         return None
@@ -245,7 +252,7 @@ def expect_plan(source: PipelineSet, options: CompileOptions, directory: Path) -
         return None
     for path in find_plans(directory, identity)[:1]:
         with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
-            first = first_request_of(partial(read_plan_head, path, identity))
+            first = first_request_of(partial(read_plan_head, path, identity), whole=whole)
             if first is not None:
                 _early[path] = _EarlyPlan(path, identity)
             return first

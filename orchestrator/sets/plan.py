@@ -336,13 +336,12 @@ def decode_plan(data: bytes | memoryview, source: PipelineSet) -> SetPlan:
     return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
 
 
-def first_request_of(first: Callable[[int], bytes]) -> DeviceRequest | None:
-    """What a plan has its first group's device opened as; as good as its bytes are.
-
-    None where it says that not every group of its set was decoded.
+def first_request_of(first: Callable[[int], bytes], *, whole: bool) -> DeviceRequest | None:
+    """What a plan has its first group's device opened as; as good as its bytes are. None without a group.
 
     Args:
         first: Gives so many of its first bytes.
+        whole: Whether to give None where it says that not every group of its set was decoded.
 
     Raises:
         ValueError: It is none.
@@ -351,7 +350,7 @@ def first_request_of(first: Callable[[int], bytes]) -> DeviceRequest | None:
     if len(size) == _SIZE.size:
         size = first(_SIZE.size + _SIZE.unpack(size)[0])
     described = _described(size)[0]
-    return described.groups[0].request if described.groups and not described.rest else None
+    return described.groups[0].request if described.groups and not (whole and described.rest) else None
 
 
 def _described(data: bytes | memoryview) -> tuple[_Description, int]:

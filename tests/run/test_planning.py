@@ -453,10 +453,11 @@ def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
         identity = read_plan(path)[0]
         assert plan is not None
         assert identity is not None
-        part = SetPlan(plan.facts, plan.groups[:-1], (plan.groups[-1].group,))
+        part = SetPlan(plan.facts, plan.groups, (plan.groups[-1].group,))
         of = evolve(identity.identity, device=content_hash128(b""))
         cache_file = cache_path(tmp_path, opener()(DeviceRequest()).identity)
         assert save_plan(cache_file, of, encode_plan(part, source.module_place)) == path
         assert not expect_plan(source, options, tmp_path)
+        assert expect_plan(source, options, tmp_path, whole=False) == plan.groups[0].group.request
         path.write_bytes(path.read_bytes()[:-1])
         assert not expect_plan(source, options, tmp_path)
