@@ -195,10 +195,11 @@ def _install_binaries(
 def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bool = True) -> Installed:
     """Do `_Notes.add_to`. Its failure is only a note for the user, because the cache is installed already."""
     try:
-        notes.add_to(Path(done.path), before, is_joined=is_joined)
+        lost = notes.add_to(Path(done.path), before, is_joined=is_joined)
+        said = lost and f"what the cache file was made for before is lost, and the pack's was noted: {lost}"
     except SaveError as error:
-        return replace(done, notes=(*done.notes, f"what the pack knows of it was not noted: {error}"))
-    return done
+        said = f"what the pack knows of it was not noted: {error}"
+    return replace(done, notes=(*done.notes, said)) if said else done
 
 
 @frozen
@@ -237,7 +238,7 @@ class _Notes:
                 raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None
         return found
 
-    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> None:
+    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> str:
         """Add them to what lies beside another cache file.
 
         Args:
@@ -245,12 +246,15 @@ class _Notes:
             before: Hash that it had before the pack's was joined with it.
             is_joined: Whether it has all that both had.
 
+        Returns:
+            As `add_feature_groups`.
+
         Raises:
             SaveError: They cannot be written.
         """
         if len(self.durations.keys):
             add_durations(cache_file, self.durations.keys, self.durations.duration_ns)
-        if self.groups:
-            add_feature_groups(cache_file, self.groups)
+        lost = add_feature_groups(cache_file, self.groups) if self.groups else ""
         if self.held.data_hash and is_joined and (now := stored_data_hash(cache_file)) is not None:
             add_contents(cache_file, self.held.keys, now, (before,))
+        return lost

@@ -33,10 +33,10 @@ from orchestrator.stores.binary_pack import device_binaries, import_content
 from orchestrator.stores.binary_store import LEAST_BOUND, BinaryStore, Generation, StoredPipeline
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.kinds import CONTENTS
+from orchestrator.stores.kinds import CONTENTS, FEATURE_GROUPS
 from orchestrator.stores.pack import BINARIES_SUFFIX, Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.run_notes import add_contents, read_contents
+from orchestrator.stores.run_notes import add_contents, read_contents, read_feature_groups
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -768,6 +768,19 @@ def test_a_cache_file_that_cannot_be_used_is_not_replaced_in_silence(tmp_path: P
     assert "not used: UNSUPPORTED_VERSION: format version 99" in refused
     assert f"{path} was UNSUPPORTED_VERSION, and is now {path.parent / 'quarantine'}" in moved
     assert install(Pack.open(tmp_path / "pack"), "simulated", path.parent).done.notes == ()
+
+
+def test_a_damaged_record_of_groups_is_told_and_replaced(tmp_path: Path) -> None:
+    place, path = tmp_path / "pack", path_in(tmp_path / "player")
+    pack_one(place, report_of(place))
+    save_cache_file(path, IDENTITY, data_of(OURS))
+    FEATURE_GROUPS.path(path).write_bytes(b"{}")
+    _, problem = read_feature_groups(path)
+    done = install(Pack.open(place), "simulated", path.parent).done
+    assert done.notes == (
+        f"what the cache file was made for before is lost, and the pack's was noted: {problem}",
+    )
+    assert read_feature_groups(path) == read_feature_groups(path_in(place))
 
 
 def test_a_device_that_is_not_in_the_pack_gets_nothing(tmp_path: Path) -> None:
