@@ -404,7 +404,7 @@ def _compile_supervised(
             log=log,
         )
 
-    return trio.run(_until_signal, job, company.view, company.control)
+    return trio.run(_until_signal, job, company.view.say, company.control)
 
 
 def _compile_here(
@@ -438,7 +438,7 @@ def _compile_here(
 
         keep_freed_memory()
         own_process(options.selector, driver_caches=options.driver_caches)
-        return trio.run(_until_signal, job, company.view, company.control)
+        return trio.run(_until_signal, job, company.view.say, company.control)
 
 
 def _planned(source: PipelineSet, subset: Subset, control: ControlLines | None) -> int:
@@ -501,7 +501,8 @@ def _compile_targets(
             servers = held.enter_context(target_servers(source, paths, options))
             lines = lines or ProgressLines(None)
             lines.start(targets, pipelines)
-            view = held.enter_context(progress_view(output))
+            shown = held.enter_context(progress_view(output))
+            view = TargetsView(shown, lines, len(targets), says_ends=not output.json)
 
             async def job(steering: Steering) -> list[TargetResult]:
                 return await compile_targets(
@@ -509,13 +510,13 @@ def _compile_targets(
                     options,
                     pipelines=pipelines,
                     cache_directory=directory,
-                    listener=TargetsView(view, lines, len(targets), says_ends=not output.json),
+                    listener=view,
                     stop=steering,
                     keep=None if pack is None else pack.take,
                     compiler=servers.compile,
                 )
 
-            results = trio.run(_until_signal, job, view, control)
+            results = trio.run(_until_signal, job, view.say, control)
         manifest, unwritten = None, None
         if pack is not None:
             try:
@@ -650,7 +651,7 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 
 
 async def _until_signal(
-    job: Callable[[Steering], Awaitable[_T]], view: ProgressView, control: ControlLines | None
+    job: Callable[[Steering], Awaitable[_T]], say: Callable[[str], None], control: ControlLines | None
 ) -> _T:
     """Run a job that the first ending signal stops, and commands steer; the report of what was done.
 
@@ -666,7 +667,7 @@ async def _until_signal(
     try:
         with first_error():
             async with trio.open_nursery() as nursery:
-                await nursery.start(_watch_signals, steering.stop, view)
+                await nursery.start(_watch_signals, steering.stop, say)
                 if control is not None:
                     await nursery.start(control.serve, steering)
                 report = await job(steering)
@@ -678,21 +679,21 @@ async def _until_signal(
     return report
 
 
-async def _watch_signals(stop: trio.Event, view: ProgressView, *, task_status: trio.TaskStatus[None]) -> None:
+async def _watch_signals(
+    stop: trio.Event, say: Callable[[str], None], *, task_status: trio.TaskStatus[None]
+) -> None:
     import trio
 
     with trio.open_signal_receiver(*ending_signals()) as signals:
         task_status.started()
         async for _ in signals:
             if stop.is_set():
-                view.say(
+                say(
                     "a driver call cannot be interrupted: still waiting for those in flight, then what is "
                     "done is saved (SIGKILL would lose it)"
                 )
             else:
-                view.say(
-                    "stopping: waiting for the driver calls in flight, then what is done is merged and saved"
-                )
+                say("stopping: waiting for the driver calls in flight, then what is done is merged and saved")
                 stop.set()
 
 

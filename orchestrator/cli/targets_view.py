@@ -49,6 +49,11 @@ class TargetsView:
         """Write it."""
         self._lines.saved(selector, path, size)
 
+    def say(self, text: str) -> None:
+        """Say it, and write it."""
+        self._view.say(text)
+        self._lines.message(text)
+
     def ends(self, result: TargetResult) -> None:
         """Say what became of a target."""
         took = seconds_text(time.monotonic() - self._running.pop(result.selector))

@@ -424,7 +424,7 @@ async def test_a_second_signal_says_that_driver_calls_cannot_be_interrupted() ->
         await view.heard.wait()
         return "report"
 
-    report: object = await module._until_signal(job, view, None)
+    report: object = await module._until_signal(job, view.say, None)
     assert report == "report"
     assert view.said[0].startswith("stopping")
     assert "cannot be interrupted" in view.said[1]
@@ -437,7 +437,7 @@ async def test_a_job_that_was_stopped_and_gets_no_device_is_interrupted() -> Non
         raise DeviceError("none opens")
 
     with pytest.raises(KeyboardInterrupt, match="none opens"):
-        await module._until_signal(job, Messages(), None)
+        await module._until_signal(job, Messages().say, None)
 
 
 async def test_what_a_job_raises_comes_out_as_itself() -> None:
@@ -445,7 +445,7 @@ async def test_what_a_job_raises_comes_out_as_itself() -> None:
         raise KeyError("itself")
 
     with pytest.raises(KeyError, match="itself"):
-        await module._until_signal(job, Messages(), None)
+        await module._until_signal(job, Messages().say, None)
 
 
 def test_a_set_whose_documents_lie_is_reported_whole(call: Call, tmp_path: Path) -> None:

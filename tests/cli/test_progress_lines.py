@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -56,6 +57,28 @@ def test_a_compile_tells_its_parent_what_it_does(call: Call, small_set: Path, tm
     assert over["outcomes"] == {"compiled": count, "cache_hit": 0, "skipped": 0, "failed": 0, "not_run": 0}
     assert (over["stopped"], over["problem"]) == (False, None)
     assert [each["at_s"] for each in found] == sorted(each["at_s"] for each in found)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("place", ["--cache-dir", "--out"])  # the second is how several targets are compiled
+def test_a_parent_is_told_that_a_signal_stops_a_compile(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    write = ProgressLines.stage
+
+    def interrupt(self: ProgressLines, target: str, name: str) -> None:
+        if name == "reading the set":
+            signal.raise_signal(signal.SIGTERM)
+        write(self, target, name)
+
+    monkeypatch.setattr(ProgressLines, "stage", interrupt)
+    path = tmp_path / "progress"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
+    call(
+        "compile", small_set, "-d", "simulated", place, tmp_path / "kept", "--progress", f"jsonl:{descriptor}"
+    )
+    os.close(descriptor)
+    texts = [str(each["text"]) for each in events(path) if each["event"] == "message"]
+    assert [each.partition(":")[0] for each in texts] == ["stopping"]
 
 
 def test_fields_of_progress(tmp_path: Path) -> None:
