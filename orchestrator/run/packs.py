@@ -30,7 +30,7 @@ from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.families import SELECTOR, one_spelling, require_family
 from orchestrator.devices.selectors import needed_at_start
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.records import CompileReport, OutcomeStatus, SubsetRecord, plain_text
 from orchestrator.stores.cache_file import LoadStatus, cache_path, stored_data_hash
 from orchestrator.stores.files.atomic_file import ReadError, SaveError, content_hash128
@@ -183,8 +183,8 @@ def part_of(report: CompileReport, held: Collection[int] | None = None) -> Part:
         keys = [each.key for status in _CREATED for each in report.of_status(status)]
         lost = [f"{each:016x}" for each in keys if each not in held]
         created -= len(lost)
-        error = report.cache_file.error
-        why = plain_text(f"not saved: {error}")[:_PROBLEM] if error else "created, and not kept"
+        file = report.cache_file
+        why = f"not saved: {_said(file.error, file.path)}" if file.error else "created, and not kept"
         by_reason.setdefault((OutcomeStatus.NOT_RUN.value, why), []).extend(lost)
     subset = report.set.subset
     return Part(
@@ -226,8 +226,20 @@ def target_of(
         driver=driver_words(device.identity),
         files=files,
         parts=(part_of(report, held),),
-        problem="" if files else why,
+        problem="" if files else _said(why, report.cache_file.path),
     )
+
+
+def _said(why: str, path: Path | str | None) -> str:
+    """A reason as a manifest has it: whoever gets the pack need not know the folders of this machine.
+
+    Args:
+        why: The reason.
+        path: The file that it is about, if it is about one.
+    """
+    for each in Path(path or "").parents[:-1]:
+        why = why.replace(f"{each}/", "")
+    return plain_text(why)[:_PROBLEM]
 
 
 @define(eq=False)
@@ -318,14 +330,13 @@ class GrowingPack:
                         self._take(each)
                     except (PackError, SaveError) as error:
                         self.problems[each.selector] = error
-                        self._ended[each.selector] = _not_there(each.selector, str(error)), None
+                        self._ended[each.selector] = _not_there(each.selector, error), None
             return self._write()
 
     def _take(self, result: TargetResult) -> None:
         selector, report = result.selector, result.report
         if report is None:
-            why = "stopped before its turn" if result.error is None else str(result.error)
-            target = _not_there(selector, why)
+            target = _not_there(selector, result.error or "stopped before its turn")
         else:
             target = target_of(selector, report, *self._kept(selector, report))
             earlier = self._before(ProfileIdentity.of(report.device.identity))
@@ -511,9 +522,10 @@ class GrowingPack:
         return tuple(filter(None, (self._known[each.name] for each in files)))
 
 
-def _not_there(selector: str, why: str) -> Target:
+def _not_there(selector: str, why: OrchestratorError | str) -> Target:
     """A target that the pack has nothing of."""
-    return Target(selector=plain_text(selector), problem=plain_text(why)[:_PROBLEM])
+    problem = _said(str(why), getattr(why, "path", None))
+    return Target(selector=plain_text(selector), problem=problem)
 
 
 def _unfinished(target: Target) -> Target:

@@ -20,7 +20,7 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.options import without_bumped_uuid
-from orchestrator.errors import DeviceError
+from orchestrator.errors import ArchiveError, DeviceError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of, part_of, target_of
@@ -32,6 +32,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_pack import device_binaries, import_content
 from orchestrator.stores.binary_store import LEAST_BOUND, BinaryStore, Generation, StoredPipeline
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
+from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.kinds import CONTENTS, FEATURE_GROUPS
 from orchestrator.stores.pack import BINARIES_SUFFIX, Pack, PackError, PackWriter, Target
@@ -398,6 +399,26 @@ def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
     assert packed(report) == (0, created)
     path.unlink()
     assert packed(report) == (0, created)
+
+
+def test_a_reason_names_no_folder_of_the_machine(tmp_path: Path) -> None:
+    path = path_in(tmp_path)
+    error = SaveError(path, "replacing", f"Permission denied: {tmp_path} has mode 555")
+    words = f"{path.name}: replacing failed: Permission denied: {tmp_path.name} has mode 555; what was there"
+    report = report_of(tmp_path)
+    failed = replace(report, cache_file=replace(report.cache_file, error=str(error)))
+    CONTENTS.path(path).unlink()
+    (left_out,) = pack_one(tmp_path, failed).parts[0].left_out
+    assert left_out.reason.startswith(f"not saved: {words}")
+    path.unlink()
+    without_files = pack_one(tmp_path, failed)
+    assert without_files.problem.startswith(words)
+    unread = ArchiveError(str(tmp_path / "game.foz"), 0, "it is empty")
+    results = [TargetResult("gone", error=error), TargetResult("unread", error=unread)]
+    GrowingPack.begin(tmp_path, None, ["gone", "unread"]).finish(results)
+    problems = {each.selector: each.problem for each in Pack.open(tmp_path).manifest.targets}
+    assert problems["gone"] == without_files.problem
+    assert problems["unread"] == "game.foz: it is empty"
 
 
 def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
