@@ -21,7 +21,7 @@ from rich.table import Table
 
 from orchestrator.cli.application import DEVICE_HELP, FIRST_DEVICE, POSITIVE, JsonFlag, SetNames, in_range
 from orchestrator.cli.errors import ExitCode, UsageError
-from orchestrator.cli.output import Output, path_text, plural, seconds_text, styled, table
+from orchestrator.cli.output import Output, OutputError, path_text, plural, seconds_text, styled, table
 from orchestrator.cli.values import (
     MOST_SAMPLES,
     MOST_WORKERS,
@@ -31,6 +31,7 @@ from orchestrator.cli.values import (
     require_writable,
     set_paths,
     time_limit_seconds,
+    write_beside,
 )
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import interrupted_by_signals
@@ -199,7 +200,7 @@ def bench_verb(
     if report is not None:
         try:
             page = _write_extras(arguments.out, report, arguments.trace)
-        except SaveError as error:  # the results are shown nevertheless
+        except (OutputError, SaveError) as error:  # the results are shown nevertheless
             lost = lost or error
     output.document(lambda: bench_document(outcome, report, page))
     show_bench(output, outcome, report)
@@ -221,7 +222,8 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
         The path of the page; None without plotly.
 
     Raises:
-        SaveError: One cannot be written.
+        OutputError: The timelines cannot be written.
+        SaveError: Another one cannot be.
     """
     from orchestrator.bench.html_report import ReportError, html_report
     from orchestrator.bench.runner import timelines_of
@@ -233,7 +235,7 @@ def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Pa
     write_document(out / _TEXT, markdown_text(report).encode())
     timelines = timelines_of(out, [each.cell for each in report.cells])
     if trace is not None:
-        write_document(trace, join_traces(list(timelines.values())))
+        write_beside("--trace", trace, join_traces(list(timelines.values())))
     try:
         text = html_report(report, timelines)
     except ReportError:

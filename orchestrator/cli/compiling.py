@@ -32,6 +32,7 @@ from orchestrator.cli.values import (
     size_bytes,
     time_limit_seconds,
     usable_directory,
+    write_beside,
 )
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import ending_signals, first_signal_waits, without_searching
@@ -635,19 +636,18 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
     """Write the timeline and the statistics that were asked for.
 
     Raises:
-        SaveError: One cannot be written.
+        OutputError: One cannot be written.
     """
-    from orchestrator.stores.files.atomic_file import write_document
-
     if trace is not None:
         from orchestrator.bench.trace import compile_spans, encode_trace
 
-        write_document(trace, encode_trace(compile_spans(report), process=f"compile {report.set.path}"))
+        spans = compile_spans(report)
+        write_beside("--trace", trace, encode_trace(spans, process=f"compile {report.set.path}"))
     if pipeline_stats is not None:
         from orchestrator.cli.executable_statistics import statistics_csv
 
         text = statistics_csv(report.set.path, report.inspected)
-        write_document(pipeline_stats, text.encode("utf-8", "backslashreplace"))
+        write_beside("--pipeline-stats", pipeline_stats, text.encode("utf-8", "backslashreplace"))
 
 
 async def _until_signal(

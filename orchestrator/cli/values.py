@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from orchestrator.cli.early import cache_directory, is_program
 from orchestrator.cli.errors import UsageError
+from orchestrator.cli.output import OutputError
 from orchestrator.errors import ArchiveError, shell_text
 from orchestrator.malloc import restart
 from orchestrator.process import flush_c_streams
@@ -182,6 +183,20 @@ def require_writable(
             )
         if (reason := unwritable(path)) is not None:
             raise UsageError(f"{path}: cannot be written: {reason}", "name another place")
+
+
+def write_beside(option: str, path: Path, content: bytes) -> None:
+    """Write a file that an option asks for, beside the work.
+
+    Raises:
+        OutputError: It cannot be written; the message names the option.
+    """
+    from orchestrator.stores.files.atomic_file import SaveError, write_document
+
+    try:
+        write_document(path, content)
+    except SaveError as error:
+        raise OutputError(f"{option} {path}: cannot be written: {error.reason}") from error
 
 
 def _is_kept(path: Path) -> bool:

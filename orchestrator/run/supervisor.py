@@ -1149,7 +1149,8 @@ class DriverWords:
                 self.log.flush()
             except (OSError, ValueError) as error:
                 # Whoever reads goes on, else the driver would wait for its reader.
-                self.log, self.unlogged = None, str(error)
+                self.log = None
+                self.unlogged = likely_cause(error) if isinstance(error, OSError) else str(error)
         if (in_driver := self.in_driver) is None:
             return
         keys = frozenset(in_driver())

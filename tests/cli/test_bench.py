@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -19,6 +20,8 @@ from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import Output
 from orchestrator.cli.values import time_limit_seconds
 from orchestrator.devices.device import CacheMode
+from orchestrator.stores.files import atomic_file
+from orchestrator.stores.files.atomic_file import SaveError
 from tests.bench.support import failure, series
 from tests.cli.conftest import Call
 
@@ -36,7 +39,9 @@ def test_time_limits_that_are_none(text: str) -> None:
         time_limit_seconds(text)
 
 
-def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path) -> None:
+def test_a_benchmark_from_end_to_end(
+    call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "out"
     modes = ("--modes", "shared,per-worker", "--start", "cold")
     arguments = ("bench", small_set, "-d", "simulated", "-o", out, "-j", "2", "-n", "1", *modes)
@@ -75,6 +80,21 @@ def test_a_benchmark_from_end_to_end(call: Call, small_set: Path, tmp_path: Path
     done = call(*arguments, "--json")
     assert done.code == 2
     assert "report.csv" in done.err
+    assert len(done.document["cells"]) == 2
+
+    # Nor do timelines.
+    (out / "report.csv").rmdir()
+    write = atomic_file.write_atomically
+
+    def full(path: Path, *content: Any) -> int:
+        if path == trace:
+            raise SaveError(path, "write", "No space left on device")
+        return write(path, *content)
+
+    monkeypatch.setattr(atomic_file, "write_atomically", full)
+    done = call(*arguments, "--trace", trace, "--json")
+    assert done.code == 2
+    assert f"--trace {trace}: cannot be written: No space left on device" in done.err
     assert len(done.document["cells"]) == 2
 
 

@@ -681,7 +681,9 @@ def test_what_cannot_be_written_in_the_end_costs_no_report(
     shown = call(*arguments)
     assert shown.code == ExitCode.BAD_INPUT
     assert "pipelines" in shown.out
-    assert "No space left on device" in shown.err
+    words = f"--trace {trace}: cannot be written: No space left on device"
+    assert words in shown.err
+    assert "send the output elsewhere" in shown.err
     done = call(*arguments, "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert done.document["outcomes"]["compiled"] > 0
