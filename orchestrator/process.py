@@ -52,6 +52,7 @@ _NOT_ASKED_OF_TRIO: Final = (  # connections, child processes and files
     "trio._unix_pipes",
     "trio.socket",
 )
+_BESIDE_STACK: Final = 8 << 20  # bytes: what a stack has where it has no limit, and Python's first objects
 _START_FIELD = 19  # of /proc/self/stat (proc(5), field 22), counted behind the name, which may hold anything
 
 
@@ -306,6 +307,30 @@ def without_searching() -> Iterator[None]:
         del sys.modules[name], members["util"]
         if there is not None:
             sys.modules[name] = members["util"] = there
+
+
+def need_room_for_threads() -> None:
+    """From now on this process, which is ours, begins no thread that there is too little memory for.
+
+    Where memory ends between a thread's stack and its first instruction, Python waits for ever for the thread
+    to begin, and no signal ends that. Now `Thread.start` raises then what it raises where there is no memory
+    for the stack.
+    """
+    import mmap
+    import threading
+
+    start = threading.Thread.start
+    stack, _ = resource.getrlimit(resource.RLIMIT_STACK)
+    room = _BESIDE_STACK + (0 if stack == resource.RLIM_INFINITY else stack)
+
+    def start_with_room(thread: Thread) -> None:
+        try:
+            mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+        except OSError as error:
+            raise RuntimeError("can't start new thread") from error
+        start(thread)
+
+    threading.Thread.start = start_with_room  # type: ignore[assignment, method-assign]
 
 
 def end_process(code: int) -> NoReturn:
