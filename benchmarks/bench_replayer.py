@@ -11,7 +11,7 @@ are off.
 
 At the end, one pipeline is compared with an interpreter that imports what a run needs. On a busy machine
 compare CPU time. A set that crashes the driver ends the replayer, unless it is told to use processes of its
-own: --replayer-options "--master-process --quiet-slave".
+own: --replayer-options "--master-process --quiet-slave". With --beside another checkout takes part.
 
 Command: python benchmarks/bench_replayer.py --replayer fossilize-replay --threads 16 --samples 5
          --output FILE SET.foz...
@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.fresh import (
     CONTROL,
     LIBRARIES,
+    ROOT,
     Figures,
     compiled,
     environment_for,
@@ -51,12 +52,20 @@ _FIGURES = ("wall_s", "cpu_s", "peak_mib")
 
 
 class Contest:
-    """Our program and a replayer, on one device."""
+    """Our program, perhaps of another checkout too, and a replayer, on one device."""
 
     def __init__(
-        self, replayer: Sequence[str], device: str, threads: int, folder: Path, more: Sequence[str] = ()
+        self,
+        replayer: Sequence[str],
+        device: str,
+        threads: int,
+        folder: Path,
+        more: Sequence[str] = (),
+        *,
+        beside: Path | None = None,
     ) -> None:
         self._more = more
+        self.checkouts = {OURS: ROOT, **({} if beside is None else {f"{OURS} of {beside.name}": beside})}
         self._replayer, self._device, self._threads, self._folder = replayer, device, threads, folder
         self._environment = environment_for(device)
         self.named: Figures = {
@@ -72,7 +81,7 @@ class Contest:
         if start == "cold":
             shutil.rmtree(own, ignore_errors=True)
             own.mkdir(mode=0o700)
-        if contender != OURS:
+        if contender not in self.checkouts:
             options = [
                 "--num-threads",
                 str(self._threads),
@@ -81,7 +90,9 @@ class Contest:
             ]
             command = [*self._replayer, *options, str(set_path)]
             return measured(command, self._environment, self._folder / "output")
-        figures, report = compiled(set_path, self._device, self._threads, own, *self._more)
+        figures, report = compiled(
+            set_path, self._device, self._threads, own, *self._more, checkout=self.checkouts[contender]
+        )
         found = report["device"]
         self.named |= {
             "device_name": found["device_name"],
@@ -103,7 +114,7 @@ class Contest:
 
 def rounds_of(contest: Contest, set_path: Path, samples: int) -> Iterator[dict[str, Any]]:
     """The samples of a set; round -1 is a warm-up."""
-    names = ("replayer", OURS, "replayer" + CONTROL)
+    names = ("replayer", *contest.checkouts, "replayer" + CONTROL)
     for number, name in in_turns(names, samples):
         for start in ("cold", "warm"):
             taken = contest.take(name, set_path, start)
@@ -145,6 +156,7 @@ def main() -> None:
     parser.add_argument("sets", nargs="*", type=Path, help="archives")
     parser.add_argument("--replayer", default="fossilize-replay", help="its program")
     parser.add_argument("--replayer-options", default="", help="more options for it, in one text")
+    parser.add_argument("--beside", type=Path, help="checkout of another version, which takes turns")
     parser.add_argument("--in-process", action="store_true", help="compile without supervision")
     parser.add_argument("--device", default="radv:navi21", help="as in `orchestrator compile --device`")
     parser.add_argument(
@@ -156,7 +168,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, row_writer(options) as write:
         more = ["--in-process"] if options.in_process else []
         replayer = [options.replayer, *shlex.split(options.replayer_options)]
-        contest = Contest(replayer, options.device, options.threads, Path(folder), more)
+        contest = Contest(
+            replayer, options.device, options.threads, Path(folder), more, beside=options.beside
+        )
         one = one_pipeline(Path(folder))
         for path, taken in [
             *((path, rounds_of(contest, path, options.samples)) for path in options.sets),

@@ -140,10 +140,10 @@ def row_writer(options: argparse.Namespace) -> Iterator[Callable[[Mapping[str, A
         yield write
 
 
-def environment_for(device: str = "") -> dict[str, str]:
+def environment_for(device: str = "", checkout: Path = ROOT) -> dict[str, str]:
     """The environment of a fresh process: finds the package, selects a device, and keeps byte code."""
     own = {**os.environ, **(environment_of(device) if device else {})}
-    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), own.get("PYTHONPATH", "")]))
+    own["PYTHONPATH"] = os.pathsep.join(filter(None, [str(checkout), own.get("PYTHONPATH", "")]))
     own.pop("PYTHONDONTWRITEBYTECODE", None)
     return own
 
@@ -168,16 +168,19 @@ def measured(command: Sequence[str], environment: Mapping[str, str], output: Pat
     return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mib": peak / 1024, "exit": process.returncode}
 
 
-def compiled(archive: str | Path, device: str, workers: int, cache: Path, *more: str) -> tuple[Figures, Any]:
-    """Run `orchestrator compile`; the figures of `measured`, and the JSON document.
+def compiled(
+    archive: str | Path, device: str, workers: int, cache: Path, *more: str, checkout: Path = ROOT
+) -> tuple[Figures, Any]:
+    """Run `orchestrator compile` of a checkout; the figures of `measured`, and the JSON document.
 
     Raises:
         SystemExit: The document is an error.
     """
     arguments = ["compile", str(archive), "--device", device, "--workers", str(workers), "--json"]
-    command = [sys.executable, "-m", "orchestrator", *arguments, "--cache-dir", str(cache), *more]
+    program = str(checkout / "orchestrator" / "__main__.py")
+    command = [sys.executable, program, *arguments, "--cache-dir", str(cache), *more]
     output = cache.with_name(f"{cache.name}.output")
-    figures = measured(command, environment_for(device), output)
+    figures = measured(command, environment_for(device, checkout), output)
     report = json.loads(output.read_bytes())
     output.unlink()
     if "error" in report:

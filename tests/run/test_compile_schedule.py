@@ -32,7 +32,7 @@ from orchestrator.errors import DriverError
 from orchestrator.run import compile as compile_module
 from orchestrator.run.compile import CompileSchedule, _sample_size
 from orchestrator.run.execution import run_pipelines, scheduler_of
-from orchestrator.run.options import PipelineKeyUse, RunOptions
+from orchestrator.run.options import BARRIER, MergePolicy, PipelineKeyUse, RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress, RunReport
 from orchestrator.schedule import Assignment, ScheduleOptions, Scheduler
 from orchestrator.sets.image.builder import build_image
@@ -200,12 +200,13 @@ def run(
     image: CreateInfoImage,
     schedule: CompileSchedule,
     prepared: PreparedPipelines | None = None,
+    merge: MergePolicy = BARRIER,
 ) -> RunReport:
     async def main() -> RunReport:
         return await run_pipelines(
             device,
             prepared or device.prepare(image),
-            RunOptions(workers=schedule.workers, mode=schedule.mode),
+            RunOptions(workers=schedule.workers, mode=schedule.mode, merge=merge),
             scheduler=schedule.scheduler(),
         )
 
@@ -291,14 +292,7 @@ def test_the_same_state_is_compiled_once_and_counted() -> None:
 def test_a_cache_is_not_rotated_before_the_duplicates_of_what_it_holds(workers: int) -> None:
     image = repeat_pipelines(simulated_image(range(60)), np.repeat(np.arange(60), 2).astype(np.int32))
     device = SimulatedDevice()
-    schedule = schedule_of(image, workers=workers)
-    options = RunOptions(workers=workers, merge=EACH_BATCH)
-
-    async def main() -> RunReport:
-        prepared = device.prepare(image)
-        return await run_pipelines(device, prepared, options, scheduler=schedule.scheduler())
-
-    report = trio.run(main)
+    report = run(device, image, schedule_of(image, workers=workers), merge=EACH_BATCH)
     assert report.merge is not None
     assert report.merge.rolling is not None
     assert report.merge.rolling.caches > 0
@@ -344,7 +338,8 @@ def test_nothing_is_saved_where_the_cache_held_it_all() -> None:
 
 
 @pytest.mark.driver(NAVI21)
-def test_radv_compiles_each_state_once_over_eight_workers() -> None:
+@pytest.mark.parametrize("merge", [BARRIER, EACH_BATCH], ids=["barrier", "each batch"])
+def test_radv_compiles_each_state_once_over_eight_workers(merge: MergePolicy) -> None:
     """Half of the jobs are duplicates, and no more is compiled than without them."""
     device = open_device(NAVI21, request=DeviceRequest())
     with PipelineSet.open(sample_path()) as source:
@@ -353,7 +348,7 @@ def test_radv_compiles_each_state_once_over_eight_workers() -> None:
         prepared = device.prepare(image)
         schedule = schedule_of(image, workers=8)
         schedule.ask_keys(device, prepared, PipelineKeyUse.ALL)
-        report = run(device, image, schedule, prepared)
+        report = run(device, image, schedule, prepared, merge)
         alone = np.flatnonzero(np.diff(image.library_slot_start) == 0).astype(np.int32)
         unique = len(set(device.pipeline_keys(prepared, alone)))
         prepared.close()

@@ -7,6 +7,7 @@ import os
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices import open_device
+from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError
@@ -43,6 +46,7 @@ from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
 from orchestrator.stores.plan_file import read_plan, save_plan
 from tests.run.small_sets import BLUR
 
+NAVI21 = "radv:navi21"
 ANEW = "the plan of the set was made anew"
 GEOMETRY = ("VkPhysicalDeviceFeatures", "geometryShader")
 
@@ -158,12 +162,32 @@ def test_the_second_run_reads_nothing_of_the_set(
     assert "read" not in [each.name for each in warm.stages]
 
 
+def compiled_by_radv(path: Path, folder: Path) -> CompileReport:
+    async def main() -> CompileReport:
+        options = CompileOptions(workers=2, selector=NAVI21)
+        with PipelineSet.open(path, indexed=False) as source:
+            return await compile_set(source, options, cache_directory=folder)
+
+    return trio.run(main)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "opened"),
+    [
+        (compiled, opener()),
+        pytest.param(compiled_by_radv, partial(open_device, NAVI21), marks=pytest.mark.driver(NAVI21)),
+    ],
+    ids=["simulated", "radv"],
+)
 def test_what_is_in_quarantine_is_left_out_of_the_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    compiled: Callable[[Path, Path], CompileReport],
+    opened: Callable[..., Device],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with PipelineSet.open(sample_path()) as source:
-        jobs = [*source.pipelines][:3]
-    with closing(opener()(DeviceRequest())) as device:
+        jobs = [job for job in source.pipelines if job.kind is PipelineKind.COMPUTE][:3]
+    with closing(opened(request=DeviceRequest())) as device:
         culprits = [
             Culprit(
                 key=f"{job.key:016x}", kind=job.kind.value, cause=Cause.SIGNAL, reason="SIGSEGV", seen_at=1.0

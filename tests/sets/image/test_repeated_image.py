@@ -20,6 +20,7 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.part import leave_out
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -173,3 +174,15 @@ def test_drivers_take_them(driver: str, open_driver_device: OpenDriverDevice) ->
         plain = create_all(device, image)
         order = run_order(image, passes=2, duplicates=0.5)
         assert create_all(device, repeat_pipelines(image, order)) == [plain[each] for each in order]
+
+
+@each_driver
+def test_drivers_take_what_is_left_of_an_image(driver: str, open_driver_device: OpenDriverDevice) -> None:
+    device = open_driver_device(driver)
+    with PipelineSet.open(Path(sample_path())) as source:
+        built = build_image(source, source.pipelines, device.capabilities)
+        keys = built.image.keys.tolist()
+        plain = dict(zip(keys, create_all(device, built.image), strict=True))
+        rest = leave_out(built, dict.fromkeys(keys[::3], "it ended the driver")).image
+        assert 0 < len(rest) <= len(keys) - len(keys[::3])
+        assert create_all(device, rest) == [plain[key] for key in rest.keys.tolist()]
