@@ -10,7 +10,6 @@ process has used by then, because trials may be many. A fork ends when the serve
 from __future__ import annotations
 
 import gc
-import importlib
 import os
 import signal
 import sys
@@ -29,6 +28,7 @@ from attrs import define, field
 from orchestrator.bytecode import save_byte_code
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import NoDeviceError, OrchestratorError
@@ -53,6 +53,7 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import begin_to_decode
+from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.shared_set import (
     DecodingTurn,
     Shared,
@@ -215,16 +216,15 @@ class _Server:
         return self._made
 
     def _prepare_trials(self, request: Try) -> None:
-        """Do once what each trial would do again: importing, reading, loading the driver."""
+        """Do once what each trial would do again: import, read the set, make decoders, load the driver."""
         if self._tries:
             return
         self._tries = True
-        importlib.import_module("orchestrator.sets.image.builder")
         from orchestrator.registry.tables import AnyDevice
-        from orchestrator.sets.needs.requirements import RequirementChecker
+        from orchestrator.sets.image.builder import build_image
 
-        RequirementChecker(AnyDevice())  # reads the registry, and what the rules need of it
-        len(self.shared.source)
+        jobs = [PipelineJob(key, PipelineKind(kind)) for kind, key in request.jobs]
+        build_image(self.shared.source, jobs, AnyDevice())  # makes the decoders for pipelines like these
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         load_driver(
             options.trial_limits.opener, options.selector, driver_caches=options.driver_caches, wait=True

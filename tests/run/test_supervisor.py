@@ -29,6 +29,7 @@ from orchestrator.devices.device import (
     BeforeObject,
     CacheMode,
     CreationBatch,
+    DeviceCapabilities,
     PipelineCache,
     PipelineCacheData,
     PreparedPipelines,
@@ -64,6 +65,8 @@ from orchestrator.run.trial import SuspectTrials, Verdict
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import PipelineJob, RecordTag
@@ -650,15 +653,22 @@ def test_what_every_trial_needs_is_done_once_before_the_first(monkeypatch: pytes
     monkeypatch.setattr("orchestrator.run.compile_service.load_driver", load)
     monkeypatch.setattr(_Server, "_fork", fork)
     opened = Archive.open(sample_path(), indexed=False)
-    monkeypatch.setattr("orchestrator.run.compile_service.importlib.import_module", events.append)
+
+    def build(source: PipelineSet, jobs: Sequence[PipelineJob], device: DeviceCapabilities) -> BuiltImage:
+        events.append([each.key for each in jobs])
+        return build_image(source, jobs, device)
+
+    monkeypatch.setattr("orchestrator.sets.image.builder.build_image", build)
     with PipelineSet.from_records(opened) as sample:
         server = _Server(cast("Any", None), Shared(sample), cast("Any", None), Open((), 0, 0, "", "lavapipe"))
         options = msgspec.msgpack.encode(CompileOptions(selector="lavapipe", driver_caches=True))
-        server.do(Try(1, options, b"", ()))
-        server.do(Try(2, options, b"", ()))
+        job = sample.pipelines[0]
+        jobs = ((job.kind.value, job.key),)
+        server.do(Try(1, options, b"", jobs))
+        server.do(Try(2, options, b"", jobs))
     opened.close()
     loaded = ("", "lavapipe", True, True)
-    assert events == ["orchestrator.sets.image.builder", loaded, (1, True), (2, True)]
+    assert events == [[job.key], loaded, (1, True), (2, True)]
 
 
 async def test_a_large_set_is_decoded_by_several_processes(
