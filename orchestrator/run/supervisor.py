@@ -63,7 +63,13 @@ from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
 from orchestrator.run.limits import CpuTimeError, MemoryLimitError, ended_at_cpu_limit
-from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits, directory_to_keep
+from orchestrator.run.options import (
+    NO_WORKER_CACHES,
+    CompileOptions,
+    TrialLimits,
+    available_workers,
+    directory_to_keep,
+)
 from orchestrator.run.records import (
     CompileReport,
     Death,
@@ -97,7 +103,7 @@ _FEW: Final = 8
 _MANY: Final = 500
 """Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
 _STREAK: Final = 2
-_MOST_AHEAD: Final = 7
+_MOST_DOUBLINGS: Final = 6
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
@@ -605,12 +611,19 @@ class _Supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                for suspects in filter(None, (first, later)):
-                    if not (trials.verdicts or connection.lost):
-                        several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
-                        self.on_stage(f"trying {several}{more} alone, after {after}")
-                        await trials.run(suspects, junk=False)
-                await trials.run(await trials.fallen(ahead), junk=False)
+                fell: list[PipelineJob] = []
+
+                async def try_ahead() -> None:
+                    fell.extend(await trials.fallen(ahead))
+
+                async with trio.open_nursery() as beside:
+                    beside.start_soon(try_ahead)
+                    for suspects in filter(None, (first, later)):
+                        if not (trials.verdicts or connection.lost):
+                            several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
+                            self.on_stage(f"trying {several}{more} alone, after {after}")
+                            await trials.run(suspects, junk=False)
+                await trials.run(fell, junk=False)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)
@@ -670,7 +683,8 @@ class _Supervisor:
         if self._streak < _STREAK:
             return ()
         known = self._compiled | self._measured_ns.keys() | self._culprits.keys() | self.steering.cancelled
-        most = 1 << min(2 * self._streak, _MOST_AHEAD)
+        workers = self.options.workers or available_workers()  # they try that many at a time
+        most = workers << min(2 * self._streak - 1, _MOST_DOUBLINGS)
         return [each for each in death.others if each.key not in known][:most]
 
     def _distrust(self, death: _Death) -> None:

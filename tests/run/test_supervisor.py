@@ -730,25 +730,35 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert not any("what those before it took" in each for each in again.notes)
 
 
-def idle_supervisor() -> _Supervisor:
+def idle_supervisor(workers: int | None = None) -> _Supervisor:
     return _Supervisor(
-        (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverWords()
+        (),
+        CompileOptions(workers=workers),
+        None,
+        Steering.of(None),
+        lambda _: None,
+        lambda _: None,
+        DriverWords(),
     )
 
 
-def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile() -> None:
-    supervisor, jobs = idle_supervisor(), [PipelineJob(each, PipelineKind.COMPUTE) for each in range(1000)]
+@pytest.mark.parametrize(("workers", "counts"), [(2, [0, 16, 64, 128]), (16, [0, 128, 512, 1024])])
+def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile(
+    workers: int, counts: list[int]
+) -> None:
+    supervisor = idle_supervisor(workers)
+    jobs = [PipelineJob(each, PipelineKind.COMPUTE) for each in range(4000)]
     crash = _Death(-signal.SIGSEGV, (), b"", {}, tuple(jobs), overdue=False, where="")
     ahead: list[int] = []
     tried: Sequence[PipelineJob] = ()
-    for _ in range(6):
+    for _ in counts:
         supervisor._compiled |= {each.key for each in tried}
         tried = supervisor._look_ahead(crash)
         supervisor._measured_ns |= dict.fromkeys([each.key for each in tried], 1)
         ahead.append(len(tried))
-    assert ahead == [0, 16, 64, 128, 128, 128]
+    assert ahead == counts
     assert set(supervisor._look_ahead(crash)).isdisjoint(tried)
-    supervisor._compiled |= set(range(900, 908))
+    supervisor._compiled |= set(range(3000, 3008))
     assert supervisor._look_ahead(crash) == ()
 
 
