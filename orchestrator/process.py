@@ -354,6 +354,24 @@ def reset_signals() -> None:
             signal.signal(each, signal.SIG_DFL)
 
 
+_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
+
+
+def die_with(parent_id: int) -> None:
+    """Have the system kill this fork when its parent ends, also where no thread of the fork can run Python.
+
+    The system does so when the thread that forked ends. So fork in a main thread.
+
+    Args:
+        parent_id: Process id of the parent; where that has ended already, this process ends at once.
+    """
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent_id:
+        os._exit(1)
+
+
 def kill_group(process_id: int) -> None:
     """Kill a fork or child that leads a process group, with all that it started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the group has only a zombie

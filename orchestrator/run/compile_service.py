@@ -4,7 +4,7 @@ The server takes the set that its parent has open, or opens it, and never calls 
 compile and each trial, because a fork takes milliseconds, much less than a new interpreter. What only a
 compile needs, the first fork imports itself, while threads load the driver and open the first device; the
 server imports it before it makes any other fork. Before the first trial it loads the driver, which a worker
-process has used by then, because trials may be many. A fork ends when the server ends.
+process has used by then, because trials may be many. A fork ends when the server ends, whatever it is doing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_chi
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.malloc import keep_freed_memory
-from orchestrator.process import StageClock, without_searching
+from orchestrator.process import StageClock, die_with, without_searching
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
@@ -166,10 +166,12 @@ class _Server:
             os.close(self._forks.pop(ended).control)
         heard, control = os.pipe()
         gc.freeze()  # so that garbage collection in a fork does not copy shared pages
+        mine = os.getpid()
         process_id = os.fork()
         if process_id == 0:
             code = BUG
             try:
+                die_with(mine)
                 # A pipe's writing end that a fork held would stay open when the server dies.
                 for each in (control, *(fork.control for fork in self._forks.values())):
                     os.close(each)

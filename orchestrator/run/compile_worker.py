@@ -28,7 +28,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import StageClock
+from orchestrator.process import StageClock, die_with
 from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import (
     LIMITS,
@@ -68,7 +68,6 @@ from orchestrator.sets.records import PipelineJob
 
 _READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)
-_PR_SET_PDEATHSIG: Final = 1  # prctl(2)
 _JUNK: Final = 165
 
 
@@ -270,10 +269,7 @@ class Worker:
         while at[0] < count:
             process_id = os.fork()
             if process_id == 0:
-                # The thread that forks is the main one, so its end is the end of the process.
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                if os.getppid() != mine:
-                    os._exit(1)
+                die_with(mine)
                 self.channel.forked()
                 while at[0] < count:
                     give(jobs[at[0]])

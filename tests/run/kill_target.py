@@ -1,10 +1,11 @@
 """A program that compiles in a supervised child and tells of each compile, to be killed at any moment.
 
-python -m tests.run.kill_target ARCHIVE CACHE FIFO [loading]
+python -m tests.run.kill_target ARCHIVE CACHE FIFO [loading|deaf]
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -56,10 +57,17 @@ def open_loading(request: DeviceRequest) -> SimulatedDevice:
     return Loading(SimulatedOptions(request=request))
 
 
+def open_deaf(_: DeviceRequest) -> SimulatedDevice:
+    """Tell of it, and let no thread of this process run any more."""
+    os.write(os.open(os.environ[FIFO], os.O_WRONLY), b".")
+    while True:
+        ctypes.PyDLL(None).pause()  # which keeps the interpreter's lock
+
+
 def main() -> None:
     """Compile, and print how it ended."""
     archive, cache, os.environ[FIFO], *others = sys.argv[1:]
-    opener = "open_loading" if others else "open_telling"
+    opener = f"open_{others[0]}" if others else "open_telling"
     options = CompileOptions(
         workers=2,
         batch_limit=2,

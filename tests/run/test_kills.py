@@ -151,3 +151,19 @@ def test_a_killed_child_costs_nothing_but_time(place: Place, seed: int) -> None:
     until(lambda: all(map(is_gone, children)))  # what was killed with its group is gone a moment later
     assert place.result(place.start())["counts"]["cache_hit"] == COUNT - 1
     assert list(place.temporary.iterdir()) == []
+
+
+def test_a_worker_that_runs_no_thread_ends_with_its_server(place: Place) -> None:
+    """Where Python spins for want of memory, it hears nobody who asks it to end."""
+    process = place.start("deaf")
+    place.wait_for_compiles(process, 1)
+    server, worker = descendants(process.pid)
+    try:
+        process.send_signal(signal.SIGSTOP)  # else it ends what is left of a server
+        os.kill(server, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+        until(lambda: is_gone(worker))
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
