@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import gc
+import mmap
 import os
 import resource
 import signal
@@ -157,6 +158,9 @@ def own_interpreter() -> None:
     - BLAS gets one thread. By default numpy's import starts a thread for each processor, and they spin: 2 s
       of CPU on 16 cores, although nothing here has more than three unknowns to solve for. Children inherit
       the setting; one that the user made stays.
+    - No thread begins that there is too little memory for. Where memory ends between a thread's stack and its
+      first instruction, Python waits for ever for the thread to begin, and no signal ends that. Now
+      `Thread.start` raises then what it raises where there is no memory for the stack.
     - The garbage collector runs more rarely. Imports make a hundred thousand objects that live as long as the
       process; to search them for cycles again and again took a tenth of the start.
     - Where libraries are preloaded, what they have opened is noted (`preloaded_descriptors`).
@@ -170,6 +174,7 @@ def own_interpreter() -> None:
             preloaded_descriptors.update(filter(_is_memory, map(int, os.listdir("/proc/self/fd"))))  # noqa: PTH208
         _own.append(StageClock("start", began_ns()))
         _own[0].enter("imports")
+        _need_room_for_threads()
         keep_generated_code()
         atexit.register(save_byte_code)
         sys.modules.setdefault(_DOCSTRINGS, ModuleType(_DOCSTRINGS))
@@ -309,14 +314,19 @@ def without_searching() -> Iterator[None]:
             sys.modules[name] = members["util"] = there
 
 
-def need_room_for_threads() -> None:
-    """From now on this process, which is ours, begins no thread that there is too little memory for.
+def has_room(size: int) -> bool:
+    """Whether this process may have so many bytes more."""
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
+    except OSError:
+        return False
+    return True
 
-    Where memory ends between a thread's stack and its first instruction, Python waits for ever for the thread
-    to begin, and no signal ends that. Now `Thread.start` raises then what it raises where there is no memory
-    for the stack.
-    """
-    import mmap
+
+_NO_THREAD: Final = "can't start new thread"
+
+
+def _need_room_for_threads() -> None:
     import threading
 
     start = threading.Thread.start
@@ -324,13 +334,20 @@ def need_room_for_threads() -> None:
     room = _BESIDE_STACK + (0 if stack == resource.RLIM_INFINITY else stack)
 
     def start_with_room(thread: Thread) -> None:
-        try:
-            mmap.mmap(-1, room, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-        except OSError as error:
-            raise RuntimeError("can't start new thread") from error
+        if not has_room(room):
+            raise RuntimeError(_NO_THREAD)
         start(thread)
 
     threading.Thread.start = start_with_room  # type: ignore[assignment, method-assign]
+
+
+def wants_a_thread(error: BaseException | None) -> bool:
+    """Whether a thread could not be started, which only the text of Python's exception says."""
+    while error is not None:
+        if isinstance(error, RuntimeError) and _NO_THREAD in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def end_process(code: int) -> NoReturn:

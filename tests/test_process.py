@@ -101,6 +101,26 @@ print(len(os.listdir("/proc/self/task")), gc.get_threshold()[0] > 10_000, *clock
     assert python(code).stdout.split() == ["1", "True", "start", "imports"]
 
 
+@pytest.mark.parametrize(("room", "said"), [(4 << 20, "can't start new thread"), (64 << 20, "began")])
+def test_an_interpreter_of_ours_begins_no_thread_that_may_find_no_memory(room: int, said: str) -> None:
+    """Python would wait for ever for one that cannot take its first step."""
+    code = f"""
+import resource, threading
+from pathlib import Path
+from orchestrator.process import own_interpreter
+own_interpreter()
+used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+stack, hard = resource.getrlimit(resource.RLIMIT_STACK)[0], resource.getrlimit(resource.RLIMIT_AS)[1]
+resource.setrlimit(resource.RLIMIT_AS, (used + stack + {room}, hard))
+try:
+    threading.Thread(target=int).start()
+    print("began")
+except RuntimeError as error:
+    print(error)
+"""
+    assert python(code).stdout.strip() == said
+
+
 def test_an_interpreter_of_ours_has_trio_without_connections_processes_and_files() -> None:
     code = """
 import sys

@@ -38,13 +38,7 @@ from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 import msgspec
 
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import (
-    end_process,
-    need_room_for_threads,
-    own_interpreter,
-    preloaded_descriptors,
-    reset_signals,
-)
+from orchestrator.process import end_process, own_interpreter, preloaded_descriptors, reset_signals
 
 SERVICES = {
     "bench": "orchestrator.bench.take",
@@ -378,7 +372,6 @@ def _take_streams(ends: Ends) -> None:
 def _serve(name: str, limits: ChildLimits, ends: Ends, shared_bytes: int = 0) -> None:
     service = importlib.import_module(SERVICES[name])
     _limit(limits, shared_bytes)
-    need_room_for_threads()
     service.serve(Channel(ends.requests, ends.answers, service.Request, limits.frame_bytes))
 
 

@@ -28,7 +28,7 @@ from orchestrator.errors import (
     RecordError,
     UnknownPipelineError,
 )
-from orchestrator.process import address_space_limit
+from orchestrator.process import address_space_limit, wants_a_thread
 
 
 class ExitCode(enum.IntEnum):
@@ -187,8 +187,6 @@ def memory_step(step: str) -> str:
 
 def explain_system(error: BaseException) -> Failure | None:
     """The message for an unexpected error of the operating system; None for a bug."""
-    from orchestrator.run.limits import wants_a_thread
-
     if wants_a_thread(error):
         error = OSError(errno.EAGAIN, "")
     if isinstance(error, MemoryError):

@@ -27,6 +27,7 @@ from attrs import define, field
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY
 from orchestrator.errors import DriverError, OrchestratorError
+from orchestrator.process import wants_a_thread
 
 _T = TypeVar("_T")
 
@@ -114,15 +115,6 @@ def error_of_memory(error: BaseException, limit: int) -> Exception | None:
         or (isinstance(error, DriverError) and error.result == ERROR_OUT_OF_HOST_MEMORY)
     )
     return MemoryLimitError(limit) if is_short else None
-
-
-def wants_a_thread(error: BaseException | None) -> bool:
-    """Whether a thread could not be started, which only the text of Python's exception says."""
-    while error is not None:
-        if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def limit_memory(size: int) -> None:

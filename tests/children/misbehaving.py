@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -188,18 +187,6 @@ def threads(channel: Channel[Do, Said], request: Do) -> None:
         one.join()
 
 
-def starts(_: Channel[Do, Said], request: Do) -> Said:
-    """Start a thread while there is room for its stack and so many bytes."""
-    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    stack, hard = resource.getrlimit(resource.RLIMIT_STACK)[0], resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (used + stack + request.number, hard))
-    try:
-        threading.Thread(target=int).start()
-    except RuntimeError as error:
-        return Said(str(error))
-    return Said("began")
-
-
 def too_much(channel: Channel[Do, Said], request: Do) -> None:
     channel.send(Said(data=bytes(request.number)))
 
@@ -208,7 +195,7 @@ DEEDS = {
     each.__name__: each
     for each in (
         echo, prints, reads, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up,
-        hangs, burns, swells, begets, environment, imports, descriptors, state, threads, starts, too_much,
+        hangs, burns, swells, begets, environment, imports, descriptors, state, threads, too_much,
     )
 }  # fmt: skip
 

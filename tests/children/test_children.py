@@ -243,13 +243,6 @@ def test_memory_is_limited() -> None:
     assert "MemoryError" in end.output
 
 
-@pytest.mark.parametrize(("room", "said"), [(4 << 20, "can't start new thread"), (64 << 20, "began")])
-def test_a_thread_that_may_find_no_memory_is_not_begun(room: int, said: str) -> None:
-    """Python would wait for ever for one that cannot take its first step."""
-    with started() as child:
-        assert child.ask(Do("starts", room), PATIENCE_S) == Said(said)
-
-
 def test_memory_of_the_parent_counts_for_no_child() -> None:
     with mmap.mmap(-1, 1 << 30), started(ChildLimits(memory_bytes=1 << 29)) as child:
         assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
