@@ -36,7 +36,9 @@ from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain, expl
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import (
+    address_space_limit,
     end_process,
+    has_room,
     let_through,
     may_fork,
     reset_signals,
@@ -55,6 +57,9 @@ _COMPILES: Final = "orchestrator.run.compile_service"
 needs trio."""
 _SUPERVISES: Final = "orchestrator.run.supervisor"
 """What it imports beside that process, unless it has to wait anyway."""
+_LIBRARIES: Final = 96 << 20
+"""Address space that any verb needs, bytes. Where numpy's library of linear algebra gets too little, it ends
+the process, with exit code 1."""
 _READ_SIZE: Final = 1 << 16
 _PATH: Final = 1  # MessagePack has types of one's own, by number
 
@@ -120,6 +125,8 @@ def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
 
 
 def _run(tokens: Sequence[str], results: Results, parsing: EarlyParse | None, *, json: bool) -> int:
+    if address_space_limit() and not (has_room(_LIBRARIES) or _ENDS_AT_ONCE.intersection(tokens)):
+        raise MemoryError
     try:
         parsed = None if parsing is None else parsing.arguments()
         if parsed is not None:

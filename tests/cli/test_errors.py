@@ -180,3 +180,14 @@ def test_files_may_not_be_large(small_set: Path, tmp_path: Path) -> None:
     assert done.code == ExitCode.BAD_INPUT
     assert "File too large" in done.err + done.out
     assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("mebibytes", [40, 60, 80, 97])
+def test_an_address_space_too_small_for_the_libraries_is_no_failed_pipeline(mebibytes: int) -> None:
+    """Some of them raise errors of their own, and one ends the process with exit code 1."""
+    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
+    done = run_program("list", "sample", preexec_fn=limit)
+    assert done.code == ExitCode.BAD_INPUT
+    message, step = done.err.splitlines()
+    assert message == f"error: {os.strerror(errno.ENOMEM)}"
+    assert f"allow more than {mebibytes} MiB of address space (`ulimit -v`)" in step
