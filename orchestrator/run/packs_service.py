@@ -196,10 +196,10 @@ def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bo
     """Do `_Notes.add_to`. Its failure is only a note for the user, because the cache is installed already."""
     try:
         lost = notes.add_to(Path(done.path), before, is_joined=is_joined)
-        said = lost and f"what the cache file was made for before is lost, and the pack's was noted: {lost}"
+        said = [f"what was noted before is lost, and what the pack has was noted: {each}" for each in lost]
     except SaveError as error:
-        said = f"what the pack knows of it was not noted: {error}"
-    return replace(done, notes=(*done.notes, said)) if said else done
+        said = [f"what the pack knows of it was not noted: {error}"]
+    return replace(done, notes=(*done.notes, *said))
 
 
 @frozen
@@ -238,7 +238,7 @@ class _Notes:
                 raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None
         return found
 
-    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> str:
+    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> list[str]:
         """Add them to what lies beside another cache file.
 
         Args:
@@ -247,14 +247,16 @@ class _Notes:
             is_joined: Whether it has all that both had.
 
         Returns:
-            As `add_feature_groups`.
+            Why existing records were not used, and were replaced.
 
         Raises:
             SaveError: They cannot be written.
         """
-        if len(self.durations.keys):
-            add_durations(cache_file, self.durations.keys, self.durations.duration_ns)
-        lost = add_feature_groups(cache_file, self.groups) if self.groups else ""
+        lost = []
+        if len(self.durations):
+            lost.append(add_durations(cache_file, self.durations.keys, self.durations.duration_ns).problem)
+        if self.groups:
+            lost.append(add_feature_groups(cache_file, self.groups))
         if self.held.data_hash and is_joined and (now := stored_data_hash(cache_file)) is not None:
-            add_contents(cache_file, self.held.keys, now, (before,))
-        return lost
+            lost.append(add_contents(cache_file, self.held.keys, now, (before,)))
+        return [each for each in lost if each]

@@ -63,7 +63,7 @@ class Durations:
     Attributes:
         keys: Hashes of the pipelines, ascending, shape (n,).
         duration_ns: Driver time of each, shape (n,).
-        problem: Why a file that is there was not used, or "".
+        problem: Why a file that is there was not used, or "", also of what was added to them.
     """
 
     keys: Keys = field(factory=lambda: np.zeros(0, np.uint64), repr=False)
@@ -88,7 +88,7 @@ class Durations:
         all_keys = np.concatenate([keys[timed], self.keys])[:MOST_ENTRIES]
         all_times = np.concatenate([duration_ns[timed], self.duration_ns])[:MOST_ENTRIES]
         unique, first = np.unique(all_keys, return_index=True)
-        return Durations(unique, all_times[first])
+        return Durations(unique, all_times[first], self.problem)
 
 
 def places_of(known: Keys, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -193,7 +193,7 @@ def add_contents(
     data_hash: bytes,
     before: Collection[bytes] = (),
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
+) -> str:
     """Note that a cache file holds some pipelines, in addition to earlier ones.
 
     Args:
@@ -203,12 +203,18 @@ def add_contents(
         before: Its earlier hashes, whose content it still holds. Notes for any other hash are dropped.
         operations: The calls to use.
 
+    Returns:
+        As `add_feature_groups`.
+
     Raises:
         SaveError: As `Kind.write`.
     """
+    problem = ""
 
     def make() -> tuple[bytes, bytes]:
+        nonlocal problem
         known = read_contents(cache_file, operations)
+        problem = known.problem
         kept = known.keys if known.data_hash in (data_hash, *before) else known.keys[:0]
         # The newest first, as for compile times.
         newest = np.concatenate([keys, kept])[:MOST_ENTRIES]
@@ -217,6 +223,7 @@ def add_contents(
         return _header(_CONTENTS_MAGIC, len(all_keys), body), body
 
     CONTENTS.write(cache_file, make, operations)
+    return problem
 
 
 def decode_contents(data: bytes) -> CacheContents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sized
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,10 +34,16 @@ from orchestrator.stores.binary_store import LEAST_BOUND, BinaryStore, Generatio
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, cache_path, save_cache_file, stored_data_hash
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.kinds import CONTENTS, FEATURE_GROUPS
+from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS, Kind
 from orchestrator.stores.pack import BINARIES_SUFFIX, Pack, PackError, PackWriter, Target
 from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.run_notes import add_contents, read_contents, read_feature_groups
+from orchestrator.stores.run_notes import (
+    add_contents,
+    decode_contents,
+    decode_durations,
+    decode_groups,
+    read_contents,
+)
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -791,17 +797,24 @@ def test_a_cache_file_that_cannot_be_used_is_not_replaced_in_silence(tmp_path: P
     assert install(Pack.open(tmp_path / "pack"), "simulated", path.parent).done.notes == ()
 
 
-def test_a_damaged_record_of_groups_is_told_and_replaced(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "decode"),
+    [(DURATIONS, decode_durations), (FEATURE_GROUPS, decode_groups), (CONTENTS, decode_contents)],
+)
+def test_a_damaged_record_is_told_and_replaced(
+    tmp_path: Path, kind: Kind, decode: Callable[[bytes], Sized]
+) -> None:
     place, path = tmp_path / "pack", path_in(tmp_path / "player")
     pack_one(place, report_of(place))
     save_cache_file(path, IDENTITY, data_of(OURS))
-    FEATURE_GROUPS.path(path).write_bytes(b"{}")
-    _, problem = read_feature_groups(path)
+    kind.path(path).write_bytes(b"{}")
     done = install(Pack.open(place), "simulated", path.parent).done
-    assert done.notes == (
-        f"what the cache file was made for before is lost, and the pack's was noted: {problem}",
+    (note,) = done.notes
+    assert note.startswith(
+        f"what was noted before is lost, and what the pack has was noted: {kind.path(path)}: "
     )
-    assert read_feature_groups(path) == read_feature_groups(path_in(place))
+    mended, packed = (decode(kind.path(each).read_bytes()) for each in (path, path_in(place)))
+    assert len(mended) == len(packed) > 0
 
 
 def test_a_device_that_is_not_in_the_pack_gets_nothing(tmp_path: Path) -> None:
