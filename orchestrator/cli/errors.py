@@ -159,7 +159,8 @@ _ARCHIVE_STEPS: Final = {
     "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
 }
 
-_ROOM = "make room, or name another place with --cache-dir or -o"
+# Which option names a place depends on the verb; the message has the path.
+_ROOM = "make room, or name another place"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {
     errno.EMFILE: "allow more open files, such as with `ulimit -n 65536`",
@@ -244,7 +245,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     steps: dict[type[OrchestratorError], str] = {
         StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
         BinaryPackError: "`orchestrator binaries export` makes one; `inspect` says what this is",
-        SaveError: "name a place of your own: --cache-dir, --out, -o",
+        SaveError: "name a place of your own",
         ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
         QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
     }

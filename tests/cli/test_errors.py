@@ -3,6 +3,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import resource
 import threading
 from functools import partial
@@ -154,6 +155,22 @@ def test_a_limit_on_the_address_space_is_named_first(
     monkeypatch.setattr("resource.getrlimit", limits.__getitem__)
     more = "allow more than 250 MiB of address space (`ulimit -v`), if that is too little"
     assert step() == f"{more}; else {without}"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "", "set.foz"),
+        SaveError(Path("set.foz"), "writing", os.strerror(errno.ENOSPC)),
+        SaveError(Path("set.foz"), "writing", "others may write it"),
+    ],
+    ids=str,
+)
+def test_another_place_is_named_by_no_option_that_the_verb_may_lack(error: Exception) -> None:
+    failure = explain(error) if isinstance(error, OrchestratorError) else explain_system(error)
+    assert failure is not None
+    assert "name a" in failure.next_step
+    assert not re.search(r"(^|[ :])-", failure.next_step)
 
 
 @pytest.mark.parametrize("error", [RuntimeError("else"), OSError(errno.EBADF, ""), KeyError("x")], ids=str)
