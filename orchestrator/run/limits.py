@@ -27,7 +27,7 @@ from attrs import define, field
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY
 from orchestrator.errors import DriverError, OrchestratorError
-from orchestrator.process import wants_a_thread
+from orchestrator.process import address_space_limit, wants_a_thread
 
 _T = TypeVar("_T")
 
@@ -38,6 +38,7 @@ _LEAST_BYTES: Final = 256 << 20
 _LEAST_SHARE: Final = 0.05
 _LEAST_ROOM: Final = 16 << 20  # the stacks of two threads
 _DATA_FIELD: Final = 5  # of /proc/self/statm (proc(5)), in pages
+_LEAST_USED: Final = 0.1
 _MOST_PRESSURE: Final = 20.0  # percent of the last ten seconds in which some task waited for memory
 _CPU_PARTS: Final = 8  # one part of the time is kept for the calls in flight, merging and saving
 _MOST_KEPT_S: Final = 10
@@ -96,6 +97,35 @@ class MemoryLimitError(OrchestratorError):
         super().__init__(
             f"the {size >> 20} MiB that a process may have (--memory) are too little for this set"
         )
+
+
+class AddressSpaceError(OrchestratorError):
+    """Process after process ended where it may have had too little address space. No pipeline is to blame.
+
+    Attributes:
+        next_step: What to do about it.
+    """
+
+    next_step: Final = "allow more, such as with `ulimit -v unlimited`; what was saved before is kept"
+
+    def __init__(self, how: str) -> None:
+        super().__init__(
+            f"the {address_space_limit()} are probably too little for this set: the last process that "
+            f"compiled ended with {how}"
+        )
+
+
+def may_lack_address_space(peak_bytes: int) -> bool:
+    """Whether a child, whose limits were those of this process, may have ended for want of address space.
+
+    At that limit drivers crash as if a pipeline were to blame. What a process had is not known once it has
+    ended, only how much of it it used: those that ended at the limit, 14 to 26 % (RADV and lavapipe).
+
+    Args:
+        peak_bytes: The most memory that it used.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return limit != resource.RLIM_INFINITY and peak_bytes >= _LEAST_USED * limit
 
 
 def error_of_memory(error: BaseException, limit: int) -> Exception | None:

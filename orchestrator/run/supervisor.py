@@ -62,7 +62,13 @@ from orchestrator.run.compile_server import (
 from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
 from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
-from orchestrator.run.limits import CpuTimeError, MemoryLimitError, ended_at_cpu_limit
+from orchestrator.run.limits import (
+    AddressSpaceError,
+    CpuTimeError,
+    MemoryLimitError,
+    ended_at_cpu_limit,
+    may_lack_address_space,
+)
 from orchestrator.run.options import (
     NO_WORKER_CACHES,
     CompileOptions,
@@ -149,6 +155,8 @@ async def compile_supervised(
         ValueError: No archive is named, or the cache directory is "".
         DeviceError: Process after process ends with hardly anything compiled, and no pipeline is to blame.
         CpuTimeError: A process used up its CPU time, and did not come to saving what it compiled.
+        AddressSpaceError: The address space of a process (`ulimit -v`) is too little, and no pipeline is to
+            blame.
         MemoryLimitError: `TrialLimits.memory_bytes` is too little, and no pipeline is to blame.
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
             calls in flight have returned; the compiled pipelines are saved, and the child has ended.
@@ -182,6 +190,7 @@ class _Death:
         steps: The kinds of driver calls in flight.
         from_binaries: Keys of the pipelines that were created from stored binaries.
         too_little: What it said if it ended because its memory is limited.
+        may_lack_space: Whether it may have ended for want of address space.
         at_ns: When, on the clock of time.perf_counter_ns.
     """
 
@@ -197,6 +206,7 @@ class _Death:
     steps: frozenset[Doing] = frozenset()
     from_binaries: frozenset[int] = frozenset()
     too_little: MemoryLimitError | None = None
+    may_lack_space: bool = False
     at_ns: int = field(factory=time.perf_counter_ns)
 
     @property
@@ -464,7 +474,11 @@ class _Supervisor:
         self._costs_ns |= watch.costs_ns()
         if process_id is None:
             await trio.to_thread.run_sync(self._require_target)
-        death = evolve(watch.death(0 if ended is None else ended.status), too_little=too_little)
+        death = evolve(
+            watch.death(0 if ended is None else ended.status),
+            too_little=too_little,
+            may_lack_space=isinstance(ended, Exited) and may_lack_address_space(ended.peak_bytes),
+        )
         stuck = death.overdue and Doing.LOAD in death.steps
         is_cpu_spent = ended is not None and ended_at_cpu_limit(ended.status, getattr(ended, "cpu_s", 0.0))
         crashed = stuck or (
@@ -729,6 +743,7 @@ class _Supervisor:
 
         Raises:
             DeviceError: There were too many that followed one another with hardly anything compiled between.
+            AddressSpaceError: One pipeline at a time is too much for the limit of the system.
             MemoryLimitError: One pipeline at a time is too much already.
         """
         if death.too_little is not None and (self._careful or not death.suspects):
@@ -743,6 +758,8 @@ class _Supervisor:
                     f"{_MOST_UNEXPLAINED} processes ended without a pipeline to blame: after that one worker "
                     "compiled one pipeline at a time, which takes longer"
                 )
+            if self._unexplained > _MOST_UNEXPLAINED and death.may_lack_space:
+                raise AddressSpaceError(death.how)
             if len(death.suspects) == 1 and death.was_inside and self._unexplained > _MOST_UNEXPLAINED:
                 return True
         # A long run may be killed often, by a system short of memory for example, and come to its end.

@@ -28,6 +28,7 @@ from attrs import define, field, frozen
 from orchestrator.children.parent import Ended
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
+from orchestrator.process import address_space_limit
 from orchestrator.run.compile_server import (
     Answer,
     CompileServer,
@@ -48,6 +49,7 @@ from orchestrator.run.limits import (
     MemoryLimitError,
     ended_at_cpu_limit,
     kills_for_memory,
+    may_lack_address_space,
     memory_is_short,
 )
 from orchestrator.run.options import CompileOptions, available_workers
@@ -287,6 +289,10 @@ class SuspectTrials:
             if is_memory:  # it does not crash on it, then
                 size = f"the {limit >> 20} MiB that a process may have"
                 return Verdict(Cause.MEMORY, f"it takes more memory than {size}, {_ALONE}", ended.signal)
+        if not limit and may_lack_address_space(tried.peak_bytes):
+            space = f"the {address_space_limit()} may be too little for it"
+            how = ended.signal or ended.how
+            return Verdict(Cause.MEMORY, f"{space}: {how}{tried.step}, {_ALONE}", ended.signal)
         if ended.signal:
             crash = f"the driver crashed on it: {ended.signal}{tried.step}, {_ALONE}"
             return Verdict(Cause.SIGNAL, crash, ended.signal)

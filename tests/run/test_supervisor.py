@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import re
+import resource
 import signal
 import sys
 import threading
@@ -56,7 +57,7 @@ from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Tr
 from orchestrator.run.compile_service import _decoded, _processes_to_fork, _Server
 from orchestrator.run.connection import Connection
 from orchestrator.run.in_flight import Doing, Flight, InFlightTable
-from orchestrator.run.limits import MemoryLimitError
+from orchestrator.run.limits import AddressSpaceError, MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
@@ -120,6 +121,13 @@ def open_writing_into_python(key: int) -> None:
     """Compiling one pipeline makes the interpreter raise what it never should."""
     if key == KEYS[3]:
         raise SystemError("unknown opcode")
+
+
+@opener
+def open_deadly_in_runs(key: int) -> None:
+    """A pipeline ends each process that compiles with workers, which trials do not."""
+    if key == KEYS[3] and threading.current_thread() is not threading.main_thread():
+        os.abort()
 
 
 def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
@@ -1031,6 +1039,40 @@ async def test_one_that_takes_all_memory_is_blamed(archive: Path) -> None:
     }
     assert report.supervision is not None
     assert {each.how for each in report.supervision.deaths} == {"too little memory"}
+
+
+def limit_address_space(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    """Let this process believe that it has such a limit, and its children with it."""
+    real = resource.getrlimit
+    monkeypatch.setattr(
+        "resource.getrlimit", lambda kind: (size, size) if kind == resource.RLIMIT_AS else real(kind)
+    )
+
+
+async def test_what_ends_no_trial_is_blamed_under_no_small_address_space(
+    archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_address_space(monkeypatch, 1 << 40)  # of which no process uses much
+    report = await supervised(archive, "open_deadly_in_runs")
+    reason = "the driver ended the process while it compiled this one (SIGABRT), and not in a trial"
+    assert {each.key: each.reason for each in report.failed} == {KEYS[3]: reason}
+    limit_address_space(monkeypatch, 64 << 20)
+    with pytest.raises(AddressSpaceError, match=r"the 64 MiB of address space \(`ulimit -v`\).*SIGABRT"):
+        await supervised(archive, "open_deadly_in_runs", tmp_path / "cache")
+    assert load_quarantine(tmp_path / "cache", simulated_identity()).profile is None
+
+
+async def test_what_ends_a_trial_under_a_small_address_space_is_too_large_for_it(
+    archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_address_space(monkeypatch, 64 << 20)
+    report = await supervised(archive, "open_deadly")
+    reasons = {int(each.key): each.reason for each in report.failed}
+    small = "the 64 MiB of address space (`ulimit -v`) may be too little for it: "
+    assert reasons[KEYS[1]] == f"{small}SIGSEGV, in a process of its own"
+    assert reasons[KEYS[7]] == f"{small}exit code 7, in a process of its own"
+    assert report.supervision is not None
+    assert {each.cause for each in report.supervision.culprits} == {Cause.MEMORY}
 
 
 async def test_memory_that_is_too_little_for_all_together_blames_nobody(
