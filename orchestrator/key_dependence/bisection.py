@@ -122,7 +122,7 @@ def find_key_dependence(
                 on_progress=on_progress,
             ).run()
     finally:
-        runner.children.end()
+        runner.close()
 
 
 @define(eq=False)
@@ -374,21 +374,12 @@ class _Bisection:
             return []
         answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
         here = [number for number, each in enumerate(variations) if not each.own_process]
-        forks = [number for number, each in enumerate(variations) if each.environment and not each.executable]
-        own = [number for number, each in enumerate(variations) if each.executable]
+        own = [[number] for number, each in enumerate(variations) if each.own_process]
         self.total += len(variations)
         # Variations that share a process take longest, so they go first.
-        parts = [
-            part
-            for some in (here, forks)
-            for part in (some[start :: self.processes] for start in range(self.processes))
-            if part
-        ]
+        shared = [part for start in range(self.processes) if (part := here[start :: self.processes])]
         with ThreadPoolExecutor(self.processes) as pool:
-            jobs = [
-                pool.submit(self._look, part, variations, answers)
-                for part in (*parts, *([each] for each in own))
-            ]
+            jobs = [pool.submit(self._look, part, variations, answers) for part in (*shared, *own)]
             try:
                 for each in jobs:
                     each.result()

@@ -1,11 +1,13 @@
 """The child's side: opens devices one after the other, and looks pipelines up in the caches of baselines.
 
-A problem with one variation becomes an answer, and the next variation follows. At most two devices are open
-at a time. Blocking; one thread.
+A child has imported everything and loads no driver: it does each job in a fork, and waits for it. A fork
+takes a tenth of the time of a new interpreter. A problem with one variation becomes an answer, and the next
+variation follows. At most two devices are open at a time. Blocking; one thread.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import time
 import traceback
@@ -31,6 +33,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.opening import preload
 from orchestrator.devices.request import CACHE_CONTROL, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
@@ -41,6 +44,7 @@ from orchestrator.key_dependence.messages import (
     Began,
     Control,
     Job,
+    JobEnded,
     Look,
     Looked,
     LookJob,
@@ -57,6 +61,8 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 
+_READ_SIZE: Final = 1 << 16
+_OUTPUT_KEPT: Final = 4096
 # In place of a VkResult: the pipeline is not in the image.
 _ABSENT: Final = -(1 << 31)
 
@@ -83,15 +89,49 @@ Request = Job
 
 
 def serve(channel: Channel[Job, Answer]) -> None:
-    """Do one job; a job that cannot be done is answered with `SentError`."""
-    job = channel.receive()
+    """Do jobs, each in a fork; `JobEnded` follows its answers. `SentError` tells what cannot be done."""
     try:
         with PipelineSet.open(sample_path()) as source:
-            if isinstance(job, SurveyJob):
-                channel.send(survey(job, source))
-            else:
-                looker = _Looker(job, source, channel.send)
-                looker.make() if job.make else looker.look()
+            for job in channel:
+                preload(job.opener, job.device)
+                channel.send(_in_fork(job, source, channel))
+    except OrchestratorError as error:
+        channel.send(SentError.of(error))
+
+
+def _in_fork(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> JobEnded:
+    """Do a job in a fork, which sends its answers while this process waits; returns how it ended."""
+    ours, theirs = os.pipe()
+    gc.freeze()  # so that garbage collection in the fork does not copy shared pages
+    fork = os.fork()
+    if fork == 0:
+        try:
+            for stream in (1, 2):
+                os.dup2(theirs, stream)
+            os.close(theirs)
+            channel.forked()
+            _do(job, source, channel)
+            os._exit(0)
+        except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    os.close(theirs)
+    output = b""
+    with os.fdopen(ours, "rb", buffering=0) as printed:
+        while data := printed.read(_READ_SIZE):
+            output = (output + data)[-_OUTPUT_KEPT:]
+    status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
+    return JobEnded(status, output.decode("utf-8", "replace").strip())
+
+
+def _do(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> None:
+    try:
+        if isinstance(job, SurveyJob):
+            channel.send(survey(job, source))
+        else:
+            looker = _Looker(job, source, channel.send)
+            looker.make() if job.make else looker.look()
     except OrchestratorError as error:
         channel.send(SentError.of(error))
 
@@ -126,10 +166,8 @@ class _Looker:
                 self._untried(number, TIME_IS_UP)
                 continue
             self.say(Began(number=number))
-            if variation.environment and not variation.executable:
-                self._try_in_fork(number, variation)
-            else:
-                self._try_groups(number, variation)
+            os.environ.update(variation.environment)
+            self._try_groups(number, variation)
         if self.job.controls:
             for group in self.job.groups:
                 for control, data in (
@@ -151,26 +189,6 @@ class _Looker:
                 self.say(self._vary(number, variation, group))
             except OrchestratorError as error:
                 self.say(Untried(number=number, group=group.name, reason=str(error)))
-
-    def _try_in_fork(self, number: int, variation: Variation) -> None:
-        """Try a variation of the environment in a fork of this process, which has not loaded a driver.
-
-        A fork takes a tenth of the time of a new interpreter. It sends the answers while this process waits.
-        """
-        fork = os.fork()
-        if fork == 0:
-            try:
-                os.environ.update(variation.environment)
-                self._try_groups(number, variation)
-                os._exit(0)
-            except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        code = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
-        if code:
-            how = f"signal {-code}" if code < 0 else f"exit code {code}"
-            self._untried(number, f"the process ended with {how}")
 
     def _control(self, group: ProbeGroup, number: Control, data: bytes) -> Answer:
         try:

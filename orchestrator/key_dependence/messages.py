@@ -115,7 +115,7 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
         pipeline_cache_uuid: pipelineCacheUUID of the device, hex.
         cache_control: Whether the baseline enables pipelineCreationCacheControl, to forbid compiles.
         make: Only fill the caches.
-        variations: The variations to try.
+        variations: The variations to try; one that changes the process is alone.
         expected: For each group, the pipelines that hit in the baseline; a miss of these is repeated.
         controls: After the variations, look up the baseline, and in an empty cache.
         stop_after_s: Begin no variation after this time, s; None for no limit.
@@ -206,6 +206,18 @@ class Untried(msgspec.Struct, frozen=True, kw_only=True, tag="untried"):
     reason: str
 
 
+class JobEnded(msgspec.Struct, frozen=True, tag="ended"):
+    """The process of a job has ended.
+
+    Attributes:
+        status: Its exit code; if negative, the signal that ended it.
+        output: The last text that it printed.
+    """
+
+    status: int
+    output: str = ""
+
+
 class Control(enum.IntEnum):
     """Numbers of look-ups without a variation."""
 
@@ -220,4 +232,4 @@ TIME_IS_UP = "the time limit"
 """The reason for variations that were left out for lack of time."""
 
 Job = SurveyJob | LookJob
-Answer = Surveyed | Began | Looked | Untried | SentError
+Answer = Surveyed | Began | Looked | Untried | SentError | JobEnded

@@ -1,4 +1,7 @@
-"""Runs the jobs of a bisection in child processes. A child that crashes or hangs costs one variation."""
+"""Runs the jobs of a bisection, each in a process of its own: a fork of a child that has no driver.
+
+A process that crashes costs one variation, and one that hangs costs its child, too.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,9 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
@@ -22,6 +26,7 @@ from orchestrator.key_dependence.messages import (
     Began,
     Control,
     Job,
+    JobEnded,
     Looked,
     LookJob,
     Untried,
@@ -49,24 +54,37 @@ class KeyDependenceError(OrchestratorError):
 
 @frozen
 class JobRunner:
-    """Runs jobs in child processes, and ends those that send nothing for `silence_s`. Thread-safe."""
+    """Runs jobs of one device; ends children that send nothing for `silence_s`. Thread-safe. `close` it."""
 
     silence_s: float = SILENCE_S
     children: ChildGroup = field(factory=ChildGroup)
+    _idle: SimpleQueue[Child[Answer]] = field(factory=SimpleQueue)
+
+    def close(self) -> None:
+        """End all children; those at work end with an error."""
+        self.children.end()
+        while (child := self._free()) is not None:
+            child.end(0.0)
+
+    def _free(self) -> Child[Answer] | None:
+        try:
+            return self._idle.get_nowait()
+        except Empty:
+            return None
 
     def run(
         self, job: Job, *, executable: str = "", on_answer: Callable[[Answer], None] = lambda _: None
     ) -> list[Answer]:
         """Do a job and return its answers. Blocking.
 
-        If a child dies, `Untried` is the answer to what it did, for the groups that it had no answer for, and
-        another child continues in what is left of the job's time. Controls are not continued.
-        `executable` is the name of the child's executable, or "" for Python's own. `on_answer` is called in
+        If its process dies, `Untried` is the answer to what it did, for the groups that it had no answer for,
+        and another one continues in what is left of the job's time. Controls are not continued.
+        `executable` is the name of the process's executable, or "" for Python's own. `on_answer` is called in
         this thread.
 
         Raises:
             NoDeviceError: There is no such device.
-            KeyDependenceError: The job cannot be done, or a child died before it began a variation.
+            KeyDependenceError: The job cannot be done, or a process died before it began a variation.
             ChildrenEndedError: The group of children was ended.
         """
         answers: list[Answer] = []
@@ -111,16 +129,16 @@ class JobRunner:
     def _once(
         self, job: Job, first: int, executable: str, take: Callable[[Answer], None]
     ) -> tuple[int | None, str | None]:
-        """Run one child; if it fails, returns what began last, and the reason."""
+        """Run one process; if it fails, returns what began last, and the reason."""
         at: int | None = None
-        with (
-            _interpreter(executable, job.device) as (program, environment),
-            Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program) as child,
-        ):
-            self.children.add(child)
+        with ExitStack() as stack:
+            child = None if executable else self._free()
+            if child is None:
+                child = self._started(*stack.enter_context(_interpreter(executable, job.device)))
+            stack.enter_context(child)
             try:
                 answer = child.ask(job, self.silence_s)
-                while not isinstance(answer, Ended):
+                while not isinstance(answer, Ended | JobEnded):
                     answer = _numbered(answer, first)
                     if isinstance(answer, Began):
                         at = answer.number
@@ -128,11 +146,21 @@ class JobRunner:
                     answer = child.receive(self.silence_s)
             except TimeoutError:
                 return at, f"the process sent nothing for {self.silence_s:.0f} s"
+            if isinstance(answer, JobEnded):
+                if not executable:
+                    stack.pop_all()
+                    self._idle.put(child)
+                answer = Ended(answer.status, answer.output)
         if answer.fault:
             return at, f"the process sent an invalid answer: {answer.fault}"
         if answer.status:
             return at, f"the process ended with {answer.how}: {answer.output[-_OUTPUT_SHOWN:]}"
         return None, None
+
+    def _started(self, program: str, environment: dict[str, str]) -> Child[Answer]:
+        child = Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program)
+        self.children.add(child)
+        return child
 
 
 @contextmanager
