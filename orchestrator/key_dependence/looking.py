@@ -8,6 +8,7 @@ variation follows. At most two devices are open at a time. Blocking; one thread.
 from __future__ import annotations
 
 import gc
+import hashlib
 import os
 import time
 import traceback
@@ -16,6 +17,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import numpy as np
 from attrs import define, field, frozen
 from msgspec.structs import replace
@@ -33,6 +35,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.noise import is_noise
 from orchestrator.devices.opening import preload
 from orchestrator.devices.request import CACHE_CONTROL, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.errors import DeviceError, OrchestratorError
@@ -67,8 +70,7 @@ _OUTPUT_KEPT: Final = 4096
 _ABSENT: Final = -(1 << 31)
 
 
-@frozen(eq=False)
-class _Baseline:
+class _Baseline(msgspec.Struct, frozen=True):
     """A baseline: its cache data, its enabled features, and the feedback of each pipeline when cold."""
 
     data: bytes
@@ -122,7 +124,8 @@ def _in_fork(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> Jo
         while data := printed.read(_READ_SIZE):
             output = (output + data)[-_OUTPUT_KEPT:]
     status = os.waitstatus_to_exitcode(os.waitpid(fork, 0)[1])
-    return JobEnded(status, output.decode("utf-8", "replace").strip())
+    said = b"".join(each for each in output.splitlines(keepends=True) if not is_noise(each))
+    return JobEnded(status, said.decode("utf-8", "replace").strip())
 
 
 def _do(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> None:
@@ -151,7 +154,7 @@ class _Looker:
             if isinstance(made, str):
                 self.say(Untried(number=Control.EMPTY_CACHE, group=group.name, reason=made))
                 continue
-            self._path(group).write_bytes(made.data)
+            self._keep(group, frozenset(), made)
             empty = self._control(group, Control.EMPTY_CACHE, b"")
             if isinstance(empty, Looked):
                 empty = replace(empty, feedback=made.cold)
@@ -171,7 +174,7 @@ class _Looker:
         if self.job.controls:
             for group in self.job.groups:
                 for control, data in (
-                    (Control.BASELINE, self._path(group).read_bytes()),
+                    (Control.BASELINE, self._kept(group).data),
                     (Control.EMPTY_CACHE, b""),
                 ):
                     self.say(Began(number=control))
@@ -264,17 +267,25 @@ class _Looker:
         key = group.name, more
         found = self._baselines.get(key)
         if found is None:
-            found = self._baselines[key] = (
-                self._read(group) if not more else self._make_and_check(group, more)
-            )
+            is_kept = self._path(group, more).exists()
+            found = self._kept(group, more) if is_kept else self._make_and_check(group, more)
+            if not is_kept and isinstance(found, _Baseline):
+                self._keep(group, more, found)
+            self._baselines[key] = found
         return found
 
-    def _read(self, group: ProbeGroup) -> _Baseline:
-        with self._opened(self._request(group)) as device:
-            return _Baseline(self._path(group).read_bytes(), features_of(device.capabilities), ())
+    def _keep(self, group: ProbeGroup, more: frozenset[Feature], made: _Baseline) -> None:
+        """Keep a baseline for all processes; another one may be doing the same."""
+        path = self._path(group, more)
+        unfinished = path.with_suffix(f".{os.getpid()}")
+        unfinished.write_bytes(msgspec.msgpack.encode(made))
+        unfinished.replace(path)
+
+    def _kept(self, group: ProbeGroup, more: frozenset[Feature] = frozenset()) -> _Baseline:
+        return msgspec.msgpack.decode(self._path(group, more).read_bytes(), type=_Baseline)
 
     def _make_and_check(self, group: ProbeGroup, more: frozenset[Feature]) -> _Baseline | str:
-        """Make a baseline for this process: a second device must hit in its cache."""
+        """Make a baseline that is to be kept: a second device must hit in its cache."""
         made = self._make(group, more)
         if isinstance(made, str):
             return made
@@ -386,8 +397,9 @@ class _Looker:
             orchestrator_features=False,
         )
 
-    def _path(self, group: ProbeGroup) -> Path:
-        return Path(self.job.directory) / f"{group.name}.data"
+    def _path(self, group: ProbeGroup, more: frozenset[Feature]) -> Path:
+        named = hashlib.sha256(in_words(more).encode()).hexdigest()
+        return Path(self.job.directory, f"{group.name} {named}.data")
 
 
 def _forbidden(result: int) -> Look:

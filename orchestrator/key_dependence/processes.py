@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from typing import Final
 
 import msgspec
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import ChildLimits, SentError
@@ -154,7 +154,8 @@ class JobRunner:
         if answer.fault:
             return at, f"the process sent an invalid answer: {answer.fault}"
         if answer.status:
-            return at, f"the process ended with {answer.how}: {answer.output[-_OUTPUT_SHOWN:]}"
+            shown = evolve(answer, output=answer.output[-_OUTPUT_SHOWN:])
+            return at, f"the process ended with {shown.how_with_output}"
         return None, None
 
     def _started(self, program: str, environment: dict[str, str]) -> Child[Answer]:
