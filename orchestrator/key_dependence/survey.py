@@ -7,6 +7,7 @@ and mesh shaders. A feature that one group needs is tried with the others.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import closing
 from functools import lru_cache
@@ -35,6 +36,8 @@ _PATCH: Final = 0xFFF
 _LIBRARY: Final = "VK_KHR_pipeline_library"
 _EACH: Final = 2
 _EACH_COMPUTE: Final = 4
+_ALIKE: Final = 4
+"""Of pipelines with the same code only so many are looked at alone: it takes milliseconds each."""
 _DYNAMIC_RENDERING: Final = ("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")
 _GROUPS: Final[tuple[tuple[str, frozenset[Feature]], ...]] = (
     ("least", frozenset()),
@@ -119,15 +122,16 @@ def _choose_probes(
     taken: dict[tuple[int, PipelineKind, frozenset[Feature], bool], list[PipelineJob]] = {}
     modules: set[tuple[object, ...]] = set()
     needs_of: dict[PipelineJob, Needs] = {}
-    left_out: dict[str, int] = {}
-    for job in source.pipelines:
-        built = build_image(source, [job], supported)
-        if built.problems:
-            reason = built.problems[0].reason
-            left_out[reason] = left_out.get(reason, 0) + 1
+    whole = build_image(source, source.pipelines, supported)
+    alike: Counter[tuple[object, ...]] = Counter()
+    for index in range(len(image := whole.image)):
+        job = PipelineJob(int(image.keys[index]), image.kind_of(index))
+        links = bool(image.libraries_of(index))
+        modules_of = tuple(image.modules[each].key for each in image.modules_of(index))
+        alike[modules_of, links] += 1
+        if alike[modules_of, links] > _ALIKE:
             continue
-        image = built.image
-        links = bool(image.libraries_of(len(image) - 1))
+        built = build_image(source, [job], supported)
         if _LIBRARY in built.needs.extensions and not links:
             continue  # linked pipelines bring their libraries
         features = frozenset(map(canonical, built.needs.features))
@@ -136,7 +140,7 @@ def _choose_probes(
             continue
         chosen = taken.setdefault((place, job.kind, features, links), [])
         # Probes should differ in their code.
-        code = (place, features, tuple(image.modules[each].key for each in image.modules_of(len(image) - 1)))
+        code = (place, features, modules_of)
         most = _EACH_COMPUTE if job.kind is PipelineKind.COMPUTE else _EACH
         if len(chosen) < most and (links or code not in modules):
             modules.add(code)
@@ -156,7 +160,7 @@ def _choose_probes(
                 pipelines=tuple(_probe(built.image, index) for index in range(len(built.image))),
             )
         )
-    return tuple(groups), left_out
+    return tuple(groups), dict(Counter(each.reason for each in whole.problems))
 
 
 def _probe(image: CreateInfoImage, index: int) -> ProbePipeline:
