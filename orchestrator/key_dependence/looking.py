@@ -1,8 +1,9 @@
 """The child's side: opens devices one after the other, and looks pipelines up in the caches of baselines.
 
-A child has imported everything and loads no driver: it does each job in a fork, and waits for it. A fork
-takes a tenth of the time of a new interpreter. A problem with one variation becomes an answer, and the next
-variation follows. At most two devices are open at a time. Blocking; one thread.
+A child has imported everything, has the images of the pipelines and loads no driver: it does each job in a
+fork, and waits for it. A fork takes a tenth of the time of a new interpreter. A problem with one variation
+becomes an answer, and the next variation follows. At most two devices are open at a time. Blocking; one
+thread.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from orchestrator.devices.device import (
     SUCCESS,
     CreationBatch,
     Device,
+    DeviceCapabilities,
     PipelineCache,
     PreparedPipelines,
 )
@@ -58,8 +60,9 @@ from orchestrator.key_dependence.messages import (
     in_words,
 )
 from orchestrator.key_dependence.survey import canonical, features_of, survey
-from orchestrator.registry.tables import same_members
+from orchestrator.registry.tables import AnyDevice, same_members
 from orchestrator.sets.image.builder import BuiltImage, build_image
+from orchestrator.sets.needs.rules import DeviceAnswers
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
@@ -89,19 +92,39 @@ class _Bound:
 
 Request = Job
 
+_Images = dict[tuple[str, int], BuiltImage]
+"""By name of the group and version of the device."""
+
 
 def serve(channel: Channel[Job, Answer]) -> None:
     """Do jobs, each in a fork; `JobEnded` follows its answers. `SentError` tells what cannot be done."""
     try:
         with PipelineSet.open(sample_path()) as source:
+            images: _Images = {}
             for job in channel:
                 preload(job.opener, job.device)
-                channel.send(_in_fork(job, source, channel))
+                if isinstance(job, LookJob):
+                    device = AnyDevice(job.application.api_version)
+                    for group in job.groups:
+                        _image(images, source, group, device)
+                channel.send(_in_fork(job, source, images, channel))
     except OrchestratorError as error:
         channel.send(SentError.of(error))
 
 
-def _in_fork(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> JobEnded:
+def _image(
+    images: _Images, source: PipelineSet, group: ProbeGroup, capabilities: DeviceCapabilities
+) -> BuiltImage:
+    """The image of a group's pipelines for a device: one of another device, if that decides all alike."""
+    key = group.name, capabilities.api_version
+    built = images.get(key)
+    if built is None or not DeviceAnswers(capabilities).agrees(built.decisions):
+        jobs = [PipelineJob(each.key, PipelineKind(each.kind)) for each in group.pipelines]
+        built = images[key] = build_image(source, jobs, capabilities)
+    return built
+
+
+def _in_fork(job: Job, source: PipelineSet, images: _Images, channel: Channel[Job, Answer]) -> JobEnded:
     """Do a job in a fork, which sends its answers while this process waits; returns how it ended."""
     ours, theirs = os.pipe()
     gc.freeze()  # so that garbage collection in the fork does not copy shared pages
@@ -112,7 +135,7 @@ def _in_fork(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> Jo
                 os.dup2(theirs, stream)
             os.close(theirs)
             channel.forked()
-            _do(job, source, channel)
+            _do(job, source, images, channel)
             os._exit(0)
         except BaseException:  # noqa: BLE001 - a fork must not return into what its parent is doing
             traceback.print_exc()
@@ -128,12 +151,12 @@ def _in_fork(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> Jo
     return JobEnded(status, said.decode("utf-8", "replace").strip())
 
 
-def _do(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> None:
+def _do(job: Job, source: PipelineSet, images: _Images, channel: Channel[Job, Answer]) -> None:
     try:
         if isinstance(job, SurveyJob):
             channel.send(survey(job, source))
         else:
-            looker = _Looker(job, source, channel.send)
+            looker = _Looker(job, source, images, channel.send)
             looker.make() if job.make else looker.look()
     except OrchestratorError as error:
         channel.send(SentError.of(error))
@@ -143,8 +166,8 @@ def _do(job: Job, source: PipelineSet, channel: Channel[Job, Answer]) -> None:
 class _Looker:
     job: LookJob
     source: PipelineSet
+    images: _Images
     say: Callable[[Answer], None]
-    _images: dict[tuple[str, int], BuiltImage] = field(factory=dict)
     _baselines: dict[tuple[str, frozenset[Feature]], _Baseline | str] = field(factory=dict)
 
     def make(self) -> None:
@@ -365,11 +388,7 @@ class _Looker:
     @contextmanager
     def _bound(self, group: ProbeGroup, device: Device) -> Iterator[_Bound]:
         """Prepare the pipelines of a group that the device supports."""
-        key = group.name, device.capabilities.api_version
-        built = self._images.get(key)
-        if built is None:
-            jobs = [PipelineJob(each.key, PipelineKind(each.kind)) for each in group.pipelines]
-            built = self._images[key] = build_image(self.source, jobs, device.capabilities)
+        built = _image(self.images, self.source, group, device.capabilities)
         if not len(built.image):
             reason = built.problems[0].reason if built.problems else "there are none"
             raise DeviceError(f"the device supports none of the pipelines: {reason}")
