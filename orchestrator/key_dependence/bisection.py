@@ -41,7 +41,7 @@ from orchestrator.key_dependence.messages import (
     Variation,
     in_words,
 )
-from orchestrator.key_dependence.processes import SILENCE_S, JobRunner, KeyDependenceError
+from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
 from orchestrator.key_dependence.variations import (
     chosen,
     chosen_features,
@@ -86,7 +86,6 @@ def find_key_dependence(
     processes: int | None = None,
     time_limit_s: float | None = None,
     opener: str = "",
-    silence_s: float = SILENCE_S,
     on_progress: Callable[[KeyProgress], None] = lambda _: None,
 ) -> KeyFindings:
     """Find what a driver's pipeline-cache keys depend on besides the pipeline.
@@ -100,7 +99,6 @@ def find_key_dependence(
         processes: Number of parallel processes; None for one per processor, at most eight.
         time_limit_s: Begin no variation after this time, s; the profile lists what was left out.
         opener: "package.module:function" that opens the device in a child instead, called with the request.
-        silence_s: End a child that sends nothing for this time, s.
         on_progress: Called from several threads, but never concurrently.
 
     Raises:
@@ -108,7 +106,7 @@ def find_key_dependence(
         KeyDependenceError: The device cannot be examined.
     """
     count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
-    runner = JobRunner(silence_s)
+    runner = JobRunner()
     try:
         with temporary_folder("keys") as folder:
             return _Bisection(

@@ -92,7 +92,7 @@ class _Bound:
 
 Request = Job
 
-_Images = dict[tuple[str, int], BuiltImage]
+Images = dict[tuple[str, int], BuiltImage]
 """By name of the group and version of the device."""
 
 
@@ -100,20 +100,20 @@ def serve(channel: Channel[Job, Answer]) -> None:
     """Do jobs, each in a fork; `JobEnded` follows its answers. `SentError` tells what cannot be done."""
     try:
         with PipelineSet.open(sample_path()) as source:
-            images: _Images = {}
+            images: Images = {}
             for job in channel:
                 preload(job.opener, job.device)
                 if isinstance(job, LookJob):
                     device = AnyDevice(job.application.api_version)
                     for group in job.groups:
-                        _image(images, source, group, device)
+                        image_of(images, source, group, device)
                 channel.send(_in_fork(job, source, images, channel))
     except OrchestratorError as error:
         channel.send(SentError.of(error))
 
 
-def _image(
-    images: _Images, source: PipelineSet, group: ProbeGroup, capabilities: DeviceCapabilities
+def image_of(
+    images: Images, source: PipelineSet, group: ProbeGroup, capabilities: DeviceCapabilities
 ) -> BuiltImage:
     """The image of a group's pipelines for a device: one of another device, if that decides all alike."""
     key = group.name, capabilities.api_version
@@ -124,7 +124,7 @@ def _image(
     return built
 
 
-def _in_fork(job: Job, source: PipelineSet, images: _Images, channel: Channel[Job, Answer]) -> JobEnded:
+def _in_fork(job: Job, source: PipelineSet, images: Images, channel: Channel[Job, Answer]) -> JobEnded:
     """Do a job in a fork, which sends its answers while this process waits; returns how it ended."""
     ours, theirs = os.pipe()
     gc.freeze()  # so that garbage collection in the fork does not copy shared pages
@@ -151,7 +151,7 @@ def _in_fork(job: Job, source: PipelineSet, images: _Images, channel: Channel[Jo
     return JobEnded(status, said.decode("utf-8", "replace").strip())
 
 
-def _do(job: Job, source: PipelineSet, images: _Images, channel: Channel[Job, Answer]) -> None:
+def _do(job: Job, source: PipelineSet, images: Images, channel: Channel[Job, Answer]) -> None:
     try:
         if isinstance(job, SurveyJob):
             channel.send(survey(job, source))
@@ -166,7 +166,7 @@ def _do(job: Job, source: PipelineSet, images: _Images, channel: Channel[Job, An
 class _Looker:
     job: LookJob
     source: PipelineSet
-    images: _Images
+    images: Images
     say: Callable[[Answer], None]
     _baselines: dict[tuple[str, frozenset[Feature]], _Baseline | str] = field(factory=dict)
 
@@ -388,7 +388,7 @@ class _Looker:
     @contextmanager
     def _bound(self, group: ProbeGroup, device: Device) -> Iterator[_Bound]:
         """Prepare the pipelines of a group that the device supports."""
-        built = _image(self.images, self.source, group, device.capabilities)
+        built = image_of(self.images, self.source, group, device.capabilities)
         if not len(built.image):
             reason = built.problems[0].reason if built.problems else "there are none"
             raise DeviceError(f"the device supports none of the pipelines: {reason}")

@@ -33,9 +33,7 @@ from orchestrator.key_dependence.messages import (
 )
 from orchestrator.temporary import temporary_folder
 
-SILENCE_S: Final = 120.0
-"""A process that sends nothing for this time counts as hanging, s."""
-
+_SILENCE_S: Final = 120.0  # after which a process that sends nothing counts as hanging
 _OUTPUT_SHOWN: Final = 300
 _LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
@@ -54,9 +52,8 @@ class KeyDependenceError(OrchestratorError):
 
 @frozen
 class JobRunner:
-    """Runs jobs of one device; ends children that send nothing for `silence_s`. Thread-safe. `close` it."""
+    """Runs jobs of one device, and ends children that hang. Thread-safe. `close` it."""
 
-    silence_s: float = SILENCE_S
     children: ChildGroup = field(factory=ChildGroup)
     _idle: SimpleQueue[Child[Answer]] = field(factory=SimpleQueue)
 
@@ -134,18 +131,20 @@ class JobRunner:
         with ExitStack() as stack:
             child = None if executable else self._free()
             if child is None:
-                child = self._started(*stack.enter_context(_interpreter(executable, job.device)))
+                program, environment = stack.enter_context(_interpreter(executable, job.device))
+                child = Child("keys", Answer, limits=_LIMITS, environment=environment, program=program)
             stack.enter_context(child)
+            self.children.add(child)
             try:
-                answer = child.ask(job, self.silence_s)
+                answer = child.ask(job, _SILENCE_S)
                 while not isinstance(answer, Ended | JobEnded):
                     answer = _numbered(answer, first)
                     if isinstance(answer, Began):
                         at = answer.number
                     take(answer)
-                    answer = child.receive(self.silence_s)
+                    answer = child.receive(_SILENCE_S)
             except TimeoutError:
-                return at, f"the process sent nothing for {self.silence_s:.0f} s"
+                return at, f"the process sent nothing for {_SILENCE_S:.0f} s"
             if isinstance(answer, JobEnded):
                 if not executable:
                     stack.pop_all()
@@ -157,11 +156,6 @@ class JobRunner:
             shown = evolve(answer, output=answer.output[-_OUTPUT_SHOWN:])
             return at, f"the process ended with {shown.how_with_output}"
         return None, None
-
-    def _started(self, program: str, environment: dict[str, str]) -> Child[Answer]:
-        child = Child[Answer]("keys", Answer, limits=_LIMITS, environment=environment, program=program)
-        self.children.add(child)
-        return child
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from pathlib import Path
 
 from attrs import evolve
 
@@ -32,7 +33,7 @@ AFTERWARDS = "PLANTED_AFTERWARDS"
 """A feature's member: when a device with it was closed, the process dies at the next one without it."""
 
 HANG = "PLANTED_HANG"
-"""A feature's member at which the process hangs."""
+"""A feature's member, "=", and a file: the process makes the file and hangs at the member."""
 
 LACKS = "PLANTED_LACKS"
 """What the device does not offer, as arguments of `simulated_features`, separated by commas."""
@@ -58,12 +59,15 @@ def open_planted(request: DeviceRequest) -> Device:
     """Open a device as the environment says; to RADV's variables it behaves as a driver may."""
     asked = {member for _, member in request.features}
     if CRASH in os.environ and asked.issuperset(os.environ[CRASH].split("+")):
+        os.write(2, b"its last words\noutput is based on invalid pci bus info.\n")  # the second is noise
         os.abort()
     if os.environ.get(AFTERWARDS) in asked:
         _closed.clear()
     elif _closed:
         os.abort()
-    if os.environ.get(HANG) in asked:
+    hangs_at, _, sign = os.environ.get(HANG, "").partition("=")
+    if hangs_at in asked:
+        Path(sign).touch()
         time.sleep(3600)
     depends = set(filter(None, os.environ.get(PLANTED, "").split(",")))
     first, _, second = os.environ.get(BESIDE, "").partition("+")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from itertools import count
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.errors import NoDeviceError
 from orchestrator.key_dependence import processes
 from orchestrator.key_dependence.bisection import KeyProgress, find_key_dependence
@@ -34,7 +36,9 @@ def named(profile: KeyProfile) -> dict[tuple[str, str], tuple[str, ...]]:
     return {(each.aspect, each.name): each.kinds for each in profile.depends}
 
 
-def test_what_is_planted_is_named_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_planted_is_named_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # No profiles, whose names of executables would each need an interpreter.
+    monkeypatch.setenv("DRIRC_CONFIGDIR", str(tmp_path))
     monkeypatch.setenv(PLANTED, f"{SHADER_OBJECT},{ROBUST},api_version,engine_name")
     seen: list[KeyProgress] = []
     found = find_key_dependence("simulated", opener=OPENER, on_progress=seen.append)
@@ -145,15 +149,21 @@ def test_where_the_baseline_cannot_tell_nothing_is_said(
     assert all("does not hit" in each.problem for each in profile.kinds)
 
 
-def test_a_crash_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crash_costs_its_variation_and_no_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLANTED, SHADER_OBJECT)
     monkeypatch.setenv(CRASH, "nullDescriptor")
-    profile = find("shaderObject", "robust")
+    started: set[Child[Answer]] = set()
+    monkeypatch.setattr(ChildGroup, "add", lambda _, child: started.add(child))
+    profile = find_key_dependence(
+        "simulated", only=("shaderObject", "robust"), processes=1, opener=OPENER
+    ).profile
+    (one,) = started
+    assert one.is_over
     assert set(named(profile)) == {("feature", SHADER_OBJECT)}
     crashed = {
         each.name: each.reason for each in profile.not_tried if not each.name.startswith(SHADER_OBJECT)
     }
-    assert "signal 6" in crashed[NULL_DESCRIPTOR]
+    assert crashed[NULL_DESCRIPTOR] == "the process ended with signal 6: its last words"
     # The other members of its structure, which died as a whole, were tried alone.
     assert "VkPhysicalDeviceRobustness2FeaturesKHR::robustBufferAccess2" in {
         each.name for each in profile.independent
@@ -213,14 +223,30 @@ def test_answers_stay_where_the_next_process_cannot_begin(monkeypatch: pytest.Mo
     assert profile.not_tried == ()
 
 
-def test_a_hang_costs_its_variation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(HANG, "shaderObject")
+def test_a_hang_costs_its_variation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = tmp_path / "hangs"
+    monkeypatch.setenv(HANG, f"shaderObject={sign}")
+
+    receive = Child[Answer].receive
+
+    def wait_for_the_hang(child: Child[Answer], timeout_s: float | None) -> Answer | Ended:
+        """The time has passed as soon as the process hangs, and not before."""
+        assert timeout_s is not None
+        while True:
+            hangs = sign.exists()  # then all that it sent before has come
+            try:
+                return receive(child, 0.05)
+            except TimeoutError:
+                if hangs:
+                    raise
+
+    monkeypatch.setattr(Child, "receive", wait_for_the_hang)
     profile = find_key_dependence(
-        "simulated", only=("shaderObject", "logicOp"), processes=1, opener=OPENER, silence_s=15.0
+        "simulated", only=("shaderObject", "logicOp"), processes=1, opener=OPENER
     ).profile
     (hung,) = profile.not_tried
     assert hung.name == SHADER_OBJECT
-    assert "sent nothing" in hung.reason
+    assert hung.reason == "the process sent nothing for 120 s"
     assert f"{BASE}::logicOp" in {each.name for each in profile.independent}
 
 
