@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.events import AnyCommand
     from orchestrator.cli.progress import ProgressView
     from orchestrator.run import records
-    from orchestrator.run.steering import Settlement, Steering, Told
+    from orchestrator.run.steering import SentCommands, Settlement, Steering
 
 
 DESCRIPTOR: Final = 3
@@ -302,18 +302,18 @@ class ControlLines:
                     self._number += 1
                     if not line.strip():
                         continue
-                    if (told := self._obey(line, steering)) is not None:
-                        nursery.start_soon(self._answer, self._number, told)
+                    if (sent := self._obey(line, steering)) is not None:
+                        nursery.start_soon(self._answer, self._number, sent)
         finally:
             for command, unknown in self._unanswered.values():
                 self._lines.answer(command, unknown)
 
-    def _obey(self, line: bytes, steering: Steering) -> Told | None:
+    def _obey(self, line: bytes, steering: Steering) -> SentCommands | None:
         """Obey a line; what to wait for before it is answered, or None where it is no command."""
         import msgspec
 
         from orchestrator.cli.events import AnyCommand, Budget, Cancel, Promote, Stop
-        from orchestrator.run.steering import URGENCIES, Told
+        from orchestrator.run.steering import URGENCIES, SentCommands
 
         unknown: tuple[str, ...] = ()
         try:
@@ -321,15 +321,15 @@ class ControlLines:
             match command:
                 case Promote():
                     keys, unknown = self._keys(command.pipelines)
-                    told = steering.promote(keys, URGENCIES[command.priority])
+                    sent = steering.promote(keys, URGENCIES[command.priority])
                 case Cancel():
                     keys, unknown = self._keys(command.pipelines)
-                    told = steering.cancel(keys)
+                    sent = steering.cancel(keys)
                 case Budget():
-                    told = steering.limit_time(command.seconds)
+                    sent = steering.limit_time(command.seconds)
                 case Stop():
                     steering.stop.set()
-                    told = Told(())
+                    sent = SentCommands(())
         except (msgspec.MsgspecError, UnicodeDecodeError, UsageError, RecursionError) as error:
             shown = line[:_SHOWN].decode("utf-8", "replace") + ("..." if len(line) > _SHOWN else "")
             self._lines.error(
@@ -339,10 +339,10 @@ class ControlLines:
             )
             return None
         self._unanswered[self._number] = (command, unknown)
-        return told
+        return sent
 
-    async def _answer(self, number: int, told: Told) -> None:
-        await told.wait()
+    async def _answer(self, number: int, sent: SentCommands) -> None:
+        await sent.wait()
         self._lines.answer(*self._unanswered.pop(number))
 
     def _keys(self, texts: Collection[str]) -> tuple[list[int], tuple[str, ...]]:

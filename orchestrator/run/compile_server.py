@@ -74,8 +74,8 @@ class Budget(msgspec.Struct, tag="budget", frozen=True, forbid_unknown_fields=Tr
     limit_ns: int | None
 
 
-Said = Promote | Cancel | Budget
-"""What a compile is told while it goes on; see steering.py."""
+Command = Promote | Cancel | Budget
+"""A command to a running compile; see steering.py."""
 
 
 class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
@@ -87,8 +87,8 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         cache_directory: As `compile_set`; "" for none.
         left_out: Pipelines that the driver is not to be given, by key, with the reason.
         measured_ns: What trying pipelines took, by key, for the limits on time.
-        steered: Whether more may be said while it goes on.
-        said: What was said before.
+        steered: Whether commands may follow while it runs.
+        commands: Those in effect already.
         given_up: What the driver is not to be asked for; each a `Doing`.
         distrusted: Pipelines that are not to be created from stored binaries, by key.
         started_ns: As in `Steering`.
@@ -101,7 +101,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     measured_ns: dict[int, int] = {}
     given_up: tuple[int, ...] = ()
     steered: bool = False
-    said: tuple[Said, ...] = ()
+    commands: tuple[Command, ...] = ()
     distrusted: tuple[int, ...] = ()
     started_ns: int = 0
 
@@ -136,11 +136,11 @@ class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
 
 
 class Steer(msgspec.Struct, tag="steer", forbid_unknown_fields=True):
-    """A request: tell the fork of this number something; it answers `Obeyed` when that has taken effect."""
+    """A request: pass commands to the fork of this number; it answers `Applied` once they take effect."""
 
     number: int
     count: int
-    said: tuple[Said, ...]
+    commands: tuple[Command, ...]
 
 
 class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
@@ -194,8 +194,8 @@ class Saved(msgspec.Struct, tag="saved", forbid_unknown_fields=True):
     size: int
 
 
-class Obeyed(msgspec.Struct, tag="obeyed", forbid_unknown_fields=True):
-    """What this `Steer` said has taken effect."""
+class Applied(msgspec.Struct, tag="applied", forbid_unknown_fields=True):
+    """The commands of this `Steer` have taken effect."""
 
     number: int
     count: int
@@ -316,7 +316,7 @@ Answer = (
     | Progressed
     | Settled
     | Saved
-    | Obeyed
+    | Applied
     | Prepared
     | Done
     | Failed
@@ -492,7 +492,7 @@ class CompileServer:
 
 
 def first_request(options: CompileOptions, cache_directory: Path | None) -> Compile:
-    """What a server is asked for first in a compile of which nothing was said beside."""
+    """What a server is asked for first in a compile without commands."""
     directory = "" if cache_directory is None else str(cache_directory)
     return Compile(_FIRST, msgspec.msgpack.encode(with_checkpoints(options)), directory)
 

@@ -33,13 +33,13 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import (
     LIMITS,
     Answer,
+    Applied,
     Compile,
     Done,
     Entering,
     Failed,
     Fell,
     ImageTables,
-    Obeyed,
     Opened,
     Prepared,
     Progressed,
@@ -60,7 +60,7 @@ from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
-from orchestrator.run.steering import Settlement, Steering, Told
+from orchestrator.run.steering import SentCommands, Settlement, Steering
 from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
@@ -158,7 +158,7 @@ class Worker:
                 steered=request.steered,
                 started_ns=request.started_ns,
             )
-            steering.say(*request.said)
+            steering.send(*request.commands)
             token = trio.lowlevel.current_trio_token()
 
             def stop_in_time() -> None:
@@ -171,19 +171,19 @@ class Worker:
             with first_error():
                 async with trio.open_nursery() as nursery:
 
-                    async def answer(count: int, told: Told) -> None:
-                        await told.wait()
-                        self.channel.send(Obeyed(request.number, count))
+                    async def answer(count: int, sent: SentCommands) -> None:
+                        await sent.wait()
+                        self.channel.send(Applied(request.number, count))
 
-                    def hear(order: Stop | Steer) -> None:
+                    def obey(order: Stop | Steer) -> None:
                         if isinstance(order, Stop):
                             steering.stop.set()
                         else:
-                            nursery.start_soon(answer, order.count, steering.say(*order.said))
+                            nursery.start_soon(answer, order.count, steering.send(*order.commands))
 
                     def pass_on(order: Stop | Steer) -> None:
                         with suppress(trio.RunFinishedError):  # the compile is over
-                            token.run_sync_soon(hear, order)
+                            token.run_sync_soon(obey, order)
 
                     _obey(control, pass_on)
                     report = await compile_set(

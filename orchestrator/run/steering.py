@@ -1,14 +1,14 @@
-"""What a compile is told while it goes on: what is first, what is dropped, until when work begins, to stop.
+"""Commands to a running compile: what comes first, what is left out, until when work begins, to stop.
 
     who steers ──> Steering ──> each run that goes on (SteeredRun, in this process)
                      │      └─> each supervised process, which has a Steering of its own
-                     └── what was said, for runs that begin later
+                     └── the commands in effect, for runs that begin later
 
-Guarantees: what was said holds for the rest of the compile. A run that begins later is told all of it
-before its first batch: that of another group of the set, or of a process that comes in the place of one
-that died. Commands take effect in their order. A run that waits for time to be given ends with what stops
+Guarantees: a command holds for the rest of the compile. A run that begins later (that of another group of
+the set, or of a process that replaces one that died) gets all commands before its first batch. Commands
+take effect in their order. A run that waits for time to be given ends with what stops
 it, and with its time limit.
-Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it when nothing more will be said.
+Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it after its last command.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
-from orchestrator.run.compile_server import Budget, Cancel, Promote, Said
+from orchestrator.run.compile_server import Budget, Cancel, Command, Promote
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
@@ -37,11 +37,11 @@ STEERED_BATCHES_S: Final = 0.4
 
 
 Wait = Callable[[], "trio.Event | None"]
-"""An event to wait for before asking again, or None: what was said has taken effect."""
+"""An event to wait for before asking again, or None: the commands have taken effect."""
 
 
 URGENCIES: Final = {"now": Priority.NOW, "soon": Priority.SOON}
-"""What pipelines may be promoted to, as commands say it; they begin below both."""
+"""What pipelines may be promoted to, by the name that a user gives; they begin below both."""
 
 
 def checked_priority(priority: Priority) -> Priority:
@@ -64,8 +64,8 @@ def _checked_keys(keys: Iterable[int]) -> tuple[int, ...]:
     return given
 
 
-Hearer = Callable[[tuple[Said, ...]], Wait]
-"""Hears what is said, at once and in order; its answer tells when that has taken effect."""
+CommandHandler = Callable[[tuple[Command, ...]], Wait]
+"""Gets commands at once and in order; its answer tells when they have taken effect."""
 
 
 class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -74,7 +74,7 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     Attributes:
         compiled: Created by compiling.
         hits: Found in the cache.
-        cancelled: Left out, as was said.
+        cancelled: Left out by command.
         skipped: Not given to the driver, with the reason.
         failed: Not created, with the reason.
     """
@@ -129,14 +129,14 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @define(eq=False)
-class _Memory:
-    """What was said, and who hears it."""
+class _InEffect:
+    """The commands in effect, and their handlers."""
 
     priorities: dict[int, int] = field(factory=dict)
     cancelled: dict[int, None] = field(factory=dict)
     limit_ns: int | None = None
     budgets: int = 0  # how many were given
-    hearers: list[Hearer] = field(factory=list)
+    handlers: list[CommandHandler] = field(factory=list)
 
 
 @define
@@ -148,13 +148,13 @@ class _Begun:
 
 
 @frozen
-class Told:
-    """Something that was said."""
+class SentCommands:
+    """Commands that were sent."""
 
     _waits: tuple[Wait, ...]
 
     async def wait(self) -> None:
-        """Wait until it has taken effect: of what was cancelled nothing is in the driver any more."""
+        """Wait until they have taken effect: no cancelled pipeline is in the driver any more."""
         for each in self._waits:
             while (event := each()) is not None:
                 await event.wait()
@@ -162,13 +162,13 @@ class Told:
 
 @frozen(eq=False)
 class Steering:
-    """Steers a compile, or several that are told the same; see the top of the module.
+    """Steers a compile, or several at once; see the top of the module.
 
     Attributes:
         stop: Ends the compile early when set.
         on_settled: Called in the trio thread with pipelines that came to their end, some times a second.
         on_saved: Called in the trio thread when a cache file was saved, with its path and size.
-        steered: Whether anything may be said but to stop; for that batches are short.
+        steered: Whether any command but to stop may come; for that batches are short.
         on_begun: Called in the trio thread once all workers of a run in this process have asked for work:
             what they need not wait for may begin.
         started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
@@ -182,7 +182,7 @@ class Steering:
     steered: bool = False
     on_begun: Callable[[], None] | None = None
     started_ns: int = 0
-    _memory: _Memory = field(factory=_Memory)
+    _in_effect: _InEffect = field(factory=_InEffect)
     _begun: _Begun = field(factory=_Begun)
 
     @classmethod
@@ -201,81 +201,81 @@ class Steering:
         return cls(stop)
 
     def close(self) -> None:
-        """Nothing more will be said; a budget is lifted, since nobody would give another one."""
-        self.say(Budget(None))
+        """End the commands; a budget is lifted, since nobody would give another one."""
+        self.send(Budget(None))
 
-    def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> Told:
+    def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> SentCommands:
         """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing.
 
         Raises:
             TypeError: A key is no whole number.
             ValueError: A key is not of 64 bits, or there is no such priority.
         """
-        return self.say(Promote(_checked_keys(keys), int(checked_priority(priority))))
+        return self.send(Promote(_checked_keys(keys), int(checked_priority(priority))))
 
-    def cancel(self, keys: Collection[int]) -> Told:
+    def cancel(self, keys: Collection[int]) -> SentCommands:
         """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
 
         Raises:
             TypeError: A key is no whole number.
             ValueError: A key is not of 64 bits.
         """
-        return self.say(Cancel(_checked_keys(keys)))
+        return self.send(Cancel(_checked_keys(keys)))
 
-    def limit_time(self, seconds: float | None) -> Told:
+    def limit_time(self, seconds: float | None) -> SentCommands:
         """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end.
 
         Raises:
             ValueError: It is negative, or no number.
         """
-        return self.say(Budget(time_limit_ns(seconds)))
+        return self.send(Budget(time_limit_ns(seconds)))
 
-    def say(self, *said: Said) -> Told:
-        """Say something to all runs that go on, and to those that begin later."""
-        memory = self._memory
-        for each in said:
+    def send(self, *commands: Command) -> SentCommands:
+        """Send commands to all running runs, and to those that begin later."""
+        held = self._in_effect
+        for each in commands:
             match each:
                 case Promote():
                     for key in each.keys:
-                        memory.priorities[key] = min(each.priority, memory.priorities.get(key, each.priority))
+                        held.priorities[key] = min(each.priority, held.priorities.get(key, each.priority))
                 case Cancel():
-                    memory.cancelled.update(dict.fromkeys(each.keys))
+                    held.cancelled.update(dict.fromkeys(each.keys))
                 case Budget():
-                    memory.limit_ns, memory.budgets = each.limit_ns, memory.budgets + 1
-        return Told(tuple(each(said) for each in memory.hearers))
+                    held.limit_ns, held.budgets = each.limit_ns, held.budgets + 1
+        return SentCommands(tuple(each(commands) for each in held.handlers))
 
-    def said(self) -> tuple[Said, ...]:
-        """All that was said and still holds; of a budget that began, what is left."""
-        memory, begun = self._memory, self._begun
+    def in_effect(self) -> tuple[Command, ...]:
+        """All commands in effect; of a budget that began, what is left."""
+        held, begun = self._in_effect, self._begun
         promoted = [
-            Promote(tuple(key for key, each in memory.priorities.items() if each == priority), priority)
-            for priority in sorted(set(memory.priorities.values()))
+            Promote(tuple(key for key, each in held.priorities.items() if each == priority), priority)
+            for priority in sorted(set(held.priorities.values()))
         ]
-        cancelled = [Cancel(tuple(memory.cancelled))] if memory.cancelled else []
-        limit_ns = _left_ns(begun.until_ns) if begun.budget == memory.budgets else memory.limit_ns
+        cancelled = [Cancel(tuple(held.cancelled))] if held.cancelled else []
+        limit_ns = _left_ns(begun.until_ns) if begun.budget == held.budgets else held.limit_ns
         return *promoted, *cancelled, Budget(limit_ns)
 
     @property
     def cancelled(self) -> KeysView[int]:
         """Keys of the pipelines that were cancelled."""
-        return self._memory.cancelled.keys()
+        return self._in_effect.cancelled.keys()
 
     def until_ns(self) -> int | None:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
-        memory, begun = self._memory, self._begun
-        if begun.budget != memory.budgets:
-            begun.budget, limit_ns = memory.budgets, memory.limit_ns
+        held, begun = self._in_effect, self._begun
+        if begun.budget != held.budgets:
+            begun.budget, limit_ns = held.budgets, held.limit_ns
             begun.until_ns = None if limit_ns is None else time.perf_counter_ns() + limit_ns
         return begun.until_ns
 
     @contextmanager
-    def heard_by(self, hearer: Hearer) -> Iterator[None]:
-        """For the block, tell somebody what is said."""
-        self._memory.hearers.append(hearer)
+    def handled_by(self, handler: CommandHandler) -> Iterator[None]:
+        """For the block, pass commands to a handler too."""
+        self._in_effect.handlers.append(handler)
         try:
             yield
         finally:
-            self._memory.hearers.remove(hearer)
+            self._in_effect.handlers.remove(handler)
 
     def beside(
         self,
@@ -288,7 +288,7 @@ class Steering:
 
 
 class SteeredRun:
-    """A run that hears a `Steering`. Belongs to the trio thread.
+    """A run that a `Steering` steers. Belongs to the trio thread.
 
     Attributes:
         exchange: The schedule of the run.
@@ -300,10 +300,10 @@ class SteeredRun:
         """Steer a run.
 
         Args:
-            steering: What it hears.
+            steering: What steers it.
             scheduler: Its schedule, one job a row of the table.
             table: Its outcomes.
-            time_limit_s: How long work may begin from `begin` on, whatever is said.
+            time_limit_s: How long work may begin from `begin` on, whatever the commands.
         """
         self.exchange = Exchange(scheduler, self._change)
         self.exchange.on_begun = steering.on_begun
@@ -319,22 +319,22 @@ class SteeredRun:
         self._held = True
 
     def begin(self) -> None:
-        """The first batch may begin now: hear what was said before."""
+        """The first batch may begin now, after the commands in effect."""
         if (limit_ns := time_limit_ns(self._time_limit_s)) is not None:
             self._end_ns = time.perf_counter_ns() + limit_ns
         self._begun = True
         if self._steering.stop.is_set():
             self.exchange.cancel()  # before `watch` can, which begins with the workers
-        self._hear(self._steering.said())
+        self._apply(self._steering.in_effect())
 
     @contextmanager
     def steered(self) -> Iterator[None]:
-        """For the block of the run, hear what is said."""
+        """For the block of the run, apply commands."""
         with ExitStack() as held:
             held.callback(self._end)
             if self._steering.steered:
                 held.enter_context(self.exchange.listening())
-            held.enter_context(self._steering.heard_by(self._hear))
+            held.enter_context(self._steering.handled_by(self._apply))
             yield
 
     async def watch(self) -> None:
@@ -357,16 +357,16 @@ class SteeredRun:
         eta_s = 0.0 if progress.done == total else progress.eta_s
         return msgspec.structs.replace(progress, total=total, eta_s=eta_s)
 
-    def _hear(self, said: tuple[Said, ...]) -> Wait:
+    def _apply(self, commands: tuple[Command, ...]) -> Wait:
         cancelled: list[Cancellation] = []
         with self.exchange.steering() as schedule:
-            for each in said:
+            for each in commands:
                 match each:
                     case Promote():
                         schedule.promote(self._numbers(each.keys).tolist(), Priority(each.priority))
                     case Cancel():
                         cancelled.append(schedule.cancel_jobs(self._numbers(each.keys)))
-        for each in said:
+        for each in commands:
             if isinstance(each, Budget) and self._begun:
                 self._limit_time(each.limit_ns or 0)
 

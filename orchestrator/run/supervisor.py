@@ -39,7 +39,9 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.noise import is_noise
 from orchestrator.errors import DeviceError, expect, shown
 from orchestrator.run.compile_server import (
+    Applied,
     Cancel,
+    Command,
     Compile,
     CompileServer,
     Done,
@@ -47,11 +49,9 @@ from orchestrator.run.compile_server import (
     Failed,
     ImageTables,
     Kill,
-    Obeyed,
     Opened,
     Prepared,
     Progressed,
-    Said,
     Saved,
     Settled,
     Staged,
@@ -394,7 +394,7 @@ class _Supervisor:
     async def _compile(self, connection: Connection) -> CompileReport | _Death:
         """Let a worker process compile; returns its report, or how it died."""
         number, mail = connection.mailbox()
-        orders = _Orders(connection, number, frozenset(self._compiled))
+        commands = _CommandQueue(connection, number, frozenset(self._compiled))
         request = Compile(
             number,
             msgspec.msgpack.encode(self._worker_options()),
@@ -403,7 +403,7 @@ class _Supervisor:
             self._measured_ns,
             tuple(sorted(self._given_up)),
             self.steering.steered,
-            orders.in_time(self.steering.said()),
+            commands.in_time(self.steering.in_effect()),
             tuple(self._distrusted),
             self._shown.started_ns,
         )
@@ -421,7 +421,7 @@ class _Supervisor:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch.run)
             nursery.start_soon(self._record_times, watch)
-            nursery.start_soon(orders.send_all, self.steering)
+            nursery.start_soon(commands.send_all, self.steering)
             nursery.start_soon(self._forward, connection, number)
             async for answer in mail:
                 match answer:
@@ -441,8 +441,8 @@ class _Supervisor:
                         watch.is_saved = True
                         if self.steering.on_saved is not None:
                             self.steering.on_saved(Path(answer.path), answer.size)
-                    case Obeyed():
-                        orders.obeyed(answer.count)
+                    case Applied():
+                        commands.applied(answer.count)
                         if watch.identity is not None:
                             self.steering.until_ns()
                     case Prepared():
@@ -890,8 +890,8 @@ def _culprit(
 
 
 @define(eq=False)
-class _Orders:
-    """Orders to a worker process while it works, in sequence; when it dies, all count as obeyed.
+class _CommandQueue:
+    """Commands to a worker process while it works, in order; when it dies, all count as applied.
 
     Attributes:
         connection: To its server.
@@ -907,31 +907,31 @@ class _Orders:
     _queue: deque[Steer] = field(factory=deque)
     _came: trio.Event = field(factory=trio.Event)
 
-    def in_time(self, said: tuple[Said, ...]) -> tuple[Said, ...]:
-        """What is said, without what it comes too late for."""
+    def in_time(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+        """Commands, without what they come too late for."""
         return tuple(
             Cancel(tuple(key for key in each.keys if key not in self.compiled))
             if isinstance(each, Cancel)
             else each
-            for each in said
+            for each in commands
         )
 
-    def hear(self, said: tuple[Said, ...]) -> Wait:
-        """As a `Hearer`."""
+    def take(self, commands: tuple[Command, ...]) -> Wait:
+        """As a `CommandHandler`."""
         self._count += 1
         count = self._count
         self._pending[count] = trio.Event()
-        self._queue.append(Steer(self.number, count, self.in_time(said)))
+        self._queue.append(Steer(self.number, count, self.in_time(commands)))
         self._came.set()
         return lambda: self._pending.get(count)
 
     async def send_all(self, steering: Steering) -> None:
-        """Send orders as they come, first those since the request to compile."""
+        """Send commands as they come, first those since the request to compile."""
         if not steering.steered:
             return
         try:
-            with steering.heard_by(self.hear):
-                self.hear(steering.said())
+            with steering.handled_by(self.take):
+                self.take(steering.in_effect())
                 while True:
                     await self._came.wait()
                     self._came = trio.Event()
@@ -939,10 +939,10 @@ class _Orders:
                         await self.connection.send(self._queue.popleft())
         finally:
             for count in list(self._pending):
-                self.obeyed(count)
+                self.applied(count)
 
-    def obeyed(self, count: int) -> None:
-        """The process has obeyed an order."""
+    def applied(self, count: int) -> None:
+        """The process has applied the commands of this number."""
         if (pending := self._pending.pop(count, None)) is not None:  # it may name any
             pending.set()
 

@@ -137,7 +137,7 @@ def test_a_line_that_is_no_command_is_an_error_and_nothing_else(line: str, words
     assert words in event["problem"]
     assert "promote, cancel, budget or stop" in event["problem"]
     assert not steering.stop.is_set()
-    assert len(steering.said()) == 1
+    assert len(steering.in_effect()) == 1
 
 
 def test_bad_lines_do_not_end_a_compile(call: Call, small_set: Path, tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_a_budget_that_a_dead_process_used_up_is_not_given_again(
     report = await compile_supervised(
         [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering
     )
-    assert [each.said[-1] for each in asked] == [Budget(1), Budget(0)]
+    assert [each.commands[-1] for each in asked] == [Budget(1), Budget(0)]
     assert report.outcomes.compiled == 11
 
 
@@ -103,10 +103,10 @@ def test_a_budget_begins_in_each_of_several_compiles_when_it_can() -> None:
     one, other = steering.beside(), steering.beside()
     steering.limit_time(1e-9)
     assert one.until_ns() is not None
-    assert one.said() == (Budget(0),)
-    assert other.said() == (Budget(1),)
+    assert one.in_effect() == (Budget(0),)
+    assert other.in_effect() == (Budget(1),)
     steering.limit_time(2)
-    assert one.said() == (Budget(2_000_000_000),)
+    assert one.in_effect() == (Budget(2_000_000_000),)
 
 
 async def test_what_a_process_compiled_before_it_died_is_not_cancelled(tmp_path: Path) -> None:
@@ -242,9 +242,9 @@ def test_what_is_said_again_says_the_same() -> None:
     steering.cancel([7, 8])
     steering.limit_time(2)
     again = Steering()
-    again.say(*steering.said())
-    assert again.said() == steering.said()
-    assert [getattr(each, "keys", None) for each in again.said()] == [(2, 3), (1,), (7, 8), None]
+    again.send(*steering.in_effect())
+    assert again.in_effect() == steering.in_effect()
+    assert [getattr(each, "keys", None) for each in again.in_effect()] == [(2, 3), (1,), (7, 8), None]
 
 
 def test_a_settlement_without_some_keys() -> None:
@@ -263,9 +263,9 @@ def test_what_cannot_be_said_is_refused_at_once() -> None:
     for seconds in (-1.0, float("nan"), "long"):
         with pytest.raises(ValueError, match="0 or more is expected"):
             steering.limit_time(seconds)  # type: ignore[arg-type]
-    assert steering.said() == (Budget(None),)
+    assert steering.in_effect() == (Budget(None),)
     steering.limit_time(1e300)
-    assert steering.said() == (Budget(None),)
+    assert steering.in_effect() == (Budget(None),)
 
 
 async def test_who_wants_no_progress_is_told_of_the_ends_too() -> None:
