@@ -38,19 +38,19 @@ _FIELD_BYTES: Final = 500
 
 
 class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
-    """The first request: open these archives. Two descriptors: `InFlightTable`, and memory for what is long.
+    """The first request: open these archives. Two descriptors of shared memory come with it.
 
     Attributes:
         archives: Paths of the set.
         table: Descriptor of an `InFlightTable`'s memory.
-        papers: Descriptor of the memory.
+        payloads: Descriptor of shared memory for what is longer than a frame.
         opener: What devices are opened by, as in `TrialLimits`.
         selector: What device will be opened.
     """
 
     archives: tuple[str, ...]
     table: int
-    papers: int
+    payloads: int
     opener: str
     selector: str
 
@@ -89,7 +89,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
         measured_ns: What trying pipelines took, by key, for the limits on time.
         steered: Whether commands may follow while it runs.
         commands: Those in effect already.
-        given_up: What the driver is not to be asked for; each a `Doing`.
+        given_up: What the driver is not to be asked for; each a `DriverStep`.
         distrusted: Pipelines that are not to be created from stored binaries, by key.
         started_ns: As in `Steering`.
     """
@@ -280,10 +280,10 @@ class Trying(msgspec.Struct, tag="trying", forbid_unknown_fields=True):
 
 
 class Entering(msgspec.Struct, tag="entering", forbid_unknown_fields=True):
-    """A trial fork enters a step of what its pipeline needs; a `Doing`."""
+    """A trial fork enters a step of what its pipeline needs; a `DriverStep`."""
 
     number: int
-    doing: int
+    step: int
 
 
 class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
@@ -390,12 +390,12 @@ class CompileServer:
     Attributes:
         child: The process; it opens the set, or has it from the process that it is a fork of.
         table: Descriptor of the memory of an `InFlightTable`.
-        papers: Descriptor of the memory for what is long.
+        payloads: Descriptor of shared memory for what is longer than a frame.
     """
 
     child: Child[Answer]
     table: int
-    papers: int
+    payloads: int
     _asked: bool = False
 
     @classmethod
@@ -452,7 +452,7 @@ class CompileServer:
         cls, program: str | None, *, environment: Mapping[str, str] | None = None, kept: Sequence[int] = ()
     ) -> Self:
         table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
-        papers = os.memfd_create("orchestrator-papers", os.MFD_CLOEXEC)
+        payloads = os.memfd_create("orchestrator-payloads", os.MFD_CLOEXEC)
         try:
             child: Child[Answer] = Child(
                 SERVICE,
@@ -460,19 +460,19 @@ class CompileServer:
                 limits=LIMITS,
                 environment=environment,
                 program=program,
-                descriptors=(table, papers, *kept),
+                descriptors=(table, payloads, *kept),
                 reads_output=False,
             )
         except BaseException:
             os.close(table)
-            os.close(papers)
+            os.close(payloads)
             raise
-        return cls(child, table, papers)
+        return cls(child, table, payloads)
 
     def open(self, archives: Sequence[str], options: CompileOptions) -> None:
         """Let it open a set, once; the arguments are those of `start`."""
         limits = options.trial_limits
-        self.child.send(Open(tuple(archives), self.table, self.papers, limits.opener, options.selector))
+        self.child.send(Open(tuple(archives), self.table, self.payloads, limits.opener, options.selector))
 
     def take_over(self) -> bool:
         """Whether it was asked for a `first_request`, and nobody took that over before."""
@@ -484,7 +484,7 @@ class CompileServer:
         if self.take_over():
             self.child.leave()  # nobody else would say that what its fork is loading is not to blame
         self.child.end(0.0)
-        for name in ("table", "papers"):
+        for name in ("table", "payloads"):
             descriptor = getattr(self, name)
             if descriptor >= 0:
                 setattr(self, name, -1)

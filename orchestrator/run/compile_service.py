@@ -47,7 +47,7 @@ from orchestrator.run.compile_server import (
     Stop,
     Try,
 )
-from orchestrator.run.in_flight import Doing, InFlightTable
+from orchestrator.run.in_flight import DriverStep, InFlightTable
 from orchestrator.run.limits import error_of_memory, limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
@@ -130,7 +130,7 @@ class _Server:
         match request:
             case Compile():
                 self.table.clear()
-                os.ftruncate(self.opening.papers, 0)
+                os.ftruncate(self.opening.payloads, 0)
                 self._directory = request.cache_directory
                 self._fork(request.number, lambda control: self._compile(request, control))
             case Try():
@@ -214,7 +214,7 @@ class _Server:
         with without_searching():
             from orchestrator.run.compile_worker import Worker
 
-        self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.papers)
+        self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.payloads)
         return self._made
 
     def _prepare_trials(self, request: Try) -> None:
@@ -283,7 +283,7 @@ class _Server:
         """Opens devices and announces that; begins to open the one that will probably be asked for first."""
 
         def opener(device_request: DeviceRequest) -> Device:
-            with self.table.announced(Doing.OPEN):
+            with self.table.announced(DriverStep.OPEN):
                 return open_for_child(
                     options.trial_limits.opener,
                     options.selector,

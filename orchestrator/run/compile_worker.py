@@ -55,7 +55,7 @@ from orchestrator.run.compile_server import (
     append,
 )
 from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import OBJECTS, Doing, InFlightTable, announcing
+from orchestrator.run.in_flight import OBJECTS, DriverStep, InFlightTable, announcing
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
 from orchestrator.run.options import CompileOptions
@@ -79,14 +79,14 @@ class Worker:
         channel: Where its answers go.
         source: The set.
         table: Gets what is in the driver.
-        papers: Descriptor of the memory for what is long.
+        payloads: Descriptor of shared memory for what is longer than a frame.
         in_driver: Whether pipelines were given to the driver.
     """
 
     channel: Channel[Request, Answer]
     source: PipelineSet
     table: InFlightTable
-    papers: int
+    payloads: int
     in_driver: bool = False
 
     def compile(
@@ -115,7 +115,7 @@ class Worker:
             device = opener(device_request)
             self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
-            given_up = map(Doing, request.given_up)
+            given_up = map(DriverStep, request.given_up)
             return announcing(device, self.table, tell, gate, given_up, request.distrusted)
 
         def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage, marks: int) -> None:
@@ -137,14 +137,16 @@ class Worker:
                 module_index=image.module_slot_module.tobytes(),
                 marks=marks,
             )
-            self.channel.send(Prepared(request.number, *append(self.papers, msgspec.msgpack.encode(tables))))
+            self.channel.send(
+                Prepared(request.number, *append(self.payloads, msgspec.msgpack.encode(tables)))
+            )
 
         def on_progress(progress: Progress) -> None:
             self.channel.send(Progressed(request.number, encode_msgpack(progress)))
 
         def on_settled(settlement: Settlement) -> None:
             self.channel.send(
-                Settled(request.number, *append(self.papers, msgspec.msgpack.encode(settlement)))
+                Settled(request.number, *append(self.payloads, msgspec.msgpack.encode(settlement)))
             )
 
         def on_saved(path: Path, size: int) -> None:
@@ -209,7 +211,7 @@ class Worker:
         except (OrchestratorError, ValueError) as error:
             self.channel.send(Failed.of(request.number, error, options.trial_limits.memory_bytes))
         else:
-            self.channel.send(Done(request.number, *append(self.papers, encode_msgpack(report))))
+            self.channel.send(Done(request.number, *append(self.payloads, encode_msgpack(report))))
 
     def attempt(self, request: Try, control: int) -> None:
         """Give pipelines to the driver, one after the other, and say before which one it is."""
@@ -247,7 +249,7 @@ class Worker:
             if job in rows:  # else the device lacks what it needs
                 image = only(whole, rows[job])
                 with suppress(OrchestratorError), closing(device.prepare(image, enter)) as prepared:
-                    self.channel.send(Entering(request.number, Doing.CREATE))
+                    self.channel.send(Entering(request.number, DriverStep.CREATE))
                     device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, job.key, time.perf_counter_ns() - began))
 

@@ -84,9 +84,9 @@ class Connection:
         for each in self._mail.values():
             each.send_nowait(self.ended)
 
-    def paper(self, place: InMemory) -> bytes:
+    def payload(self, place: InMemory) -> bytes:
         """What a fork put into the shared memory."""
-        return os.pread(self.server.papers, place.size, place.offset)
+        return os.pread(self.server.payloads, place.size, place.offset)
 
     def close(self) -> None:
         """End the server. Blocking."""

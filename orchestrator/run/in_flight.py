@@ -84,8 +84,8 @@ _NOTHING: Final = np.zeros(0, np.int32)
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
 
 
-class Doing(enum.IntEnum):
-    """What a process is in the driver for.
+class DriverStep(enum.IntEnum):
+    """What a process does in the driver.
 
     CREATE: It creates these pipelines.
     KEYS: It asks for the keys of these.
@@ -123,22 +123,24 @@ class Doing(enum.IntEnum):
 
 
 _WORDS: Final = {
-    Doing.CREATE: "creating pipelines",
-    Doing.KEYS: "asking for keys of pipelines",
-    Doing.OBJECT: "creating a layout, render pass or sampler",
-    Doing.MODULE: "creating a shader module",
-    Doing.PREPARE: "preparing an image",
-    Doing.LOAD: "creating a pipeline cache from data",
-    Doing.CACHE: "creating a pipeline cache",
-    Doing.MERGE: "merging pipeline caches",
-    Doing.READ: "reading a pipeline cache",
-    Doing.BINARIES: "handling pipeline binaries",
-    Doing.DESTROY: "destroying objects",
-    Doing.OPEN: "opening the device",
-    Doing.FROM_BINARIES: "creating pipelines from binaries",
+    DriverStep.CREATE: "creating pipelines",
+    DriverStep.KEYS: "asking for keys of pipelines",
+    DriverStep.OBJECT: "creating a layout, render pass or sampler",
+    DriverStep.MODULE: "creating a shader module",
+    DriverStep.PREPARE: "preparing an image",
+    DriverStep.LOAD: "creating a pipeline cache from data",
+    DriverStep.CACHE: "creating a pipeline cache",
+    DriverStep.MERGE: "merging pipeline caches",
+    DriverStep.READ: "reading a pipeline cache",
+    DriverStep.BINARIES: "handling pipeline binaries",
+    DriverStep.DESTROY: "destroying objects",
+    DriverStep.OPEN: "opening the device",
+    DriverStep.FROM_BINARIES: "creating pipelines from binaries",
 }
 
-OF_PIPELINES: Final = frozenset({Doing.CREATE, Doing.FROM_BINARIES, Doing.KEYS, Doing.OBJECT, Doing.MODULE})
+OF_PIPELINES: Final = frozenset(
+    {DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS, DriverStep.OBJECT, DriverStep.MODULE}
+)
 """What is done for pipelines that can be told."""
 
 
@@ -147,12 +149,12 @@ class Flight:
     """One call that is in the driver.
 
     Attributes:
-        doing: What for.
+        step: What it does in the driver.
         numbers: Numbers of the pipelines, object or module in the image.
         since_ns: When it began, on the clock of time.monotonic_ns.
     """
 
-    doing: Doing
+    step: DriverStep
     numbers: tuple[int, ...]
     since_ns: int
 
@@ -211,13 +213,13 @@ class InFlightTable:
         self._marks = memoryview(mmap.mmap(self.descriptor, size, offset=at)).cast("I")
         return at
 
-    def begin(self, doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
+    def begin(self, step: DriverStep, numbers: npt.NDArray[np.int32]) -> int:
         """Say that a call goes to the driver; returns what `end` takes.
 
         What is of pipelines has slots of its own: after a death they say what came back last.
         """
         try:
-            slot = self._free[doing in OF_PIPELINES].pop()
+            slot = self._free[step in OF_PIPELINES].pop()
         except IndexError:
             slot = self._new_slot()
         at = _HEADER.size + slot * _STRIDE
@@ -229,22 +231,22 @@ class InFlightTable:
         else:
             smallest, largest = int(numbers.min()), int(numbers.max())
         # Last, and with the count: before it the slot says that nothing is in the driver.
-        _SLOT.pack_into(self._memory, at, time.monotonic_ns(), doing, count, smallest, largest)
+        _SLOT.pack_into(self._memory, at, time.monotonic_ns(), step, count, smallest, largest)
         return slot
 
     def end(self, slot: int) -> None:
         """The call came back. What it was stays readable until the slot is used again."""
         at = _HEADER.size + slot * _STRIDE
-        _, doing, *_ = _SLOT.unpack_from(self._memory, at)
+        _, step, *_ = _SLOT.unpack_from(self._memory, at)
         _STAMP.pack_into(self._memory, at, 0)
-        self._free[doing in OF_PIPELINES].append(slot)
+        self._free[step in OF_PIPELINES].append(slot)
 
     @contextmanager
     def announced(
-        self, doing: Doing, numbers: Sequence[int] | npt.NDArray[np.int32] = _NOTHING
+        self, step: DriverStep, numbers: Sequence[int] | npt.NDArray[np.int32] = _NOTHING
     ) -> Iterator[None]:
         """Say that a call goes to the driver, for a block."""
-        slot = self.begin(doing, np.asarray(numbers, np.int32))
+        slot = self.begin(step, np.asarray(numbers, np.int32))
         try:
             yield
         finally:
@@ -282,8 +284,8 @@ class InFlightTable:
 
     def _flight(self, slot: int, *, ended: bool) -> Flight | None:
         at = _HEADER.size + slot * _STRIDE
-        stamp, doing, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
-        if bool(stamp) is ended or not doing or (ended and doing not in OF_PIPELINES):
+        stamp, step, count, smallest, largest = _SLOT.unpack_from(self._memory, at)
+        if bool(stamp) is ended or not step or (ended and step not in OF_PIPELINES):
             return None
         if count > _HELD:
             numbers = tuple(range(smallest, largest + 1))
@@ -293,10 +295,10 @@ class InFlightTable:
         # Where the process lives, the call may have ended meanwhile, and another one may have the slot.
         if _SLOT.unpack_from(self._memory, at)[0] != stamp:
             return None
-        return Flight(Doing(doing), numbers, stamp)
+        return Flight(DriverStep(step), numbers, stamp)
 
 
-OBJECTS: Final = {"object": Doing.OBJECT, "module": Doing.MODULE}
+OBJECTS: Final = {"object": DriverStep.OBJECT, "module": DriverStep.MODULE}
 """What is created, as `Device.prepare` names it."""
 
 
@@ -305,7 +307,7 @@ def announcing(
     table: InFlightTable,
     on_image: Callable[[CreateInfoImage, int], None],
     gate: MemoryGate,
-    given_up: Iterable[Doing] = (),
+    given_up: Iterable[DriverStep] = (),
     distrusted: Iterable[int] = (),
 ) -> Device:
     """A device that announces its calls.
@@ -366,7 +368,7 @@ class AnnouncingDevice:
     table: InFlightTable
     on_image: Callable[[CreateInfoImage, int], None]
     gate: MemoryGate
-    given_up: frozenset[Doing] = frozenset()
+    given_up: frozenset[DriverStep] = frozenset()
     distrusted: frozenset[int] = frozenset()
 
     @property
@@ -407,10 +409,10 @@ class AnnouncingDevice:
             if is_next:
                 self._begin(image.image)
         if not is_next:
-            with self.table.announced(Doing.OPEN):
+            with self.table.announced(DriverStep.OPEN):
                 prepared = self.device.prepare(image, before, modules_on_demand=modules_on_demand)
             return AnnouncingPipelines(prepared, self)
-        slot = self.table.begin(Doing.PREPARE, _NOTHING)
+        slot = self.table.begin(DriverStep.PREPARE, _NOTHING)
 
         def announce(what: str, number: int) -> None:
             nonlocal slot
@@ -446,7 +448,7 @@ class AnnouncingDevice:
         fail_on_compile_required: bool,
         indices: npt.NDArray[np.int32],
     ) -> CreationBatch:
-        slot = self.gate.enter(self.table.flights, partial(self.table.begin, Doing.CREATE, indices))
+        slot = self.gate.enter(self.table.flights, partial(self.table.begin, DriverStep.CREATE, indices))
         began_ns = time.perf_counter_ns()
         try:
             if isinstance(source, BinarySource):
@@ -483,7 +485,7 @@ class AnnouncingDevice:
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.KEYS, indices):
+        with self.table.announced(DriverStep.KEYS, indices):
             return self.device.pipeline_keys(own, indices)
 
     def create_pipeline_cache(
@@ -495,8 +497,8 @@ class AnnouncingDevice:
         name: str = "cache",
     ) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
-        doing = Doing.LOAD if initial_data else Doing.CACHE
-        with self._allowed(doing, "vkCreatePipelineCache"):
+        step = DriverStep.LOAD if initial_data else DriverStep.CACHE
+        with self._allowed(step, "vkCreatePipelineCache"):
             cache = self.device.create_pipeline_cache(
                 initial_data,
                 externally_synchronized=externally_synchronized,
@@ -508,17 +510,17 @@ class AnnouncingDevice:
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
         """See `Device.merge_pipeline_caches`."""
-        with self._allowed(Doing.MERGE, "vkMergePipelineCaches"):
+        with self._allowed(DriverStep.MERGE, "vkMergePipelineCaches"):
             self.device.merge_pipeline_caches(destination, sources)
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
-        with self._allowed(Doing.READ, "vkGetPipelineCacheData"):
+        with self._allowed(DriverStep.READ, "vkGetPipelineCacheData"):
             return self.device.pipeline_cache_size(cache)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
-        with self._allowed(Doing.READ, "vkGetPipelineCacheData"):
+        with self._allowed(DriverStep.READ, "vkGetPipelineCacheData"):
             return self.device.pipeline_cache_data(cache, limit)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
@@ -538,7 +540,7 @@ class AnnouncingDevice:
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        with self._allowed(Doing.BINARIES, "vkCreatePipelineBinariesKHR"):
+        with self._allowed(DriverStep.BINARIES, "vkCreatePipelineBinariesKHR"):
             return self._binaries.create_binaries(binaries)
 
     def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
@@ -547,7 +549,7 @@ class AnnouncingDevice:
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        with self._allowed(Doing.BINARIES, "vkGetPipelineBinaryDataKHR"):
+        with self._allowed(DriverStep.BINARIES, "vkGetPipelineBinaryDataKHR"):
             return self._binaries.binary_data(handles)
 
     def create_from_binaries(
@@ -560,17 +562,17 @@ class AnnouncingDevice:
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
         own = self._own(prepared)
-        trusted = np.full(len(indices), Doing.FROM_BINARIES not in self.given_up)
+        trusted = np.full(len(indices), DriverStep.FROM_BINARIES not in self.given_up)
         if self.distrusted:
             trusted &= [each not in self.distrusted for each in own.image.keys[indices].tolist()]
         if trusted.all():
-            with self.table.announced(Doing.FROM_BINARIES, indices):
+            with self.table.announced(DriverStep.FROM_BINARIES, indices):
                 return self._binaries.create_from_binaries(own, indices, held, keep=keep)
         batch = CreationBatch.of_zeros(len(indices))
         batch.results[:] = ERROR_UNKNOWN  # as if the driver refused, so that they are compiled
         if trusted.any():
             asked = HeldBinaries(held.counts[trusted], held.handles[np.repeat(trusted, held.counts)])
-            with self.table.announced(Doing.FROM_BINARIES, indices[trusted]):
+            with self.table.announced(DriverStep.FROM_BINARIES, indices[trusted]):
                 made = self._binaries.create_from_binaries(own, indices[trusted], asked, keep=keep)
             batch.put(np.flatnonzero(trusted), made)
         return batch
@@ -580,7 +582,7 @@ class AnnouncingDevice:
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.CREATE, indices):
+        with self.table.announced(DriverStep.CREATE, indices):
             return self._binaries.create_captured(own, indices, keep=keep)
 
     def probe_internal_cache(
@@ -588,7 +590,7 @@ class AnnouncingDevice:
     ) -> list[npt.NDArray[np.uint64] | None]:
         """See `PipelineBinaries.probe_internal_cache`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.KEYS, indices):
+        with self.table.announced(DriverStep.KEYS, indices):
             return self._binaries.probe_internal_cache(own, indices)
 
     # Identifiers of modules; `create_pipelines` announces what the device does with them too.
@@ -601,13 +603,13 @@ class AnnouncingDevice:
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.MODULE, modules):
+        with self.table.announced(DriverStep.MODULE, modules):
             return self._identification.module_identifiers(own, modules)
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.MODULE, [module]):
+        with self.table.announced(DriverStep.MODULE, [module]):
             return self._identification.code_identifier(own, module)
 
     def create_identified(
@@ -620,7 +622,7 @@ class AnnouncingDevice:
     ) -> CreationBatch:
         """See `ModuleIdentification.create_identified`."""
         own = self._own(prepared)
-        with self.table.announced(Doing.CREATE, indices):
+        with self.table.announced(DriverStep.CREATE, indices):
             return self._identification.create_identified(own, indices, source, keep=keep)
 
     def _own(self, prepared: PreparedPipelines) -> PreparedPipelines:
@@ -637,16 +639,16 @@ class AnnouncingDevice:
 
     def destroying(self, destroy: Callable[[], None]) -> None:
         """Announce that something is destroyed, unless all stays until the process ends."""
-        if Doing.DESTROY not in self.given_up:
-            with self.table.announced(Doing.DESTROY):
+        if DriverStep.DESTROY not in self.given_up:
+            with self.table.announced(DriverStep.DESTROY):
                 destroy()
 
     @contextmanager
-    def _allowed(self, doing: Doing, command: str) -> Iterator[None]:
+    def _allowed(self, step: DriverStep, command: str) -> Iterator[None]:
         """Announce a call, unless it is given up."""
-        if doing in self.given_up:
+        if step in self.given_up:
             raise DriverError(command, ERROR_UNKNOWN, "VK_ERROR_UNKNOWN, for it was not asked again,")
-        with self.table.announced(doing):
+        with self.table.announced(step):
             yield
 
     @property
@@ -686,5 +688,5 @@ class AnnouncingInspector(AnnouncingDevice):
         """See `ExecutableInspector.pipeline_executables`."""
         assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
         own = self._own(prepared)
-        with self.table.announced(Doing.CREATE, [index]):
+        with self.table.announced(DriverStep.CREATE, [index]):
             return self.device.pipeline_executables(own, index)

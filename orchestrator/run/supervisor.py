@@ -61,7 +61,7 @@ from orchestrator.run.compile_server import (
 )
 from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import OF_PIPELINES, Doing, Flight
+from orchestrator.run.in_flight import OF_PIPELINES, DriverStep, Flight
 from orchestrator.run.limits import (
     AddressSpaceError,
     CpuTimeError,
@@ -113,9 +113,9 @@ _MOST_DOUBLINGS: Final = 6
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
-_NEEDED: Final = OF_PIPELINES | {Doing.PREPARE, Doing.OPEN}
+_NEEDED: Final = OF_PIPELINES | {DriverStep.PREPARE, DriverStep.OPEN}
 """Steps that no compile can do without."""
-_AFTERWARDS: Final = frozenset({Doing.MERGE, Doing.READ, Doing.DESTROY})
+_AFTERWARDS: Final = frozenset({DriverStep.MERGE, DriverStep.READ, DriverStep.DESTROY})
 """Steps in which a driver may crash because of a pipeline that it created before."""
 
 
@@ -161,7 +161,7 @@ async def compile_supervised(
         trio.Cancelled: The surrounding scope was cancelled. As from `compile_set`, it is raised after the
             calls in flight have returned; the compiled pipelines are saved, and the child has ended.
     """
-    words = DriverWords(log)
+    output = DriverOutput(log)
     steering = Steering.of(stop)
     several = [archives] if isinstance(archives, str | os.PathLike) else archives
     paths = tuple(os.fspath(each) for each in several)
@@ -169,7 +169,7 @@ async def compile_supervised(
         raise ValueError("no archive is named")
     expect(options, CompileOptions, "CompileOptions")
     directory = directory_to_keep(cache_directory)
-    supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, words)
+    supervisor = _Supervisor(paths, options, directory, steering, on_stage, on_progress, output)
     return await supervisor.run(CompileServer.start(paths, options) if server is None else server)
 
 
@@ -203,7 +203,7 @@ class _Death:
     where: str
     was_inside: bool = False
     of_cache_file: bool = False
-    steps: frozenset[Doing] = frozenset()
+    steps: frozenset[DriverStep] = frozenset()
     from_binaries: frozenset[int] = frozenset()
     too_little: MemoryLimitError | None = None
     may_lack_space: bool = False
@@ -268,7 +268,7 @@ class _Supervisor:
     steering: Steering
     on_stage: Callable[[str], None]
     on_progress: ProgressCallback
-    words: DriverWords
+    output: DriverOutput
     _culprits: dict[int, Culprit] = field(factory=dict)
     _measured_ns: dict[int, int] = field(factory=dict)
     _compiled: set[int] = field(factory=set)
@@ -291,8 +291,8 @@ class _Supervisor:
     _shown: Progress = field(factory=Progress)
     _settled: Counter[int] = field(factory=Counter)
     _settled_before: Counter[int] = field(factory=Counter)
-    _given_up: set[Doing] = field(factory=set)
-    _fatal: set[Doing] = field(factory=set)
+    _given_up: set[DriverStep] = field(factory=set)
+    _fatal: set[DriverStep] = field(factory=set)
     _distrusted: set[int] = field(factory=set)
     _opens_ahead: bool = field(default=Factory(lambda self: self.options.opens_ahead, takes_self=True))
     _costs_ns: dict[int, int] = field(factory=dict)
@@ -328,7 +328,7 @@ class _Supervisor:
         lost = 0
         while True:
             connection = Connection.to(server)
-            server.child.on_output = self.words.take
+            server.child.on_output = self.output.take
             try:
                 with first_error():
                     async with trio.open_nursery() as nursery:
@@ -378,7 +378,7 @@ class _Supervisor:
         options = self.options
         if self._careful:
             options = evolve(options, workers=1, batch_limit=1)
-        if Doing.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
+        if DriverStep.MERGE in self._given_up and options.mode not in NO_WORKER_CACHES:
             options = evolve(options, mode=CacheMode.SHARED, merge=None)
         options = with_checkpoints(options, after_death=self._supervision.processes > 0)
         options = evolve(options, open_ahead=self._opens_ahead)
@@ -413,7 +413,7 @@ class _Supervisor:
             await connection.send(request)
         self._supervision += Supervision(processes=1)
         watch = _Watch(connection, number, self.options.trial_limits, self._compiled, self._ending)
-        self.words.in_driver = watch.keys_in_driver
+        self.output.in_driver = watch.keys_in_driver
         report: CompileReport | None = None
         too_little: MemoryLimitError | None = None
         ended: Exited | Ended | None = None
@@ -436,7 +436,9 @@ class _Supervisor:
                     case Progressed():
                         self._tell(decode_msgpack(answer.progress, Progress))
                     case Settled():
-                        self._tell_settled(msgspec.msgpack.decode(connection.paper(answer), type=Settlement))
+                        self._tell_settled(
+                            msgspec.msgpack.decode(connection.payload(answer), type=Settlement)
+                        )
                     case Saved():
                         watch.is_saved = True
                         if self.steering.on_saved is not None:
@@ -457,14 +459,14 @@ class _Supervisor:
                         too_little = error  # one of the pipelines may have taken it all
                     case Done():
                         # The server reaps the worker before it ends, so that its resource usage is counted.
-                        report = decode_msgpack(connection.paper(answer), CompileReport)
+                        report = decode_msgpack(connection.payload(answer), CompileReport)
                     case Exited() | Ended():
                         ended = answer
                         break
                     case _:
                         pass  # about a trial
             nursery.cancel_scope.cancel()
-        self.words.in_driver = None  # trials repeat messages that were counted
+        self.output.in_driver = None  # trials repeat messages that were counted
         watch.remember()
         if report is not None:
             return report
@@ -479,7 +481,7 @@ class _Supervisor:
             too_little=too_little,
             may_lack_space=isinstance(ended, Exited) and may_lack_address_space(ended.peak_bytes),
         )
-        stuck = death.overdue and Doing.LOAD in death.steps
+        stuck = death.overdue and DriverStep.LOAD in death.steps
         is_cpu_spent = ended is not None and ended_at_cpu_limit(ended.status, getattr(ended, "cpu_s", 0.0))
         crashed = stuck or (
             isinstance(ended, Exited)  # else its server did
@@ -654,7 +656,7 @@ class _Supervisor:
                 # A second device may be the cause, while it is opened or closed, or later. So no other
                 # process has two. What died beside another step says nothing of either.
                 of_pipelines, others = death.steps & OF_PIPELINES, death.steps - OF_PIPELINES
-                is_beside = Doing.OPEN in others or bool(of_pipelines and others)
+                is_beside = DriverStep.OPEN in others or bool(of_pipelines and others)
                 has_two = self._opens_ahead and death.request and is_beside
                 self._opens_ahead = False
                 if not has_two:
@@ -706,7 +708,7 @@ class _Supervisor:
         again = bool(self._distrusted)
         self._distrusted |= death.from_binaries
         if again:
-            self._given_up.add(Doing.FROM_BINARIES)
+            self._given_up.add(DriverStep.FROM_BINARIES)
         count = len(death.from_binaries)
         several = "a pipeline from its" if count == 1 else f"{count} pipelines from their"
         compiled = "nothing is created from binaries any more" if again else "compiled instead"
@@ -728,7 +730,7 @@ class _Supervisor:
         self._fatal |= death.steps
         # After a stop, and with nothing to report, no other process tries it.
         final = death.steps if self._ending.is_set() and not self._since_ns else again
-        if death.overdue and (stuck := final & {Doing.OPEN, Doing.PREPARE}):
+        if death.overdue and (stuck := final & {DriverStep.OPEN, DriverStep.PREPARE}):
             words = " and ".join(each.words for each in stuck)
             found = f", as {self._fruitless + 1} processes found" if again else ""
             raise DeviceError(f"the driver does not come back from {words}{found}")
@@ -772,7 +774,7 @@ class _Supervisor:
                 cause += (
                     f"; the {limit >> 20} MiB that a process may have (--memory) may be too little for it"
                 )
-            if said := self.words.last:
+            if said := self.output.last:
                 cause += f"; the last line that it printed: {shown(said)}"
             raise DeviceError(
                 f"the driver ended {self._fruitless} processes, and no pipeline is to blame: the last one "
@@ -827,10 +829,10 @@ class _Supervisor:
         failed = {each.key for each in report.failed}
         self._supervision += Supervision(
             culprits=tuple(each for key, each in culprits.items() if key in failed),
-            messages=self.words.messages(),
+            messages=self.output.messages(),
         )
-        if self.words.unlogged:
-            self._notes.append(f"not all that the driver printed is in the log: {self.words.unlogged}")
+        if self.output.unlogged:
+            self._notes.append(f"not all that the driver printed is in the log: {self.output.unlogged}")
         fields = {name: getattr(report, name) for name in report.__struct_fields__}
         return CompileReport.of(
             **fields
@@ -1019,8 +1021,8 @@ class _Watch:
         """The tables of the image."""
         if self._tables is None:
             assert self._prepared is not None  # noqa: S101 - callers check
-            paper = self.connection.paper(self._prepared)
-            self._tables = msgspec.msgpack.decode(paper, type=ImageTables)
+            payload = self.connection.payload(self._prepared)
+            self._tables = msgspec.msgpack.decode(payload, type=ImageTables)
         return self._tables
 
     def keys_in_driver(self) -> list[int]:
@@ -1029,7 +1031,7 @@ class _Watch:
         if tables is None:
             return []
         flights = self.connection.table.flights()
-        if any(each.doing is Doing.OPEN for each in flights):
+        if any(each.step is DriverStep.OPEN for each in flights):
             return []  # drivers greet each device with messages of their own
         numbers = [each for flight in flights for each in _pipelines_of(flight, tables)]
         return [int(keys[each]) for each in numbers if each < len(keys)]
@@ -1061,13 +1063,13 @@ class _Watch:
         since_ns = flight.since_ns
         paused_ns = sum(min(length, end - since_ns) for end, length in self._pauses if end > since_ns)
         age_s = (now_ns - since_ns - paused_ns) / 1e9
-        if flight.doing is Doing.OPEN and self._prepared is None and self.ending.is_set():
+        if flight.step is DriverStep.OPEN and self._prepared is None and self.ending.is_set():
             return age_s > min(_STOPPED_OPENING_S, self.limits.call_limit_now_s())
-        if flight.doing not in OF_PIPELINES:
+        if flight.step not in OF_PIPELINES:
             return age_s > self.limits.call_limit_now_s()
         if age_s <= self.limits.limit_now_s() or self._prepared is None:
             return False
-        if flight.doing in (Doing.OBJECT, Doing.MODULE):
+        if flight.step in (DriverStep.OBJECT, DriverStep.MODULE):
             return True
         known = np.frombuffer(self.tables.recorded_ns, np.int64)
         recorded = sorted(int(known[each]) for each in flight.numbers)
@@ -1078,10 +1080,10 @@ class _Watch:
         """The death of the process."""
         table = self.connection.table
         flights = self._overdue or table.flights()
-        steps = frozenset(each.doing for each in flights)
+        steps = frozenset(each.step for each in flights)
         where = min(steps).words if steps else "outside of any call into the driver"
-        if Doing.FROM_BINARIES in steps:
-            where = Doing.FROM_BINARIES.words
+        if DriverStep.FROM_BINARIES in steps:
+            where = DriverStep.FROM_BINARIES.words
         # A thread of the driver, or corrupted memory, may end the process some time after the call.
         was_inside = not steps.isdisjoint(OF_PIPELINES)
         if not self._overdue and steps <= _AFTERWARDS:
@@ -1091,8 +1093,8 @@ class _Watch:
         tables = self.tables
         kinds, recorded = np.frombuffer(tables.kinds, np.uint8), np.frombuffer(tables.recorded_ns, np.int64)
         jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(self._keys.tolist(), kinds, strict=True)]
-        made = [each for each in flights if each.doing is Doing.FROM_BINARIES]
-        if Doing.FROM_BINARIES in steps:  # the calls around these compiled nothing meanwhile
+        made = [each for each in flights if each.step is DriverStep.FROM_BINARIES]
+        if DriverStep.FROM_BINARIES in steps:  # the calls around these compiled nothing meanwhile
             flights = [each for each in flights if each not in made and not _is_around(each, made)]
         numbers = {number for each in flights for number in _pipelines_of(each, tables)}
         from_binaries = {number for each in made for number in each.numbers}
@@ -1112,16 +1114,16 @@ class _Watch:
 
 def _is_around(flight: Flight, made: Iterable[Flight]) -> bool:
     """Whether a call creates what a call within it creates from binaries."""
-    return flight.doing is Doing.CREATE and any(set(each.numbers) <= set(flight.numbers) for each in made)
+    return flight.step is DriverStep.CREATE and any(set(each.numbers) <= set(flight.numbers) for each in made)
 
 
 def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
     """Numbers of the pipelines that a call concerns."""
-    if flight.doing in (Doing.CREATE, Doing.FROM_BINARIES, Doing.KEYS):
+    if flight.step in (DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS):
         return flight.numbers
-    if flight.doing is Doing.MODULE:
+    if flight.step is DriverStep.MODULE:
         return _holding(tables.module_start, np.frombuffer(tables.module_index, np.int32), flight.numbers)
-    if flight.doing is Doing.OBJECT:
+    if flight.step is DriverStep.OBJECT:
         wanted = set(flight.numbers)
         for number, needs in enumerate(tables.dependencies):  # dependencies come first
             if wanted.intersection(needs):
@@ -1150,7 +1152,7 @@ class _Case:
 
 
 @define(eq=False)
-class DriverWords:
+class DriverOutput:
     """Counts the messages that drivers print while they compile, and attributes them to pipelines.
 
     All threads of a driver print to the process's stderr. Pipelines that are in the driver while it prints

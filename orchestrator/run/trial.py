@@ -43,7 +43,7 @@ from orchestrator.run.compile_server import (
 )
 from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import Doing
+from orchestrator.run.in_flight import DriverStep
 from orchestrator.run.limits import (
     CpuTimeError,
     MemoryLimitError,
@@ -121,7 +121,7 @@ class _Attempt:
         late: Whether it was killed, because the driver did not come back.
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
-        doing: What it did for that pipeline then.
+        step: What it did for that pipeline then.
         too_little: Whether it said that its memory is too little.
         fell: Pipelines that forks of it ended on.
     """
@@ -131,14 +131,14 @@ class _Attempt:
     late: bool = False
     peak_bytes: int = 0
     killed_for_memory: bool = False
-    doing: Doing = Doing.CREATE
+    step: DriverStep = DriverStep.CREATE
     too_little: bool = False
     fell: tuple[PipelineJob, ...] = ()
 
     @property
-    def step(self) -> str:
-        """What it was doing in words, where that was not creating the pipeline itself."""
-        return "" if self.doing is Doing.CREATE else f", {self.doing.words}"
+    def during(self) -> str:
+        """What it was doing, in words, where that was not creating the pipeline itself."""
+        return "" if self.step is DriverStep.CREATE else f", {self.step.words}"
 
 
 @define(eq=False)
@@ -275,7 +275,7 @@ class SuspectTrials:
             return None
         if tried.late:
             within = in_seconds(self._limit_s(job))
-            late = f"the driver did not come back from it within {within}{tried.step}, {_ALONE}"
+            late = f"the driver did not come back from it within {within}{tried.during}, {_ALONE}"
             return Verdict(Cause.TIMEOUT, late)
         ended = tried.end
         if tried.killed_for_memory:
@@ -292,9 +292,9 @@ class SuspectTrials:
         if not limit and may_lack_address_space(tried.peak_bytes):
             space = f"the {address_space_limit()} may be too little for it"
             how = ended.signal or ended.how
-            return Verdict(Cause.MEMORY, f"{space}: {how}{tried.step}, {_ALONE}", ended.signal)
+            return Verdict(Cause.MEMORY, f"{space}: {how}{tried.during}, {_ALONE}", ended.signal)
         if ended.signal:
-            crash = f"the driver crashed on it: {ended.signal}{tried.step}, {_ALONE}"
+            crash = f"the driver crashed on it: {ended.signal}{tried.during}, {_ALONE}"
             return Verdict(Cause.SIGNAL, crash, ended.signal)
         return Verdict(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
 
@@ -338,7 +338,7 @@ class SuspectTrials:
         kills = kills_for_memory()
         await self.connection.send(request)
         survived, late, limit_s = 0, False, _OPENING_S
-        began, doing, too_little = False, Doing.CREATE, False
+        began, step, too_little = False, DriverStep.CREATE, False
         fell: list[PipelineJob] = []
         while True:
             match answer := await answer_in_time(mail, limit_s):
@@ -351,17 +351,17 @@ class SuspectTrials:
                     began, limit_s = True, self._limit_s(jobs[survived])
                     self.trying[number] = jobs[survived], trio.current_time()
                 case Entering():
-                    doing = Doing(answer.doing)
+                    step = DriverStep(answer.step)
                 case Survived():
                     survived += 1
-                    doing = Doing.CREATE
+                    step = DriverStep.CREATE
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
                 case Fell():
                     # The fork may have said that the driver came back, and ended before it went on.
                     fell.append(jobs[answer.place])
                     survived = answer.place + 1
-                    doing, limit_s = Doing.CREATE, _OPENING_S
+                    step, limit_s = DriverStep.CREATE, _OPENING_S
                     self.trying.pop(number, None)
                 case Failed():
                     error = answer.error()
@@ -379,7 +379,7 @@ class SuspectTrials:
                         raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
                     peak = answer.peak_bytes
-                    return _Attempt(survived, ended, late, peak, for_memory, doing, too_little, tuple(fell))
+                    return _Attempt(survived, ended, late, peak, for_memory, step, too_little, tuple(fell))
                 case Ended():
                     return _Attempt(survived, fell=tuple(fell))
                 case _:

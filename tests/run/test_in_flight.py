@@ -18,7 +18,7 @@ from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, Simulate
 from orchestrator.errors import DriverError
 from orchestrator.run import in_flight
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.in_flight import Doing, InFlightTable, announcing
+from orchestrator.run.in_flight import DriverStep, InFlightTable, announcing
 from orchestrator.run.limits import MemoryGate
 from tests.run.small_sets import Watched
 
@@ -37,17 +37,17 @@ def numbers(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
 def test_calls_are_there_from_begin_to_end(descriptor: int) -> None:
     ours, theirs = InFlightTable(descriptor), InFlightTable(descriptor)
     assert theirs.flights() == []
-    one = ours.begin(Doing.CREATE, numbers(3, 1, 2))
-    two = ours.begin(Doing.OBJECT, numbers(7))
-    assert [(each.doing, each.numbers) for each in theirs.flights()] == [
-        (Doing.CREATE, (3, 1, 2)),
-        (Doing.OBJECT, (7,)),
+    one = ours.begin(DriverStep.CREATE, numbers(3, 1, 2))
+    two = ours.begin(DriverStep.OBJECT, numbers(7))
+    assert [(each.step, each.numbers) for each in theirs.flights()] == [
+        (DriverStep.CREATE, (3, 1, 2)),
+        (DriverStep.OBJECT, (7,)),
     ]
     ours.end(one)
     assert [each.numbers for each in theirs.flights()] == [(7,)]
     assert [each.numbers for each in theirs.flights(ended=True)] == [(3, 1, 2)]
-    ours.begin(Doing.KEYS, numbers())
-    assert [each.doing for each in theirs.flights()] == [Doing.KEYS, Doing.OBJECT]
+    ours.begin(DriverStep.KEYS, numbers())
+    assert [each.step for each in theirs.flights()] == [DriverStep.KEYS, DriverStep.OBJECT]
     ours.end(two)
     ours.clear()
     assert theirs.flights() == []
@@ -65,7 +65,7 @@ def test_a_limit_on_files_that_is_too_small_names_the_memory(descriptor: int) ->
 
 def test_of_a_large_batch_it_says_from_where_to_where(descriptor: int) -> None:
     table = InFlightTable(descriptor)
-    table.begin(Doing.CREATE, np.arange(100, 5000, dtype=np.int32))
+    table.begin(DriverStep.CREATE, np.arange(100, 5000, dtype=np.int32))
     assert [each.numbers for each in table.flights()] == [tuple(range(100, 5000))]
 
 
@@ -75,7 +75,7 @@ def test_a_call_that_is_announced_while_somebody_looks_is_whole_or_not_there(
 ) -> None:
     """Another process reads half of a stamp, by which a call would be hours old."""
     table, slot = InFlightTable(descriptor), in_flight._SLOT
-    table.begin(Doing.KEYS, np.arange(count, dtype=np.int32))
+    table.begin(DriverStep.KEYS, np.arange(count, dtype=np.int32))
     since_ns = table.flights()[0].since_ns
 
     class Torn:
@@ -100,7 +100,7 @@ def test_it_outlives_the_process(descriptor: int) -> None:
         assert table.prepare(4) == at
         table.mark(0, 2500)
         table.mark(3, 1 << 60)
-        table.begin(Doing.CREATE, numbers(2))
+        table.begin(DriverStep.CREATE, numbers(2))
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(process_id, 0)
     assert [each.numbers for each in table.flights()] == [(2,)]
@@ -111,7 +111,7 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
     table, seen, images = InFlightTable(descriptor), [], list[tuple[CreateInfoImage, int]]()
 
     def on_compile(key: int) -> None:
-        seen.append((key, [(each.doing, each.numbers) for each in table.flights()]))
+        seen.append((key, [(each.step, each.numbers) for each in table.flights()]))
 
     bugs = DriverBugs(results={12: -13})
     inner = SimulatedDevice(SimulatedOptions(on_compile=on_compile, bugs=bugs))
@@ -123,7 +123,7 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
         device.create_pipelines(prepared, numbers(1, 2), cache)
         device.create_pipelines(prepared, numbers(1), cache)
         device.create_pipelines(prepared, numbers(3), NO_SOURCE)
-    both, alone = [(Doing.CREATE, (1, 2))], [(Doing.CREATE, (3,))]
+    both, alone = [(DriverStep.CREATE, (1, 2))], [(DriverStep.CREATE, (3,))]
     assert seen == [(11, both), (12, both), (13, alone)]
     assert table.flights() == []
     assert [each.numbers for each in table.flights(ended=True)] == [(3,)]
@@ -133,11 +133,11 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
 
 
 def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
-    table, seen, told = InFlightTable(descriptor), list[list[Doing]](), list[tuple[list[int], int]]()
+    table, seen, told = InFlightTable(descriptor), list[list[DriverStep]](), list[tuple[list[int], int]]()
 
     def on_step(step: str) -> None:
         if step == "prepare":
-            seen.append([each.doing for each in table.flights()])
+            seen.append([each.step for each in table.flights()])
 
     def device() -> Device:
         inner = Watched(SimulatedOptions(), on_step)
@@ -148,7 +148,7 @@ def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor
     one, two, three = device(), device(), device()
     first = one.prepare(simulated_image([10, 11]))
     second = two.prepare(simulated_image([12]))
-    assert seen == [[Doing.PREPARE], [Doing.OPEN]]
+    assert seen == [[DriverStep.PREPARE], [DriverStep.OPEN]]
     one.create_pipelines(first, numbers(1), NO_SOURCE)
     assert [keys for keys, _ in told] == [[10, 11]]
     two.create_pipelines(second, numbers(0), NO_SOURCE)
@@ -159,17 +159,17 @@ def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor
     assert (of_first, of_second) == ([False, True], [True])
     two.close()
     three.prepare(simulated_image([13]))  # there is no other one now
-    assert seen[2:] == [[Doing.PREPARE]]
+    assert seen[2:] == [[DriverStep.PREPARE]]
     assert [keys for keys, _ in told[2:]] == [[13]]
     three.close()
 
 
 def test_a_call_in_flight_stays_when_another_image_begins(descriptor: int) -> None:
     table = InFlightTable(descriptor)
-    read = table.begin(Doing.READ, numbers())
-    table.end(table.begin(Doing.CREATE, numbers(1)))
+    read = table.begin(DriverStep.READ, numbers())
+    table.end(table.begin(DriverStep.CREATE, numbers(1)))
     table.prepare(1)
-    assert [each.doing for each in table.flights()] == [Doing.READ]
+    assert [each.step for each in table.flights()] == [DriverStep.READ]
     assert table.flights(ended=True) == []
     table.end(read)
     assert table.flights() == []
@@ -194,24 +194,30 @@ class Looking(SimulatedDevice):
 
 
 def test_what_is_done_with_a_cache_is_announced_or_refused(descriptor: int) -> None:
-    table, seen = InFlightTable(descriptor), list[tuple[str, list[Doing]]]()
+    table, seen = InFlightTable(descriptor), list[tuple[str, list[DriverStep]]]()
     inner = Looking()
-    inner.look = lambda what: seen.append((what, [each.doing for each in table.flights()]))
+    inner.look = lambda what: seen.append((what, [each.step for each in table.flights()]))
     device = announcing(inner, table, lambda *_: None, MemoryGate())
     one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
     one.merge([two])
     one.data()
     two.destroy()
-    assert seen == [("merge", [Doing.MERGE]), ("read", [Doing.READ]), ("destroy", [Doing.DESTROY])]
+    assert seen == [
+        ("merge", [DriverStep.MERGE]),
+        ("read", [DriverStep.READ]),
+        ("destroy", [DriverStep.DESTROY]),
+    ]
     seen.clear()
-    wary = announcing(inner, table, lambda *_: None, MemoryGate(), [Doing.MERGE, Doing.LOAD, Doing.DESTROY])
+    wary = announcing(
+        inner, table, lambda *_: None, MemoryGate(), [DriverStep.MERGE, DriverStep.LOAD, DriverStep.DESTROY]
+    )
     three = wary.create_pipeline_cache()
     with pytest.raises(DriverError, match=r"vkMergePipelineCaches .* not asked again"):
         three.merge([one])
     with pytest.raises(DriverError, match=r"vkCreatePipelineCache .* not asked again"):
         three.for_worker(one.data(), "worker", externally_synchronized=False)
     three.destroy()
-    assert seen == [("read", [Doing.READ])]
+    assert seen == [("read", [DriverStep.READ])]
 
 
 def test_marks_are_of_what_was_compiled(descriptor: int) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run.in_flight import Doing, Flight, InFlightTable, announcing
+from orchestrator.run.in_flight import DriverStep, Flight, InFlightTable, announcing
 from orchestrator.run.limits import (
     MemoryGate,
     MemoryLimitError,
@@ -105,9 +105,9 @@ def test_the_next_looks_once_the_one_before_is_seen_in_the_driver(
             said.append("looks")
             return flights()
 
-        def begun(doing: Doing, numbers: npt.NDArray[np.int32]) -> int:
+        def begun(step: DriverStep, numbers: npt.NDArray[np.int32]) -> int:
             said.append("begins")
-            return begin(doing, numbers)
+            return begin(step, numbers)
 
         monkeypatch.setattr(table, "flights", looked)
         monkeypatch.setattr(table, "begin", begun)
@@ -120,7 +120,7 @@ def test_work_waits_for_what_is_in_the_driver_while_memory_is_short(table: InFli
     gate = MemoryGate(is_short=True)
 
     def begin() -> int:
-        return table.begin(Doing.CREATE, np.zeros(1, np.int32))
+        return table.begin(DriverStep.CREATE, np.zeros(1, np.int32))
 
     slot = gate.enter(table.flights, begin)  # nothing is in the driver, so something may begin
     entered = threading.Event()

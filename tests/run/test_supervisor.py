@@ -56,12 +56,12 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Try, first_request
 from orchestrator.run.compile_service import _decoded, _processes_to_fork, _Server
 from orchestrator.run.connection import Connection
-from orchestrator.run.in_flight import Doing, Flight, InFlightTable
+from orchestrator.run.in_flight import DriverStep, Flight, InFlightTable
 from orchestrator.run.limits import AddressSpaceError, MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
-from orchestrator.run.supervisor import DriverWords, _Death, _Pace, _Supervisor, _Watch, compile_supervised
+from orchestrator.run.supervisor import DriverOutput, _Death, _Pace, _Supervisor, _Watch, compile_supervised
 from orchestrator.run.trial import SuspectTrials, Verdict
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -644,7 +644,7 @@ def test_the_first_device_is_opened_while_a_worker_imports(
             assert [request for request, _ in asked] == ([expected or first] if opens else [])
             opener(expected or first).close()
             assert [request for request, _ in asked] == [expected or first]
-            assert [[each.doing for each in flights] for _, flights in asked] == [[Doing.OPEN]]
+            assert [[each.step for each in flights] for _, flights in asked] == [[DriverStep.OPEN]]
     assert not table.flights()
     os.close(table.descriptor)
 
@@ -746,7 +746,7 @@ def idle_supervisor(workers: int | None = None) -> _Supervisor:
         Steering.of(None),
         lambda _: None,
         lambda _: None,
-        DriverWords(),
+        DriverOutput(),
     )
 
 
@@ -936,13 +936,13 @@ def test_what_is_printed_over_a_module_is_of_the_pipelines_that_hold_it() -> Non
         module_index=np.array([1, 0, 1], np.int32).tobytes(),
         marks=0,
     )
-    slot = table.begin(Doing.MODULE, np.array([1], np.int32))
+    slot = table.begin(DriverStep.MODULE, np.array([1], np.int32))
     assert watch.keys_in_driver() == [10, 12]
     table.end(slot)
-    table.begin(Doing.CREATE, np.array([1], np.int32))
-    table.begin(Doing.MERGE, np.zeros(0, np.int32))
+    table.begin(DriverStep.CREATE, np.array([1], np.int32))
+    table.begin(DriverStep.MERGE, np.zeros(0, np.int32))
     assert watch.keys_in_driver() == [11]
-    table.begin(Doing.OPEN, np.zeros(0, np.int32))  # drivers greet each device
+    table.begin(DriverStep.OPEN, np.zeros(0, np.int32))  # drivers greet each device
     assert watch.keys_in_driver() == []
     os.close(descriptor)
 
@@ -960,7 +960,7 @@ async def test_a_pause_of_all_processes_is_no_hang(
 
     connection = cast(Connection, SimpleNamespace(table=table, send=send))
     watch = _Watch(connection, 1, TrialLimits(pipeline_s=2.0, call_s=2.0), set())
-    table.begin(Doing.OPEN, np.zeros(0, np.int32))
+    table.begin(DriverStep.OPEN, np.zeros(0, np.int32))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(watch.run)
         await wait_all_tasks_blocked()
@@ -1280,7 +1280,7 @@ async def test_a_death_over_pipelines_condemns_no_file_that_was_loaded_beside(
 
 
 def is_loading(table: InFlightTable) -> bool:
-    return any(each.doing is Doing.LOAD for each in table.flights())
+    return any(each.step is DriverStep.LOAD for each in table.flights())
 
 
 async def test_a_compile_that_was_begun_at_once_is_taken_over(archive: Path, tmp_path: Path) -> None:
