@@ -294,7 +294,7 @@ class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
     took_ns: int
 
 
-class Fell(msgspec.Struct, tag="fell", forbid_unknown_fields=True):
+class ForkEnded(msgspec.Struct, tag="fork", forbid_unknown_fields=True):
     """A fork of a trial fork ended on its pipeline, the one at `place`; another one goes on with the next."""
 
     number: int
@@ -323,7 +323,7 @@ Answer = (
     | Trying
     | Entering
     | Survived
-    | Fell
+    | ForkEnded
     | Exited
 )
 

@@ -90,7 +90,7 @@ def serve(channel: Channel[Request, Answer]) -> None:
         shared = shared or Shared(open_paths(opening.archives, indexed=False))
         with shared.source:
             server = _Server(channel, shared, InFlightTable(opening.table), opening)
-            channel.on_end = server.let_go
+            channel.on_end = server.end_forks
             for request in channel:
                 server.do(request)
     # Whatever it is, another server would meet it again, and no driver has anything to do with it.
@@ -146,7 +146,7 @@ class _Server:
             case _:
                 pass  # the fork has ended
 
-    def let_go(self) -> None:
+    def end_forks(self) -> None:
         """End the forks when the parent is gone, without blaming cache files that they were loading."""
         forks = list(self._forks.values())
         for fork in forks:

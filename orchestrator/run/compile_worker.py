@@ -38,7 +38,7 @@ from orchestrator.run.compile_server import (
     Done,
     Entering,
     Failed,
-    Fell,
+    ForkEnded,
     ImageTables,
     Opened,
     Prepared,
@@ -279,7 +279,7 @@ class Worker:
                 os._exit(0)
             os.waitpid(process_id, 0)
             if at[0] < count:
-                self.channel.send(Fell(number, at[0]))
+                self.channel.send(ForkEnded(number, at[0]))
                 at[0] += 1
 
 

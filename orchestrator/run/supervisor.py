@@ -627,10 +627,10 @@ class _Supervisor:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                fell: list[PipelineJob] = []
+                found: list[PipelineJob] = []
 
                 async def try_ahead() -> None:
-                    fell.extend(await trials.fallen(ahead))
+                    found.extend(await trials.find_suspects(ahead))
 
                 async with trio.open_nursery() as beside:
                     beside.start_soon(try_ahead)
@@ -639,7 +639,7 @@ class _Supervisor:
                             several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
                             self.on_stage(f"trying {several}{more} alone, after {after}")
                             await trials.run(suspects, junk=False)
-                await trials.run(fell, junk=False)
+                await trials.run(found, junk=False)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)

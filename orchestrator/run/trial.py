@@ -35,7 +35,7 @@ from orchestrator.run.compile_server import (
     Entering,
     Exited,
     Failed,
-    Fell,
+    ForkEnded,
     Kill,
     Survived,
     Try,
@@ -116,14 +116,14 @@ class _Attempt:
     """What became of a fork.
 
     Attributes:
-        survived: Pipelines that the driver came back from, the first ones, and `fell` among them.
+        survived: Pipelines that the driver came back from, the first ones, and `suspects` among them.
         end: How it ended on the next one, or when it had come back from all; None where it ended well.
         late: Whether it was killed, because the driver did not come back.
         peak_bytes: The most memory that it had.
         killed_for_memory: Whether the system killed some process meanwhile, for want of memory.
         step: What it did for that pipeline then.
         too_little: Whether it said that its memory is too little.
-        fell: Pipelines that forks of it ended on.
+        suspects: Pipelines that forks of it ended on.
     """
 
     survived: int
@@ -133,7 +133,7 @@ class _Attempt:
     killed_for_memory: bool = False
     step: DriverStep = DriverStep.CREATE
     too_little: bool = False
-    fell: tuple[PipelineJob, ...] = ()
+    suspects: tuple[PipelineJob, ...] = ()
 
     @property
     def during(self) -> str:
@@ -143,7 +143,7 @@ class _Attempt:
 
 @define(eq=False)
 class SuspectTrials:
-    """Tries suspects. One `run` at a time.
+    """Tries suspects. One `run` at a time; beside one without junk, `find_suspects` may work.
 
     Attributes:
         request: What their device is opened as, encoded.
@@ -188,7 +188,7 @@ class SuspectTrials:
             for lane in range(lanes):
                 nursery.start_soon(self._lane, lane, -(-count // lanes))
 
-    async def fallen(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
+    async def find_suspects(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
         """Try pipelines that no process has died of yet, many in a process; ends early as `run` does.
 
         Returns:
@@ -198,15 +198,15 @@ class SuspectTrials:
             DeviceError: As `run`.
             CpuTimeError: As `run`.
         """
-        fell: list[PipelineJob] = []
+        suspects: list[PipelineJob] = []
         lanes = self._lanes(len(jobs))
 
         async def lane(mine: Sequence[PipelineJob]) -> None:
             while mine and not (self.connection.lost or self._is_out_of_time()):
                 tried = await self._attempt(mine, ahead=True)
-                fell.extend(tried.fell)
+                suspects.extend(tried.suspects)
                 if tried.end is not None:
-                    fell.extend(mine[tried.survived : tried.survived + 1])
+                    suspects.extend(mine[tried.survived : tried.survived + 1])
                 if tried.late:
                     return  # the next may hang as long, and need not be tried
                 mine = mine[tried.survived + (tried.end is not None) :]
@@ -218,7 +218,7 @@ class SuspectTrials:
                     if not (first and memory_is_short()):
                         nursery.start_soon(lane, jobs[first::lanes])
         self.is_over |= scope.cancelled_caught
-        return fell
+        return suspects
 
     def _lanes(self, count: int) -> int:
         return min(self.options.workers or available_workers(), count)
@@ -339,7 +339,7 @@ class SuspectTrials:
         await self.connection.send(request)
         survived, late, limit_s = 0, False, _OPENING_S
         began, step, too_little = False, DriverStep.CREATE, False
-        fell: list[PipelineJob] = []
+        suspects: list[PipelineJob] = []
         while True:
             match answer := await answer_in_time(mail, limit_s):
                 case None if not began:
@@ -357,9 +357,9 @@ class SuspectTrials:
                     step = DriverStep.CREATE
                     self.trying.pop(number, None)
                     self.took_ns[answer.key] = answer.took_ns
-                case Fell():
+                case ForkEnded():
                     # The fork may have said that the driver came back, and ended before it went on.
-                    fell.append(jobs[answer.place])
+                    suspects.append(jobs[answer.place])
                     survived = answer.place + 1
                     step, limit_s = DriverStep.CREATE, _OPENING_S
                     self.trying.pop(number, None)
@@ -370,7 +370,7 @@ class SuspectTrials:
                     too_little = True
                 case Exited() if survived == len(jobs) and (late or not answer.status):
                     # Late it was closing the device, which says nothing of a pipeline.
-                    return _Attempt(survived, peak_bytes=answer.peak_bytes, fell=tuple(fell))
+                    return _Attempt(survived, peak_bytes=answer.peak_bytes, suspects=tuple(suspects))
                 case Exited() if ended_at_cpu_limit(answer.status, answer.cpu_s) and not late:
                     raise CpuTimeError
                 case Exited():
@@ -379,9 +379,11 @@ class SuspectTrials:
                         raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
                     for_memory = not late and kills_for_memory() > kills
                     peak = answer.peak_bytes
-                    return _Attempt(survived, ended, late, peak, for_memory, step, too_little, tuple(fell))
+                    return _Attempt(
+                        survived, ended, late, peak, for_memory, step, too_little, tuple(suspects)
+                    )
                 case Ended():
-                    return _Attempt(survived, fell=tuple(fell))
+                    return _Attempt(survived, suspects=tuple(suspects))
                 case _:
                     pass  # nothing else is said of such a fork
 

@@ -787,7 +787,7 @@ class NotedTrials:
         guilty = [each for each in suspects if each.key == self.culprit]
         self.verdicts |= dict.fromkeys(guilty, Verdict(Cause.SIGNAL, "crashed"))
 
-    async def fallen(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
+    async def find_suspects(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
         return [*jobs]
 
 

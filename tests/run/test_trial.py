@@ -137,7 +137,7 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
 async def looked_ahead(
     archive: Path, name: str, limits: TrialLimits | None = None, *, ends_in_s: float = math.inf
 ) -> tuple[list[PipelineJob], SuspectTrials]:
-    """Try the pipelines of the small set ahead, and then those alone that fell."""
+    """Try the pipelines of the small set ahead, and then the suspects alone."""
     limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
     options = CompileOptions(selector="simulated", workers=1, trial_limits=limits)
 
@@ -150,26 +150,26 @@ async def looked_ahead(
     trials.ends_at = trio.current_time() + ends_in_s
     async with trio.open_nursery() as nursery:
         nursery.start_soon(connection.listen)
-        fell = await trials.fallen(JOBS)
-        await trials.run(fell, junk=False)
+        suspects = await trials.find_suspects(JOBS)
+        await trials.run(suspects, junk=False)
         nursery.cancel_scope.cancel()
     connection.close()
-    return fell, trials
+    return suspects, trials
 
 
 @pytest.mark.parametrize(
-    ("name", "fallen", "processes"), [("open_noted", (1, 2, 3, 4), 5), ("open_with_thread", (1, 3, 4), 7)]
+    ("name", "expected", "processes"), [("open_noted", (1, 2, 3, 4), 5), ("open_with_thread", (1, 3, 4), 7)]
 )
 async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
     name: str,
-    fallen: tuple[int, ...],
+    expected: tuple[int, ...],
     processes: int,
     archive: Path,
     marker: Path,
 ) -> None:
     before = children()
-    fell, trials = await looked_ahead(archive, name)
-    assert fell == [JOBS[each] for each in fallen]
+    suspects, trials = await looked_ahead(archive, name)
+    assert suspects == [JOBS[each] for each in expected]
     assert set(trials.verdicts) == {JOBS[1], JOBS[3], JOBS[4]}
     assert trials.took_ns.keys() == {KEYS[0], KEYS[2], KEYS[5]}
     assert marker.read_text().count("opened") == trials.processes == processes
@@ -177,16 +177,16 @@ async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
 
 
 async def test_a_fork_may_end_after_its_pipeline_has_survived(archive: Path) -> None:
-    fell, trials = await looked_ahead(archive, "open_late")
-    assert fell == [JOBS[5]]
+    suspects, trials = await looked_ahead(archive, "open_late")
+    assert suspects == [JOBS[5]]
     assert trials.took_ns.keys() == set(KEYS)
     assert set(trials.verdicts) == {JOBS[5]}
 
 
 async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
     before = children()
-    fell, trials = await looked_ahead(archive, "open_hanging", TrialLimits(1.0))
-    assert fell == [JOBS[1]]
+    suspects, trials = await looked_ahead(archive, "open_hanging", TrialLimits(1.0))
+    assert suspects == [JOBS[1]]
     assert trials.verdicts[JOBS[1]].cause is Cause.TIMEOUT
     assert trials.took_ns.keys() == {KEYS[0]}
     assert children() == before
@@ -195,9 +195,9 @@ async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
 async def test_the_time_limit_ends_what_is_tried_ahead(archive: Path) -> None:
     before = children()
     with trio.fail_after(120):
-        fell, trials = await looked_ahead(archive, "open_hanging", TrialLimits(3600.0), ends_in_s=1.0)
+        suspects, trials = await looked_ahead(archive, "open_hanging", TrialLimits(3600.0), ends_in_s=1.0)
     assert trials.is_over
-    assert (fell, trials.verdicts) == ([], {})
+    assert (suspects, trials.verdicts) == ([], {})
     assert children() == before
 
 
