@@ -264,7 +264,8 @@ class _Resume:
     def __init__(self, data: mmap.mmap | bytes) -> None:
         self._data = data
         self._size = len(data)
-        self._bytes_left = 2 * len(data)  # to hash and search
+        # To hash and inflate. Each search starts behind the last, so together they cost the file once.
+        self._bytes_left = 2 * len(data)
         self._breaks_left = _BREAKS_MAX
 
     def after(self, broken: int, last: int | None, damage: list[Damage]) -> int:
@@ -322,9 +323,10 @@ class _Resume:
         if self._plausible_end(offset) is None:
             return False
         stored, flags, crc, size = _PARAMETERS.unpack_from(self._data, offset + 40)
-        self._bytes_left -= max(stored, size)
-        if self._bytes_left < 0:
+        effort = stored if crc != 0 else max(stored, size)
+        if effort > self._bytes_left:
             return True  # unknown; to go on after it needs no more work
+        self._bytes_left -= effort
         begin = offset + RECORD_SIZE
         payload = self._data[begin : begin + stored]
         if crc != 0:
@@ -340,7 +342,7 @@ class _Resume:
     def _search(self, start: int) -> int | None:
         """Offset of the next bytes that look like a record and fit into the file, or None."""
         step = _SEARCH_FIRST
-        while self._bytes_left > 0 and start + RECORD_SIZE <= self._size:
+        while start + RECORD_SIZE <= self._size:
             window = np.frombuffer(self._data[start : start + step + RECORD_SIZE - 1], np.uint8)
             count = len(window) - RECORD_SIZE + 1
             # A few bytes exclude nearly all positions; the regular expression alone would take 40 steps at
@@ -351,9 +353,7 @@ class _Resume:
                 candidates &= window[at : at + count] == value
             for at in (np.flatnonzero(candidates) + start).tolist():
                 if _NAME_PATTERN.match(self._data, at) and self._plausible_end(at) is not None:
-                    self._bytes_left -= at - start
                     return int(at)
-            self._bytes_left -= count
             start += count
             step = min(2 * step, _SEARCH_LAST)
         return None

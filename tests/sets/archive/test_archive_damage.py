@@ -188,3 +188,13 @@ def test_an_overwritten_stretch_costs_what_it_covers(path: Path, begin: int, siz
     for name, first, last in SPANS:
         if last <= begin or first >= end:
             assert loaded[name] == RECORDS[name]
+
+
+def test_a_byte_too_many_or_too_few_in_a_header_costs_its_record_and_no_later_one(path: Path) -> None:
+    """Whatever sizes the shifted header then declares, the search for the next one has means left."""
+    for hit, begin, _ in SPANS:
+        for at in range(begin, begin + 56):
+            for damaged in (DATA[:at] + b"\x08" + DATA[at:], DATA[:at] + DATA[at + 1 :]):
+                index = build_index(damaged, "small", ArchiveLimits())
+                there = set(zip(map(int, index.tags), map(int, index.keys), strict=True))
+                assert RECORDS.keys() - there <= {hit}, (hit, at - begin)
