@@ -9,8 +9,8 @@ is disabled during the run.
 
 Guarantees: the driver's own caches are off, and the row says how. Devices are opened as by `compile`. A warm
 run starts from a cache file that is proven for this device; otherwise it fails. A run creates every pipeline
-that the device supports `passes` times, and the share of duplicates once more. A job that cannot be done gets
-an answer with the reason.
+that the device supports `passes` times, and the share of duplicates once more in each pass. A job that cannot
+be done gets an answer with the reason.
 """
 
 from __future__ import annotations
@@ -375,7 +375,7 @@ def _warm_data(job: SampleJob, device: Device) -> bytes:
 
 
 def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.0) -> npt.NDArray[np.int32]:
-    """The order of a run: the whole set `passes` times, and a share of it once more.
+    """The order of a run: `passes` times the whole set, and a share of it once more.
 
     Libraries occur once. A duplicate follows its original at a random distance, which is the same in every
     process. So two workers may compile both at the same time, as in an application.
@@ -383,20 +383,20 @@ def run_order(image: CreateInfoImage, *, passes: int = 1, duplicates: float = 0.
     Args:
         image: The pipelines.
         passes: How many times the set occurs.
-        duplicates: Share of the pipelines that occur once more.
+        duplicates: Share of the pipelines that occur once more in each pass.
     """
     random = np.random.default_rng(_SEED)
     parts = []
     for number in np.unique(image.kinds):
         of_kind = np.flatnonzero(image.kinds == number)
         plain = of_kind[~image.is_library[of_kind]]
-        whole = np.concatenate([of_kind, *([plain] * (passes - 1))])
         extra = random.choice(plain, round(len(plain) * duplicates), replace=False) if len(plain) else plain
         first = np.searchsorted(of_kind, extra)
         # Fractional places, so that sorting inserts the duplicates between the originals.
-        places = first + random.random(len(extra)) * (len(whole) - first) + 0.5
-        merged = np.argsort(np.concatenate([np.arange(len(whole), dtype=np.float64), places]), kind="stable")
-        parts.append(np.concatenate([whole, extra])[merged])
+        places = first + random.random(len(extra)) * (len(of_kind) - first) + 0.5
+        merged = np.argsort(np.concatenate([np.arange(len(of_kind)), places]), kind="stable")
+        once = np.concatenate([of_kind, extra])[merged]
+        parts += [once, *([once[~image.is_library[once]]] * (passes - 1))]
     return np.concatenate(parts).astype(np.int32) if parts else np.empty(0, np.int32)
 
 
