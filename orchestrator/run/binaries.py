@@ -57,6 +57,8 @@ _AT_ONCE: Final = 1024  # binaries that one driver call makes
 _A_BATCH: Final = 256  # pipelines that one commit stores, at most
 _A_BATCH_BYTES: Final = 16 << 20
 _MOST_WAITING_BYTES: Final = 64 << 20
+VULKAN_1_1: Final = 1 << 22 | 1 << 12
+"""Below this, no device has VK_KHR_pipeline_binary."""
 _WAIT_S: Final = 1.0
 _STATE: Final = struct.Struct("<BBQ")
 _FORMAT_OF_STATE: Final = 1
@@ -89,7 +91,10 @@ def binary_device(device: Device) -> PipelineBinaries:
     """
     if has_binaries(device) and device.features.pipeline_binaries:
         return device
-    why = device.features.keys_withheld or "it has no VK_KHR_pipeline_binary"
+    lacks = "it has no VK_KHR_pipeline_binary"
+    if device.capabilities.api_version < VULKAN_1_1:
+        lacks += ", which needs Vulkan 1.1: opened as by this application it has 1.0"
+    why = device.features.keys_withheld or lacks
     raise DeviceError(
         f"{device.identity.device_name} cannot be used in mode binaries: {why}; use another --mode"
     )

@@ -79,7 +79,6 @@ from orchestrator.stores.run_notes import (
 if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore
 
-_VULKAN_1_1 = 1 << 22 | 1 << 12
 _NEARLY_ALL: Final = 0.9
 
 LAST_LOCK_WAIT_S = 30.0
@@ -816,10 +815,10 @@ class CompileCache:
 
     def _open_binaries(self, device: Device) -> GroupCache:
         """The binaries of a device; they are looked up when its run begins."""
-        from orchestrator.run.binaries import HeldPipelines, NoBinaries, binary_device
+        from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, NoBinaries, binary_device
         from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
 
-        if device.capabilities.api_version < _VULKAN_1_1 and not device.features.pipeline_binaries:
+        if device.capabilities.api_version < VULKAN_1_1 and not device.features.pipeline_binaries:
             self._notes.append(
                 "for an application of Vulkan 1.0 no device has VK_KHR_pipeline_binary: it needs 1.1, and a "
                 "driver with it (`orchestrator devices` says whether this one has pipeline binaries); the "

@@ -29,6 +29,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import DeviceError, DriverError
+from orchestrator.registry.tables import AnyDevice
 from orchestrator.run import binaries
 from orchestrator.run.binaries import DEFAULT_MEMORY, HeldPipelines
 from orchestrator.run.execution import run_pipelines
@@ -462,6 +463,16 @@ async def test_sources_of_another_kind_are_refused() -> None:
         await run_pipelines(device, prepared, OPTIONS, primary=b"data")
     device.close()
     without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
-    with pytest.raises(DeviceError, match="another --mode"):
+    with pytest.raises(DeviceError, match="it has no VK_KHR_pipeline_binary; use another --mode"):
         HeldPipelines.of(without)
     without.close()
+
+
+def test_the_application_is_named_where_it_is_why_a_device_has_no_binaries() -> None:
+    """`devices` says of the same device that it has them."""
+    old = AnyDevice(api_version=1 << 22)
+    options = SimulatedOptions(features=simulated_features(pipeline_binaries=False), capabilities=old)
+    device = SimulatedDevice(options)
+    with pytest.raises(DeviceError, match=r"needs Vulkan 1\.1: opened as by this application it has 1\.0"):
+        HeldPipelines.of(device)
+    device.close()
