@@ -978,8 +978,8 @@ class RunCaches:
         largest = max((merged.after, *merged.source_bytes, *on_the_way))
         if compiled and self.mode is not CacheMode.BINARIES and largest <= primary.empty_bytes:
             warnings.append(
-                f"the driver's cache keeps nothing: {compiled} pipelines were compiled, and all caches hold "
-                "only their header; saving it will not make the next run faster"
+                f"the driver's cache keeps nothing: all caches hold only their header (pipelines compiled: "
+                f"{compiled}); saving it will not make the next run faster"
             )
         return MergeReport(
             source_bytes=merged.source_bytes,
