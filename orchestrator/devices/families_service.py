@@ -2,8 +2,9 @@
 
 RADV has no command that lists families, and aborts at a name that it does not know. So each name is tried in
 a fork of this process, in which the driver is open and has not yet looked for devices: a few milliseconds
-each. A library has thousands of texts that could be names. Every eighth is tried, and around one that the
-driver takes all of them, until eight in a row on either side are none.
+each. A library has thousands of texts that could be names. Tried are those around the first families, as
+Mesa writes them, on either side until eight in a row are none. Where the driver does not take these, every
+eighth text of the library is tried, and those around each that it takes.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from orchestrator.errors import OrchestratorError
 # Newer releases spell families in capitals and compare without case, older ones the other way round.
 _CAPITALS: Final = re.compile(rb"(?<=\0)[A-Z][A-Z0-9_]{2,31}(?=\0)")
 _SMALL: Final = re.compile(rb"(?<=\0)[a-z][a-z0-9_]{2,31}(?=\0)")
+_FIRST_FAMILIES: Final = ("tahiti", "pitcairn", "verde")
 _STRIDE: Final = 8
 _MAPPINGS: Final = Path("/proc/self/maps")
 
@@ -76,6 +78,8 @@ def candidates(library: Path, form: re.Pattern[bytes]) -> list[str]:
 def search(names: Sequence[str], takes: Callable[[str], bool], stride: int = _STRIDE) -> list[str]:
     """Which of the names are taken, where those lie near each other; few of the others are tried.
 
+    Where the first families lie one behind the other and are taken, no others are looked for elsewhere.
+
     Args:
         names: What could be one.
         takes: Whether one is. It is asked once at most of each.
@@ -88,12 +92,19 @@ def search(names: Sequence[str], takes: Callable[[str], bool], stride: int = _ST
             known[place] = takes(names[place])
         return known[place]
 
-    for start in range(0, len(names), stride):
+    def ask_around(start: int) -> bool:
         if not ask(start):
-            continue
+            return False
         for step in (1, -1):
             place, misses = start + step, 0
             while 0 <= place < len(names) and misses < stride:
                 misses = 0 if ask(place) else misses + 1
                 place += step
+        return True
+
+    firsts = zip(*(names[number:] for number in range(len(_FIRST_FAMILIES))), strict=False)
+    likely = (place for place, each in enumerate(firsts) if tuple(map(str.lower, each)) == _FIRST_FAMILIES)
+    if not any(map(ask_around, likely)):
+        for start in range(0, len(names), stride):
+            ask_around(start)
     return [names[place] for place in sorted(known) if known[place]]

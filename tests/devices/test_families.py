@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from orchestrator.children.protocol import SentError
 from orchestrator.devices.families import (
     Answer,
     AskAll,
+    Family,
     expand,
     is_family,
     is_pattern,
@@ -26,6 +28,13 @@ from tests.drivers import driver_manifest, has_null_hardware, run_on_device, uns
 FULL_SEARCH = "ORCHESTRATOR_FAMILIES"
 
 
+@pytest.fixture(scope="module")
+def families() -> tuple[Family, ...]:
+    """The families of the installed driver, asked for once."""
+    driver_manifest("radv:navi21")
+    return null_hardware_families()
+
+
 def _opens(selector: str) -> tuple[str, int]:
     from orchestrator.devices import open_device, own_process
 
@@ -37,18 +46,17 @@ def _opens(selector: str) -> tuple[str, int]:
         device.close()
 
 
-def test_the_installed_driver_has_its_families() -> None:
-    driver_manifest("radv:navi21")
-    families = {each.name: each for each in null_hardware_families()}
+def test_the_installed_driver_has_its_families(families: tuple[Family, ...]) -> None:
+    ids = {each.name: each.device_id for each in families}
     # Five generations that every Mesa with pipeline binaries has.
-    assert {"vega10", "navi10", "navi21", "navi31", "gfx1201"} <= set(families)
-    assert not {"abgr", "array_mode", "any"} & set(families)
-    assert len(families) >= (40 if has_null_hardware() else 20)
-    assert all(each == each.lower() for each in families)
+    assert {"vega10", "navi10", "navi21", "navi31", "gfx1201"} <= set(ids)
+    assert not {"abgr", "array_mode", "any"} & set(ids)
+    assert len(ids) == len(families) >= (40 if has_null_hardware() else 20)
+    assert all(each == each.lower() for each in ids)
     # By the device itself, opened in the usual way, in a process of its own.
     name, device_id = run_on_device("radv:navi31", f"{__name__}:_opens", "radv:navi31")
     assert "RADV NAVI31" in name
-    assert device_id == families["navi31"].device_id
+    assert device_id == ids["navi31"]
 
 
 def test_one_name_is_asked_for_alone() -> None:
@@ -79,11 +87,9 @@ def asked_families(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_most_families_are_seen_in_the_library_without_asking_the_driver(
-    monkeypatch: pytest.MonkeyPatch,
+    families: tuple[Family, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver_manifest("radv:navi21")
     asked = asked_families(monkeypatch)
-    families = null_hardware_families()
     for each in families:
         require_family(each.selector)
     assert len(asked) < len(families) / 2
@@ -176,13 +182,33 @@ def test_names_that_lie_together_are_found_and_few_others_are_asked() -> None:
     assert search(names[10:200], takes) == []
 
 
-def test_no_family_lies_apart_from_the_others() -> None:
+@pytest.mark.parametrize("spelled", [str.lower, str.upper])
+def test_the_first_families_lead_to_the_others(spelled: Callable[[str], str]) -> None:
+    names = [f"text{number}" for number in range(1000)]
+    firsts = [spelled(each) for each in ("tahiti", "pitcairn", "verde")]
+    names[100:101] = firsts[:1]  # as one of another table
+    names[500:503] = firsts
+    taken = {*names[497:508], *names[514:520], *names[800:809]}
+    asked: list[str] = []
+
+    def takes(name: str) -> bool:
+        asked.append(name)
+        return name in taken
+
+    assert search(names, takes, stride=8) == [*names[497:508], *names[514:520]]
+    assert len(asked) == len(names[489:528])
+    # Where the driver has these no longer, it is asked for others.
+    taken -= set(firsts)
+    assert search(names, takes, stride=8) == [each for each in names if each in taken]
+
+
+def test_no_family_lies_apart_from_the_others(families: tuple[Family, ...]) -> None:
     """Every sixteenth name of the library is tried, and all of them where ORCHESTRATOR_FAMILIES is set."""
     if not has_null_hardware():
         unsupported("null hardware: no name is tried where the drm-shim has a list of its GPUs")
     tried, taken = run_on_device("radv:navi21", f"{__name__}:_tried", 1 if FULL_SEARCH in os.environ else 16)
-    families = [each.name for each in null_hardware_families()]
-    assert taken == [each for each in tried if each in families]
+    names = {each.name for each in families}
+    assert taken == [each for each in tried if each in names]
     assert taken
 
 
