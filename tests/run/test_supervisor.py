@@ -7,49 +7,33 @@ import random
 import re
 import resource
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 import trio
 from attrs import define, evolve, field
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from orchestrator.devices.binaries import HeldBinaries, PipelineBinary
+from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import (
-    BeforeObject,
     CacheMode,
-    CreationBatch,
     DeviceCapabilities,
-    PipelineCache,
-    PipelineCacheData,
-    PreparedPipelines,
-    is_empty_cache,
-    no_news,
 )
-from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import (
-    CostModel,
-    DriverBugs,
     SimulatedDevice,
-    SimulatedOptions,
-    VirtualClock,
     simulated_identity,
 )
-from orchestrator.devices.simulated.device import SimulatedPipelines
-from orchestrator.errors import ArchiveError, DeviceError, DriverError, NoDeviceError
+from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.registry import registry
 from orchestrator.run import compile_server, supervisor
 from orchestrator.run.compile import compile_set
@@ -80,10 +64,10 @@ from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
 from tests.children.test_children import until
 from tests.run.processes import children
-from tests.run.small_sets import MARKER, Watched, compute_keys, opener, write_applications, write_small_set
+from tests.run.small_sets import MARKER, write_applications, write_small_set
+from tests.run.supervised_devices import KEYS, SHORT_S, open_deadly, open_good
 
-KEYS = compute_keys()[:12]
-SHORT_S = 0.05
+DEVICES = "tests.run.supervised_devices"
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
 PATIENT = TrialLimits(pipeline_s=3600.0)
 SHARED_BY_ONE = {"workers": 1, "mode": CacheMode.SHARED}
@@ -91,434 +75,6 @@ SAVED_AT_ONCE = {
     "merge": MergePolicy(rolling=True, batches=1),
     "save_policy": SavePolicy(quiet_ns=10**9, pause_ns=1),
 }
-
-
-def opening(kind: type[SimulatedDevice]) -> Callable[[DeviceRequest], SimulatedDevice]:
-    """A function that opens such devices, for `TrialLimits.opener`."""
-    return lambda request: kind(SimulatedOptions(request=request))
-
-
-open_good = opening(SimulatedDevice)
-
-
-def open_deadly(request: DeviceRequest) -> SimulatedDevice:
-    """Compiling some pipelines ends the process, each in its own way."""
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            signal.raise_signal(signal.SIGSEGV)
-        if key == KEYS[4]:
-            os._exit(0)
-        if key == KEYS[7]:
-            os._exit(7)
-
-    bugs = DriverBugs(crash=[KEYS[9]])
-    return SimulatedDevice(SimulatedOptions(request=request, bugs=bugs, on_compile=on_compile))
-
-
-@opener
-def open_writing_into_python(key: int) -> None:
-    """Compiling one pipeline makes the interpreter raise what it never should."""
-    if key == KEYS[3]:
-        raise SystemError("unknown opcode")
-
-
-@opener
-def open_deadly_in_runs(key: int) -> None:
-    """A pipeline ends each process that compiles with workers, which trials do not."""
-    if key == KEYS[3] and threading.current_thread() is not threading.main_thread():
-        os.abort()
-
-
-def open_short_of_memory(request: DeviceRequest) -> SimulatedDevice:
-    """Memory is too little to open a device; the error is the one that the marker names."""
-    errors: dict[str, Exception] = {
-        "python": MemoryError(),
-        "thread": RuntimeError("can't start new thread"),
-        "interpreter": SystemError("returned NULL without setting an exception"),
-        "library": ImportError("libx.so: failed to map segment: Cannot allocate memory"),
-        "driver": DriverError("vkCreateDevice", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
-    }
-    raise errors[Path(os.environ[MARKER]).name]
-
-
-@opener
-def open_greedy(key: int) -> None:
-    """A pipeline takes more memory than there is."""
-    if key == KEYS[3]:
-        raise MemoryError
-
-
-class Filled(SimulatedDevice):
-    """What was compiled leaves no memory for reading the cache, which trials do not do."""
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        if self.compile_counts:
-            raise MemoryError
-        return super().pipeline_cache_data(cache, limit)
-
-
-open_filled = opening(Filled)
-
-
-@opener
-def open_slow_to_judge(key: int) -> None:
-    """A pipeline that ends the first process that compiles it, and from which no other comes back."""
-    if key == KEYS[3]:
-        try:
-            Path(os.environ[MARKER]).touch(exist_ok=False)
-        except FileExistsError:
-            threading.Event().wait()
-        os.abort()
-
-
-def open_last_to_judge(request: DeviceRequest) -> SimulatedDevice:
-    """The last pipeline ends the process, and comes back from no trial."""
-    begun, marker = count(1), Path(os.environ[MARKER])
-
-    def on_compile(_: int) -> None:
-        if marker.exists():
-            threading.Event().wait()
-        if next(begun) == len(KEYS):
-            marker.touch()
-            os.abort()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-@opener
-def open_late(_: int) -> None:
-    """A pipeline that ends the process after the time is over."""
-    time.sleep(2 * SHORT_S)
-    os.abort()
-
-
-def open_two_to_judge(request: DeviceRequest) -> SimulatedDevice:
-    """Two are in the driver as a process dies. Alone one crashes, and the other never returns."""
-    marker, entered = Path(os.environ[MARKER]), threading.Event()
-
-    def on_compile(key: int) -> None:
-        if marker.exists():
-            if key == KEYS[1]:
-                signal.raise_signal(signal.SIGSEGV)
-        elif key == KEYS[1]:
-            entered.set()
-        else:
-            entered.wait()
-            marker.touch()
-            os.abort()
-        threading.Event().wait()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-@opener
-def open_waiting(key: int) -> None:
-    """One pipeline takes until a file is there."""
-    while key == KEYS[5] and not Path(os.environ[MARKER]).exists():
-        time.sleep(0.01)
-
-
-@opener
-def open_killed_when_saved(key: int) -> None:
-    """One pipeline takes until a file is there; then the process is killed from outside, once."""
-    killed = Path(f"{os.environ[MARKER]}-killed")
-    while key == KEYS[5] and not killed.exists():
-        if Path(os.environ[MARKER]).exists():
-            killed.touch()
-            signal.raise_signal(signal.SIGKILL)
-        time.sleep(0.01)
-
-
-def open_deadly_then_waiting(request: DeviceRequest) -> SimulatedDevice:
-    """One pipeline ends the process; after that the eighth of a process takes until a file is there."""
-    dead, begun = Path(f"{os.environ[MARKER]}-dead"), count(1)
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            dead.touch()
-            signal.raise_signal(signal.SIGSEGV)
-        if dead.exists() and next(begun) == 8:
-            while not Path(os.environ[MARKER]).exists():
-                time.sleep(0.01)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-def open_slower_each_time(request: DeviceRequest) -> SimulatedDevice:
-    """Two processes are killed, the second when a file is there; each takes a second longer a pipeline."""
-    deaths = [Path(f"{os.environ[MARKER]}-{number}") for number in range(2)]
-    before, begun = sum(each.exists() for each in deaths), count(1)
-
-    def on_compile(_: int) -> None:
-        if before < 2 and next(begun) == 8 + before:
-            while before and not Path(os.environ[MARKER]).exists():
-                time.sleep(0.01)
-            deaths[before].touch()
-            signal.raise_signal(signal.SIGKILL)
-
-    cost = CostModel.constant((1 + before) * 10**9)
-    return SimulatedDevice(
-        SimulatedOptions(request=request, cost=cost, clock=VirtualClock(), on_compile=on_compile)
-    )
-
-
-def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
-    """Three processes are killed from outside, each when it has begun three pipelines more."""
-    begun, lock = count(1), threading.Lock()
-
-    def on_compile(key: int) -> None:
-        with lock:  # no other thread comes to the next kill before this process has ended
-            number = next(begun)
-            marker = Path(f"{os.environ[MARKER]}-{number}")
-            if number in (3, 6, 9) and not marker.exists():
-                marker.touch()
-                signal.raise_signal(signal.SIGKILL)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-class Choking(SimulatedDevice):
-    """Loading a cache file ends the process, by a crash or by a kill from outside."""
-
-    by = signal.SIGSEGV
-
-    def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
-        if not is_empty_cache(len(initial_data)):
-            self.choke()
-        return super().create_pipeline_cache(initial_data, **options)
-
-    def choke(self) -> None:
-        signal.raise_signal(self.by)
-
-
-class KilledThrice(Choking):
-    """Three processes are killed from outside while they load the file."""
-
-    by = signal.SIGTERM
-
-    def choke(self) -> None:
-        with Path(os.environ[MARKER]).open("a+") as marker:
-            marker.write("x")
-            marker.seek(0)
-            if len(marker.read()) > 3:
-                return
-        super().choke()
-
-
-class InterruptedThrice(KilledThrice):
-    """As by a service manager that signals all processes."""
-
-    by = signal.SIGINT
-
-
-open_interrupted_thrice = opening(InterruptedThrice)
-open_choking = opening(Choking)
-open_killed_thrice = opening(KilledThrice)
-
-
-class Spoiled(SimulatedDevice):
-    """Compiling one pipeline spoils what is needed to close the device."""
-
-    def close(self) -> None:
-        if KEYS[5] in self.compile_counts:
-            os.abort()
-        super().close()
-
-
-class Stuck(SimulatedDevice):
-    """A device that does not come back from one command."""
-
-    command = ""
-
-    def meet(self, command: str) -> None:
-        if command == self.command:
-            threading.Event().wait()
-
-    def prepare(
-        self, image: CreateInfoImage | IdentifiedModules, before: BeforeObject = no_news, **options: Any
-    ) -> SimulatedPipelines:
-        keys = image.image.keys.tolist()
-        if KEYS[3] in keys:
-            before("module", int(image.image.module_slot_module[keys.index(KEYS[3])]))
-            self.meet("module")
-        return super().prepare(image, before, **options)
-
-    def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
-        self.meet("create" if is_empty_cache(len(initial_data)) else "load")
-        return super().create_pipeline_cache(initial_data, **options)
-
-    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        self.meet("merge")
-        super().merge_pipeline_caches(destination, sources)
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        self.meet("read")
-        return super().pipeline_cache_data(cache, limit)
-
-    def close(self) -> None:
-        self.meet("close")
-        super().close()
-
-
-def stuck_in(command: str) -> Callable[[DeviceRequest], SimulatedDevice]:
-    return opening(type(f"Stuck_{command}", (Stuck,), {"command": command}))
-
-
-open_stuck_in_module = stuck_in("module")
-open_stuck_in_create = stuck_in("create")
-open_stuck_in_load = stuck_in("load")
-open_stuck_in_merge = stuck_in("merge")
-open_stuck_in_read = stuck_in("read")
-open_stuck_in_close = stuck_in("close")
-
-
-def open_never(request: DeviceRequest) -> SimulatedDevice:
-    threading.Event().wait()
-    return SimulatedDevice(SimulatedOptions(request=request))
-
-
-open_spoiled = opening(Spoiled)
-
-
-def open_newer(request: DeviceRequest) -> SimulatedDevice:
-    """Another version of the driver, without the bugs."""
-    return SimulatedDevice(SimulatedOptions(identity=simulated_identity(driver_version=2), request=request))
-
-
-def open_nothing(request: DeviceRequest) -> SimulatedDevice:
-    raise NoDeviceError("none here")
-
-
-def open_and_die(request: DeviceRequest) -> SimulatedDevice:
-    os.write(2, b"radv: some context\nassertion failed: \xff\n\n")
-    os.abort()
-
-
-def enough_memory() -> None:
-    """The process that compiles finds memory, whatever the machine has: else nothing is opened ahead."""
-    setattr(sys.modules["orchestrator.run.compile"], "memory_is_short", lambda: False)  # noqa: B010
-
-
-def open_jealous(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that does not survive a second device beside the first one, as the first process finds."""
-    enough_memory()
-    marker = Path(os.environ[MARKER])
-    if request.application.application_name == "two" and not marker.exists():
-        marker.touch()
-        os.abort()
-
-    def on_compile(_: int) -> None:
-        while not marker.exists():
-            time.sleep(0.01)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-def open_crowded(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies as it compiles while two devices are open."""
-    enough_memory()
-    is_second = request.application.application_name == "two"
-
-    def on_compile(_: int) -> None:
-        # Until the second device is there, or its group is not opened ahead, as the marker says.
-        while not (is_second or Crowded.second.is_set() or Path(os.environ[MARKER]).exists()):
-            time.sleep(0.01)
-        if Crowded.alive > 1:
-            Path(os.environ[MARKER]).touch()
-            os.abort()
-
-    return Crowded(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-class Crowded(SimulatedDevice):
-    """Counts the devices of the process."""
-
-    alive = 0
-    second = threading.Event()
-
-    def __init__(self, options: SimulatedOptions) -> None:
-        super().__init__(options)
-        Crowded.alive += 1
-        self.is_second = Crowded.alive > 1
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "identity" and self.__dict__.get("is_second"):  # asked when opening is over
-            Crowded.second.set()
-        return super().__getattribute__(name)
-
-    def close(self) -> None:
-        Crowded.alive -= 1
-        super().close()
-
-
-def open_locked(request: DeviceRequest) -> SimulatedDevice:
-    """A driver in which a compile and the opening of a second device wait for each other."""
-    enough_memory()
-    if request.application.application_name == "two" and not Path(os.environ[MARKER]).exists():
-        Path(os.environ[MARKER]).touch()
-        LOCKED.set()
-        threading.Event().wait()
-
-    def on_compile(_: int) -> None:
-        while not Path(os.environ[MARKER]).exists():
-            time.sleep(0.01)
-        if LOCKED.is_set():
-            threading.Event().wait()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-LOCKED = threading.Event()
-
-
-def touchy(request: DeviceRequest, of: str, fatal: str) -> SimulatedDevice:
-    """A driver that dies once in a step of the device of one application, while the other one compiles."""
-    enough_memory()
-    marker, is_fatal = Path(os.environ[MARKER]), request.application.application_name == of
-
-    def on_step(step: str) -> None:
-        if is_fatal and step == fatal and not marker.exists():
-            marker.touch()
-            os.abort()
-
-    def on_compile(_: int) -> None:
-        while not is_fatal and not marker.exists():
-            time.sleep(0.01)
-
-    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
-
-
-def open_touchy(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies over the objects of the second device, while the first one compiles."""
-    return touchy(request, "two", "prepare")
-
-
-def open_clinging(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies as the first device is closed, while the second one compiles."""
-    return touchy(request, "one", "close")
-
-
-def open_hasty(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies once as the first group compiles, while the second one's cache file is loaded."""
-    enough_memory()
-    marker, is_second = Path(os.environ[MARKER]), request.application.application_name == "two"
-
-    def on_step(step: str) -> None:
-        if is_second and step == "primary" and not marker.exists():
-            LOADING.set()
-            threading.Event().wait()
-
-    def on_compile(_: int) -> None:
-        if not is_second and not marker.exists():
-            LOADING.wait()
-            marker.touch()
-            os.abort()
-
-    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
-
-
-LOADING = threading.Event()
 
 
 @pytest.fixture
@@ -551,9 +107,9 @@ async def supervised(
     on_progress: Callable[[Progress], None] = lambda _: None,
     **options: Any,
 ) -> CompileReport:
-    """Compile a set in a child that opens its device by a function of this module; no process is left."""
+    """Compile a set in a child that opens its device by a function of `DEVICES`; no process is left."""
     before = children()
-    limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
+    limits = evolve(limits or TrialLimits(), opener=f"{DEVICES}:{name}")
     made = CompileOptions(trial_limits=limits, **{"workers": 2} | options)
     try:
         return await compile_supervised(
@@ -614,7 +170,7 @@ def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> 
         (CompileOptions(), True),
         (CompileOptions(mode=CacheMode.BINARIES), False),
         (CompileOptions(identifiers=True), False),
-        (CompileOptions(trial_limits=TrialLimits(opener=f"{__name__}:open_good")), False),
+        (CompileOptions(trial_limits=TrialLimits(opener=f"{DEVICES}:open_good")), False),
         (CompileOptions(subset=Subset(keys=frozenset({1}))), False),
     ],
 )
@@ -1150,7 +706,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
     limit_s = 3.0
 
     async def compile_with(name: str) -> None:
-        limits = TrialLimits(pipeline_s=limit_s, call_s=limit_s, opener=f"{__name__}:{name}")
+        limits = TrialLimits(pipeline_s=limit_s, call_s=limit_s, opener=f"{DEVICES}:{name}")
         step = name.rpartition("_")[2]
         try:
             subset = Subset(keys=frozenset(KEYS[3:5])) if step == "module" else WHOLE
@@ -1285,7 +841,7 @@ def is_loading(table: InFlightTable) -> bool:
 
 async def test_a_compile_that_was_begun_at_once_is_taken_over(archive: Path, tmp_path: Path) -> None:
     before = children()
-    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
+    options = CompileOptions(workers=2, trial_limits=TrialLimits(opener=f"{DEVICES}:open_deadly"))
     cache = tmp_path / "cache"
     server = CompileServer.start([str(archive)], options, first=first_request(options, cache))
     report = await compile_supervised([str(archive)], options, cache_directory=cache, server=server)
@@ -1303,7 +859,7 @@ async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
     await supervised(archive, "open_good", cache)
     before = children()
     options = CompileOptions(
-        workers=2, mode=CacheMode.SHARED, trial_limits=TrialLimits(opener=f"{__name__}:open_stuck_in_load")
+        workers=2, mode=CacheMode.SHARED, trial_limits=TrialLimits(opener=f"{DEVICES}:open_stuck_in_load")
     )
     for _ in range(3):
         server = CompileServer.start([str(archive)], options, first=first_request(options, cache))
@@ -1640,27 +1196,6 @@ async def test_a_store_that_is_open_elsewhere_keeps_its_bound(archive: Path, tmp
     assert any(
         each.startswith(f"the store of binaries keeps its bound of {8 << 20} bytes") for each in report.notes
     )
-
-
-class Poisoned(SimulatedDevice):
-    """Some binaries end the process that creates a pipeline from them, or keep it for ever."""
-
-    def create_from_binaries(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        held: HeldBinaries,
-        *,
-        keep: bool = False,
-    ) -> CreationBatch:
-        if any(each.data == b"poison" for each in self.binary_data(held.handles)):
-            os.abort()
-        if any(each.data == b"glue" for each in self.binary_data(held.handles)):
-            threading.Event().wait()
-        return super().create_from_binaries(prepared, indices, held, keep=keep)
-
-
-open_poisoned = opening(Poisoned)
 
 
 def poison(folder: Path, count: int, data: bytes = b"poison") -> None:
