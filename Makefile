@@ -13,6 +13,9 @@ help: ## list the targets
 demo: ## compile the sample set on a real driver, twice: cold, then from the saved cache
 	@$(OWNED) bash .ci/demo.sh
 
+# Byte code is written also where the environment forbids it, as images of containers do: tests start some
+# thousand interpreters, and each would compile all that it imports.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint ## set up, check, and run all tests
 	@$(OWNED) $(PYTHON) -m pytest
 
