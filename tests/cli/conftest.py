@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -127,25 +128,41 @@ def damage(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.fixture
-def small_set(tmp_path: Path) -> Path:
-    """An archive of a few compute pipelines of the sample set, with all that they refer to."""
-    path = tmp_path / "small.foz"
+def write_computing_set(path: Path) -> None:
+    """Write the sample set without its graphics and ray-tracing pipelines."""
     with Archive.open(sample_path()) as sample, ArchiveWriter(path) as writer:
         for tag in RecordTag:
             if tag in (RecordTag.GRAPHICS_PIPELINE, RecordTag.RAY_TRACING_PIPELINE):
                 continue
             for key in sample.keys(tag):
                 writer.add(tag, key, sample.payload(tag, key))
-    return path
 
 
 @pytest.fixture
-def cache_file(call: Call, small_set: Path, tmp_path: Path) -> Path:
-    """A cache file that the simulated device saved."""
-    done = call("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json")
+def small_set(tmp_path: Path) -> Path:
+    """An archive of a few compute pipelines of the sample set, with all that they refer to."""
+    path = tmp_path / "small.foz"
+    write_computing_set(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def compiled_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache directory of a compile of the small set on the simulated device, for copies."""
+    folder = tmp_path_factory.mktemp("compiled")
+    write_computing_set(folder / "small.foz")
+    options = ("-d", "simulated", "--cache-dir", folder / "cache")
+    done = run_program("compile", folder / "small.foz", *options)
     assert done.code == 0, done.err
-    return Path(done.document["cache_file"]["path"])
+    return folder / "cache"
+
+
+@pytest.fixture
+def cache_file(compiled_folder: Path, small_set: Path, tmp_path: Path) -> Path:
+    """A cache file that the simulated device saved, of the small set."""
+    shutil.copytree(compiled_folder, tmp_path / "cache")
+    (path,) = (tmp_path / "cache").glob("*.pipeline-cache")
+    return path
 
 
 @pytest.fixture
