@@ -3,7 +3,8 @@
 A test does not have to know. All tests of one target go to one child pytest; what it reports is replayed here
 as if the tests had run here, with their failures, durations and captured output. The children run one after
 another, beside the tests of the session's own process, which come first. Where nearly all tests are run,
-those of the command line go to a child, too: else two processors are half idle.
+those of some folders go to a child, too, so that both sides take about as long: else two processors are half
+idle.
 
 Guarantees: a driver that ends its process fails the test that it ran, and those after it, not the whole
 session; the process of the session itself never opens a driver on behalf of such a test. No child is left.
@@ -36,8 +37,8 @@ from tests.drivers import REPOSITORY, driver_environment, find_manifest, is_driv
 
 TARGET_VARIABLE = "ORCHESTRATOR_TEST_TARGET"
 REPORTS_VARIABLE = "ORCHESTRATOR_TEST_REPORTS"
-APART = "command line"
-_APART_FOLDER = REPOSITORY / "tests" / "cli"
+APART = "folders apart"
+_APART_FOLDERS = frozenset(REPOSITORY / "tests" / each for each in ("cli", "key_dependence", "stores"))
 _MANY = 3_000
 
 Reports = dict[str, list[pytest.TestReport]]
@@ -147,7 +148,7 @@ def target_of(item: pytest.Item) -> str | None:
         if isinstance(each, str) and is_driver(each) and find_manifest(each):
             return each
     has_many = item.config.stash.get(_HAS_MANY, False)
-    return APART if has_many and _APART_FOLDER in item.path.parents else None
+    return APART if has_many and not _APART_FOLDERS.isdisjoint(item.path.parents) else None
 
 
 class _Recorder:

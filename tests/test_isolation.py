@@ -103,18 +103,19 @@ def test_nothing_is_relayed_inside_a_target(tmp_path: Path) -> None:
 
 
 @pytest.mark.driver
-def test_of_many_tests_those_of_the_command_line_go_to_a_child(
+def test_of_many_tests_those_of_some_folders_go_to_a_child(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(isolation.TARGET_VARIABLE, raising=False)
     many = isolation._HAS_MANY
-    for has_many, folder, target in (
-        (True, Path(__file__).parent, isolation.APART),
-        (True, Path(__file__).with_name("cli"), None),
-        (False, Path(__file__).parent, None),
+    here, other = Path(__file__).parent, Path(__file__).with_name("cli")
+    for has_many, folders, target in (
+        (True, {here, other}, isolation.APART),
+        (True, {other}, None),
+        (False, {here}, None),
     ):
         monkeypatch.setitem(request.config.stash, many, has_many)  # type: ignore[arg-type]
-        monkeypatch.setattr(isolation, "_APART_FOLDER", folder)
+        monkeypatch.setattr(isolation, "_APART_FOLDERS", folders)
         assert isolation.target_of(request.node) == target
 
 
