@@ -46,6 +46,9 @@ from tests.hosts.run_host import (
 each_radv = pytest.mark.parametrize("radv", ["radv:navi21", "radv:navi31"])
 """Runs a test once a family; every test takes ``radv: str``, and opens no device in its own process."""
 
+one_radv = pytest.mark.parametrize("radv", ["radv:navi31"])
+"""As `each_radv`, on one family: for what the others cannot show otherwise."""
+
 Opened = Callable[..., HostRun]
 
 
@@ -162,7 +165,7 @@ def test_bad_usage_of_the_host_is_told(host: Host, arguments: list[str], message
     assert message in done.stderr
 
 
-@each_radv
+@one_radv
 def test_the_host_opens_no_other_device_than_it_is_told(
     host: Host, application: Application, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -212,7 +215,7 @@ def test_another_device_than_the_application_s_does_not_hit(
         assert (ran.hits, ran.exit_code) == (frozenset(), 1)
 
 
-@each_radv
+@one_radv
 def test_what_the_application_makes_hits_in_compile(
     run: Opened,
     application: Application,
@@ -312,7 +315,7 @@ def two_applications(
     return compile_both
 
 
-@each_radv
+@one_radv
 def test_two_applications_with_other_features_each_hit_on_their_own_device(
     run: Opened, two_applications: Callable[..., tuple[Path, list[Application]]]
 ) -> None:
@@ -327,7 +330,7 @@ def test_two_applications_with_other_features_each_hit_on_their_own_device(
         assert_all_hit(run, each, payload)
 
 
-@each_radv
+@one_radv
 def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
     run: Opened, host: Host, radv: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -365,7 +368,7 @@ def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
             assert found.hits == names  # the other one's are keyed by another feature
 
 
-@each_radv
+@one_radv
 def test_two_applications_with_other_names_each_hit_on_their_own_device(
     run: Opened,
     application: Application,
