@@ -159,8 +159,8 @@ _ARCHIVE_STEPS: Final = {
     "it is a directory": "name the files in it, such as `DIRECTORY/*.foz`",
 }
 
-# Which option names a place depends on the verb; the message has the path.
-_ROOM = "make room, or name another place"
+_PLACES = "--cache-dir, --out or -o, whichever the verb has"
+_ROOM = f"make room, or name another place ({_PLACES})"
 _ACCESS = "check who owns it, and its mode (`ls -ld`); or name another place"
 _SYSTEM_STEPS: Final = {
     errno.EMFILE: "allow more open files, such as with `ulimit -n 65536`",
@@ -245,7 +245,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
     steps: dict[type[OrchestratorError], str] = {
         StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
         BinaryPackError: "`orchestrator binaries export` makes one; `inspect` says what this is",
-        SaveError: "name a place of your own",
+        SaveError: f"name a place of your own ({_PLACES})",
         ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
         QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",
     }
