@@ -69,13 +69,7 @@ from orchestrator.run.limits import (
     ended_at_cpu_limit,
     may_lack_address_space,
 )
-from orchestrator.run.options import (
-    NO_WORKER_CACHES,
-    CompileOptions,
-    TrialLimits,
-    available_workers,
-    directory_to_keep,
-)
+from orchestrator.run.options import NO_WORKER_CACHES, CompileOptions, TrialLimits, directory_to_keep
 from orchestrator.run.records import (
     CompileReport,
     Death,
@@ -109,7 +103,8 @@ _FEW: Final = 8
 _MANY: Final = 500
 """Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
 _STREAK: Final = 2
-_MOST_DOUBLINGS: Final = 6
+_MOST_AHEAD: Final = 7
+_MORE_AHEAD: Final = 4
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
@@ -616,30 +611,23 @@ class _Supervisor:
             trials.ends_at = trio.current_time() + left_s
         is_explained = not death.suspects
         if death.suspects:
-            ahead = self._look_ahead(death)
+            ahead, count = self._look_ahead(death)
             # What compiled in an earlier process, or survived a trial, is hardly to blame.
             survived = self._compiled | self._measured_ns.keys()
             first, later = (
                 [job for job in death.suspects if (job.key in survived) is old] for old in (False, True)
             )
-            more = f" and {len(ahead)} more" if ahead else ""
+            more = f" and {min(count, len(ahead))} more" if ahead else ""
             after = "a time-out" if death.overdue else death.how
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._tell_trials, trials)
                 nursery.start_soon(end_when, self._ending, nursery.cancel_scope)
-                found: list[PipelineJob] = []
-
-                async def try_ahead() -> None:
-                    found.extend(await trials.find_suspects(ahead))
-
-                async with trio.open_nursery() as beside:
-                    beside.start_soon(try_ahead)
-                    for suspects in filter(None, (first, later)):
-                        if not (trials.verdicts or connection.lost):
-                            several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
-                            self.on_stage(f"trying {several}{more} alone, after {after}")
-                            await trials.run(suspects, junk=False)
-                await trials.run(found, junk=False)
+                for suspects in filter(None, (first, later)):
+                    if not (trials.verdicts or connection.lost):
+                        several = "one pipeline" if len(suspects) == 1 else f"{len(suspects)} pipelines"
+                        self.on_stage(f"trying {several}{more} alone, after {after}")
+                        await trials.run(suspects, junk=False)
+                await self._try_ahead(trials, ahead, count)
                 is_crash = not (death.killed or death.overdue or death.too_little)
                 if is_crash and not (trials.verdicts or connection.lost):
                     await trials.run(death.suspects, junk=True)
@@ -689,19 +677,29 @@ class _Supervisor:
             if unkept:
                 await trio.to_thread.run_sync(self._keep, unkept)
 
-    def _look_ahead(self, death: _Death) -> Sequence[PipelineJob]:
-        """More pipelines to try after a streak of deaths, because a trial costs less than a death."""
+    def _look_ahead(self, death: _Death) -> tuple[Sequence[PipelineJob], int]:
+        """Pipelines to try after a streak of deaths, and how many first: a trial costs less than a death."""
         # That what survived a trial compiles says nothing of the rest.
         compiled = len(self._compiled - self._measured_ns.keys())
         few = compiled - self._compiled_before < _FEW
         self._compiled_before = compiled
         self._streak = self._streak + 1 if few and not (death.killed or death.overdue) else 0
         if self._streak < _STREAK:
-            return ()
+            return (), 0
         known = self._compiled | self._measured_ns.keys() | self._culprits.keys() | self.steering.cancelled
-        workers = self.options.workers or available_workers()  # they try that many at a time
-        most = workers << min(2 * self._streak - 1, _MOST_DOUBLINGS)
-        return [each for each in death.others if each.key not in known][:most]
+        ahead = [each for each in death.others if each.key not in known]
+        return ahead, 1 << min(2 * self._streak, _MOST_AHEAD)
+
+    async def _try_ahead(self, trials: SuspectTrials, jobs: Sequence[PipelineJob], count: int) -> None:
+        """Try so many pipelines ahead, and more and more as long as half of them crash the driver."""
+        while jobs and not (trials.is_over or trials.connection.lost):
+            part, jobs = jobs[:count], jobs[count:]
+            suspects = await trials.find_suspects(part)
+            await trials.run(suspects, junk=False)
+            if not jobs or 2 * len(suspects) < len(part):
+                return
+            count *= _MORE_AHEAD
+            self.on_stage(f"trying {min(count, len(jobs))} more alone, after half or more crashed the driver")
 
     def _distrust(self, death: _Death) -> None:
         """Do without stored binaries that the driver may have died of; after the second time, without any."""

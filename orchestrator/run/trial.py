@@ -143,7 +143,7 @@ class _Attempt:
 
 @define(eq=False)
 class SuspectTrials:
-    """Tries suspects. One `run` at a time; beside one without junk, `find_suspects` may work.
+    """Tries suspects. One `run` or `find_suspects` at a time.
 
     Attributes:
         request: What their device is opened as, encoded.

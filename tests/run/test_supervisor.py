@@ -296,43 +296,40 @@ async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: 
     assert not any("what those before it took" in each for each in again.notes)
 
 
-def idle_supervisor(workers: int | None = None) -> _Supervisor:
+def idle_supervisor() -> _Supervisor:
     return _Supervisor(
-        (),
-        CompileOptions(workers=workers),
-        None,
-        Steering.of(None),
-        lambda _: None,
-        lambda _: None,
-        DriverOutput(),
+        (), CompileOptions(), None, Steering.of(None), lambda _: None, lambda _: None, DriverOutput()
     )
 
 
-@pytest.mark.parametrize(("workers", "counts"), [(2, [0, 16, 64, 128]), (16, [0, 128, 512, 1024])])
-def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile(
-    workers: int, counts: list[int]
-) -> None:
-    supervisor = idle_supervisor(workers)
-    jobs = [PipelineJob(each, PipelineKind.COMPUTE) for each in range(4000)]
+def test_pipelines_are_tried_ahead_also_after_those_that_survived_compile() -> None:
+    supervisor, jobs = idle_supervisor(), [PipelineJob(each, PipelineKind.COMPUTE) for each in range(1000)]
     crash = _Death(-signal.SIGSEGV, (), b"", {}, tuple(jobs), overdue=False, where="")
     ahead: list[int] = []
     tried: Sequence[PipelineJob] = ()
-    for _ in counts:
+    for _ in range(6):
         supervisor._compiled |= {each.key for each in tried}
-        tried = supervisor._look_ahead(crash)
+        rest, count = supervisor._look_ahead(crash)
+        assert set(rest).isdisjoint(tried)
+        tried = rest[:count]
         supervisor._measured_ns |= dict.fromkeys([each.key for each in tried], 1)
-        ahead.append(len(tried))
-    assert ahead == counts
-    assert set(supervisor._look_ahead(crash)).isdisjoint(tried)
-    supervisor._compiled |= set(range(3000, 3008))
-    assert supervisor._look_ahead(crash) == ()
+        ahead.append(count)
+    assert ahead == [0, 16, 64, 128, 128, 128]
+    supervisor._compiled |= set(range(900, 908))
+    assert supervisor._look_ahead(crash) == ((), 0)
 
 
 @define(eq=False)
 class NotedTrials:
-    """Trials that only note what they are asked for, and blame one pipeline."""
+    """Trials that only note what they are asked for, and blame one pipeline.
+
+    Attributes:
+        crashes: Whether a pipeline that is tried ahead becomes a suspect, by key.
+    """
 
     culprit: int
+    crashes: Callable[[int], bool] = lambda _: True
+    connection: Any = field(factory=lambda: SimpleNamespace(lost=False))
     asked: list[tuple[list[int], bool]] = field(factory=list)
     verdicts: dict[PipelineJob, Verdict] = field(factory=dict)
     took_ns: dict[int, int] = field(factory=dict)
@@ -346,15 +343,32 @@ class NotedTrials:
         self.verdicts |= dict.fromkeys(guilty, Verdict(Cause.SIGNAL, "crashed"))
 
     async def find_suspects(self, jobs: Sequence[PipelineJob]) -> list[PipelineJob]:
-        return [*jobs]
+        return [each for each in jobs if self.crashes(each.key)]
+
+
+@pytest.mark.parametrize(
+    ("crashing", "tried"), [(0, 4), (1, 4), (2, 20), (9, 20), (12, 84), (100, 100)], ids=str
+)
+async def test_more_are_tried_ahead_while_half_of_them_crash(crashing: int, tried: int) -> None:
+    jobs = [PipelineJob(each, PipelineKind.COMPUTE) for each in range(100)]
+    given: list[int] = []
+
+    def crashes(key: int) -> bool:
+        given.append(key)
+        return key < crashing
+
+    trials = NotedTrials(culprit=0, crashes=crashes)
+    await idle_supervisor()._try_ahead(cast("SuspectTrials", trials), jobs, 4)
+    assert given == [*range(tried)]
+    assert [key for asked, _ in trials.asked for key in asked] == [*range(min(crashing, tried))]
 
 
 @pytest.mark.parametrize(
     ("culprit", "asked"),
     [
-        (1, [([1, 3], False), ([], False)]),
-        (4, [([1, 3], False), ([2, 4], False), ([], False)]),
-        (9, [([1, 3], False), ([2, 4], False), ([], False), ([1, 2, 3, 4], True)]),
+        (1, [([1, 3], False)]),
+        (4, [([1, 3], False), ([2, 4], False)]),
+        (9, [([1, 3], False), ([2, 4], False), ([1, 2, 3, 4], True)]),
     ],
 )
 async def test_what_survived_before_is_suspected_last(
