@@ -104,7 +104,7 @@ _MANY: Final = 500
 """Pipelines that take as long one at a time, of some milliseconds each, as some deaths with their trials."""
 _STREAK: Final = 2
 _MOST_AHEAD: Final = 7
-_MORE_AHEAD: Final = 4
+_MORE_AHEAD: Final = 16
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")

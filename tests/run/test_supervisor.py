@@ -347,7 +347,7 @@ class NotedTrials:
 
 
 @pytest.mark.parametrize(
-    ("crashing", "tried"), [(0, 4), (1, 4), (2, 20), (9, 20), (12, 84), (100, 100)], ids=str
+    ("crashing", "tried"), [(0, 4), (1, 4), (2, 68), (35, 68), (36, 100), (100, 100)], ids=str
 )
 async def test_more_are_tried_ahead_while_half_of_them_crash(crashing: int, tried: int) -> None:
     jobs = [PipelineJob(each, PipelineKind.COMPUTE) for each in range(100)]
