@@ -25,11 +25,13 @@ from attrs import define, evolve
 
 from orchestrator.children.parent import Child
 from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.limits import error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
+from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.shared_set import shared_sets
 
 _MESSAGE_BYTES: Final = 1600
@@ -127,6 +129,10 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
     junk: bool = False
     memory_bytes: int = 0
     ahead: bool = False
+
+    def pipelines(self) -> list[PipelineJob]:
+        """Its pipelines."""
+        return [PipelineJob(key, PipelineKind(kind)) for kind, key in self.jobs]
 
 
 class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):

@@ -28,7 +28,6 @@ from attrs import define, field
 from orchestrator.bytecode import save_byte_code
 from orchestrator.children.protocol import Channel, pack_frame
 from orchestrator.devices.device import CacheMode, Device
-from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import NoDeviceError, OrchestratorError
@@ -53,7 +52,6 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import begin_to_decode
-from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.shared_set import (
     DecodingTurn,
     Shared,
@@ -225,8 +223,8 @@ class _Server:
         from orchestrator.registry.tables import AnyDevice
         from orchestrator.sets.image.builder import build_image
 
-        jobs = [PipelineJob(key, PipelineKind(kind)) for kind, key in request.jobs]
-        build_image(self.shared.source, jobs, AnyDevice())  # makes the decoders for pipelines like these
+        # It makes the decoders for pipelines like these.
+        build_image(self.shared.source, request.pipelines(), AnyDevice())
         options = msgspec.msgpack.decode(request.options, type=CompileOptions)
         load_driver(
             options.trial_limits.opener, options.selector, driver_caches=options.driver_caches, wait=True

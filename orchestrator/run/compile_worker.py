@@ -24,7 +24,7 @@ from attrs import define
 
 from orchestrator.children.protocol import Channel, FrameReader
 from orchestrator.devices.device import NO_SOURCE, Device, DeviceIdentity, go_with_forks
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
@@ -177,15 +177,15 @@ class Worker:
                         await sent.wait()
                         self.channel.send(Applied(request.number, count))
 
-                    def obey(order: Stop | Steer) -> None:
-                        if isinstance(order, Stop):
+                    def obey(told: Stop | Steer) -> None:
+                        if isinstance(told, Stop):
                             steering.stop.set()
                         else:
-                            nursery.start_soon(answer, order.count, steering.send(*order.commands))
+                            nursery.start_soon(answer, told.count, steering.send(*told.commands))
 
-                    def pass_on(order: Stop | Steer) -> None:
+                    def pass_on(told: Stop | Steer) -> None:
                         with suppress(trio.RunFinishedError):  # the compile is over
-                            token.run_sync_soon(obey, order)
+                            token.run_sync_soon(obey, told)
 
                     _obey(control, pass_on)
                     report = await compile_set(
@@ -238,7 +238,7 @@ class Worker:
         def enter(what: str, _: int) -> None:
             self.channel.send(Entering(request.number, OBJECTS[what]))
 
-        jobs = [PipelineJob(key, PipelineKind(kind)) for kind, key in request.jobs]
+        jobs = request.pipelines()
         whole = build_image(self.source, jobs, device.capabilities).image
         rows = {job_of(whole, index): index for index in range(len(whole))}
 
@@ -290,8 +290,8 @@ def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:
         reader: FrameReader[Stop | Steer] = FrameReader(Stop | Steer, bound=LIMITS.frame_bytes)
         while data := os.read(control, _READ_SIZE):
             reader.feed(data)
-            while (order := reader.take()) is not None:
-                obey(order)
+            while (told := reader.take()) is not None:
+                obey(told)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=listen, daemon=True).start()
