@@ -164,6 +164,7 @@ def test_a_worker_that_runs_no_thread_ends_with_its_server(place: Place) -> None
         process.kill()
         process.communicate()
         until(lambda: is_gone(worker))
+        assert is_gone(worker)
     finally:
         with suppress(ProcessLookupError):
             os.kill(worker, signal.SIGKILL)
