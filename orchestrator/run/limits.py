@@ -118,8 +118,9 @@ class AddressSpaceError(OrchestratorError):
 def may_lack_address_space(peak_bytes: int) -> bool:
     """Whether a child, whose limits were those of this process, may have ended for want of address space.
 
-    At that limit drivers crash as if a pipeline were to blame. What a process had is not known once it has
-    ended, only how much of it it used: those that ended at the limit, 14 to 26 % (RADV and lavapipe).
+    At that limit drivers crash as if a pipeline were to blame. Of a process that has ended only the memory is
+    known that it used, not its address space. Those that ended at the limit had used 14 to 26 % of it (RADV
+    and lavapipe).
 
     Args:
         peak_bytes: The most memory that it used.

@@ -6,8 +6,7 @@
 
 Guarantees: a command holds for the rest of the compile. A run that begins later (that of another group of
 the set, or of a process that replaces one that died) gets all commands before its first batch. Commands
-take effect in their order. A run that waits for time to be given ends with what stops
-it, and with its time limit.
+take effect in their order. A run that waits for a budget ends when it is stopped, and at its time limit.
 Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it after its last command.
 """
 
