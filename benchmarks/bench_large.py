@@ -52,9 +52,9 @@ from orchestrator.devices.simulated.options import constant_cost
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import CompileReport
-from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
+from orchestrator.supervise.supervisor import compile_supervised
 
 _SHADERS = 102
 _COLUMNS = (

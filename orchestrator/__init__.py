@@ -79,7 +79,6 @@ if TYPE_CHECKING:
     from orchestrator.run.session_thread import Ticket as Ticket
     from orchestrator.run.session_thread import start_session as start_session
     from orchestrator.run.steering import Steering as Steering
-    from orchestrator.run.supervisor import compile_supervised as compile_supervised
     from orchestrator.schedule import Followers as Followers
     from orchestrator.schedule import Priority as Priority
     from orchestrator.schedule import ScheduleOptions as ScheduleOptions
@@ -109,6 +108,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.module_identifiers import (
         ShaderModuleIdentifierStore as ShaderModuleIdentifierStore,
     )
+    from orchestrator.supervise.supervisor import compile_supervised as compile_supervised
 
 __version__ = VERSION
 _HOMES = {
@@ -137,7 +137,7 @@ _HOMES = {
     "orchestrator.run.session": "DeviceLostError News PipelineSession PipelineTicket Remainder open_session",
     "orchestrator.run.session_thread": "SessionThread Ticket start_session",
     "orchestrator.run.steering": "Steering",
-    "orchestrator.run.supervisor": "compile_supervised",
+    "orchestrator.supervise.supervisor": "compile_supervised",
     "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
     "orchestrator.sets.archive.reader": "Archive MemoryRecords",
     "orchestrator.sets.archive.writer": "ArchiveWriter",

@@ -155,7 +155,7 @@ def test_the_process_that_compiles_pipelines_keeps_its_own(folder: Path, tmp_pat
         for file in folder.rglob("modules_*")
     }
     assert {"attr", "orchestrator.cli.program", "inspect"} <= modules["start"]
-    assert {"numpy", "trio", "orchestrator.run.supervisor", "orchestrator.run.execution"} <= modules[
+    assert {"numpy", "trio", "orchestrator.supervise.supervisor", "orchestrator.run.execution"} <= modules[
         "compile"
     ]
     names_of_all = modules["start"] | modules["compile"]

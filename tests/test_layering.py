@@ -42,7 +42,7 @@ LIBRARIES = {
     "cffi": ("orchestrator.devices.vulkan",),
     "_cffi_backend": ("orchestrator.devices.vulkan",),
     # A sample's process starts a run.
-    "trio": ("orchestrator.run", "orchestrator.bench", "orchestrator.cli"),
+    "trio": ("orchestrator.run", "orchestrator.supervise", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
     "lmdb": ("orchestrator.stores.binary_store",),
     "rich": ("orchestrator.cli",),

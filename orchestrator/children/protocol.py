@@ -42,11 +42,11 @@ from orchestrator.process import end_process, own_interpreter, preloaded_descrip
 
 SERVICES = {
     "bench": "orchestrator.bench.take",
-    "compile": "orchestrator.run.compile_service",
+    "compile": "orchestrator.supervise.service",
     "devices": "orchestrator.devices.listing_service",
     "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",
-    "packs": "orchestrator.run.packs_service",
+    "packs": "orchestrator.packs.service",
     "spirv-val": "orchestrator.sets.spirv.val_batch",
 }
 """Services by name. Each module has `Request`, the type of requests, and `serve`, which takes a `Channel`."""

@@ -46,13 +46,13 @@ if TYPE_CHECKING:
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import ProgressView
     from orchestrator.process import StageClock
-    from orchestrator.run.compile_server import CompileServer
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Settlement, Steering
-    from orchestrator.run.targets import TargetResult
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
+    from orchestrator.supervise.server import CompileServer
+    from orchestrator.supervise.targets import TargetResult
 
 _T = TypeVar("_T")
 
@@ -287,7 +287,7 @@ def _compile_one(
         with without_searching():
             importlib.import_module("trio")
         if server is not None:
-            importlib.import_module("orchestrator.run.supervisor")
+            importlib.import_module("orchestrator.supervise.supervisor")
         leave_module_code()  # what follows depends on the terminal, on --json and on --in-process
         from orchestrator.cli.output import write_document
         from orchestrator.cli.progress import progress_view
@@ -371,7 +371,7 @@ def _started(
 ) -> Iterator[CompileServer]:
     """A child that compiles the set, for the block; it begins at once where nobody may say more before."""
     from orchestrator.process import may_fork
-    from orchestrator.run.compile_server import CompileServer, first_request
+    from orchestrator.supervise.server import CompileServer, first_request
 
     first = first_request(options, directory) if control is None else None
     server = CompileServer.start(paths, options, fork=may_fork(), first=first)
@@ -391,7 +391,7 @@ def _compile_supervised(
 ) -> CompileReport:
     import trio
 
-    from orchestrator.run.supervisor import compile_supervised
+    from orchestrator.supervise.supervisor import compile_supervised
 
     async def job(steering: Steering) -> CompileReport:
         return await compile_supervised(
@@ -468,11 +468,11 @@ def _compile_targets(
     from orchestrator.cli.packs import show_pack, show_results
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
-    from orchestrator.run.packs import GrowingPack
-    from orchestrator.run.targets import compile_targets, selectors_of, target_servers
+    from orchestrator.packs.packs import GrowingPack
     from orchestrator.sets.opening import open_paths
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.pack import PackError
+    from orchestrator.supervise.targets import compile_targets, selectors_of, target_servers
 
     of_one = {
         "--trace": arguments.trace is not None,

@@ -19,7 +19,7 @@ from orchestrator.cli.values import read_key, usable_directory
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InstallDocument
-    from orchestrator.run.packs import Installation
+    from orchestrator.packs.packs import Installation
     from orchestrator.stores.pack import Pack, Target
 
 
@@ -51,7 +51,7 @@ def install_verb(
         unsigned: Accept a pack without checking its signature. Its hashes detect damage, not attackers: trust
             its source as you would trust a program.
     """
-    from orchestrator.run.packs import install
+    from orchestrator.packs.packs import install
     from orchestrator.stores.pack import Pack, is_pack
 
     out = Output(json=json)

@@ -150,7 +150,7 @@ def _show(out: Output, merged: list[JoinedFile], output: Path, saved_bytes: int,
 
 def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
     from orchestrator.cli.packs import show_targets, target_fields
-    from orchestrator.run.packs import join_packs
+    from orchestrator.packs.packs import join_packs
     from orchestrator.stores.pack import Pack, missing_shards
 
     def on_target(target: Target) -> None:

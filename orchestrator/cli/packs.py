@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.run.records import CompileReport
-    from orchestrator.run.targets import TargetResult
     from orchestrator.stores.pack import Manifest, Target
+    from orchestrator.supervise.targets import TargetResult
 
 _NOTES_SHOWN = 5
 _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")

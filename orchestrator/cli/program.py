@@ -52,10 +52,10 @@ if TYPE_CHECKING:
 _VERB: Final = "compile"
 _ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
 _DECODES: Final = ("numpy", "orchestrator.cli.compiling", "orchestrator.run.options")
-_COMPILES: Final = "orchestrator.run.compile_service"
+_COMPILES: Final = "orchestrator.supervise.service"
 """What a compile imports before it starts a process: what begins to decode, and what the process needs, as it
 needs trio."""
-_SUPERVISES: Final = "orchestrator.run.supervisor"
+_SUPERVISES: Final = "orchestrator.supervise.supervisor"
 """What it imports beside that process, unless it has to wait anyway."""
 _LIBRARIES: Final = 96 << 20
 """Address space that any verb needs, bytes. Where numpy's library of linear algebra gets too little, it ends

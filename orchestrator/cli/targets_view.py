@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from orchestrator.cli.progress import ProgressView
     from orchestrator.run import records
     from orchestrator.run.steering import Settlement
-    from orchestrator.run.targets import TargetResult
+    from orchestrator.supervise.targets import TargetResult
 
 
 class TargetsView:

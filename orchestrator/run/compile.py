@@ -1029,8 +1029,8 @@ class CompileJob:
 
     async def _vet(self, group: FeatureGroup, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
-        from orchestrator.run.vetting import Vetter
         from orchestrator.sets.image.part import job_of, rest_of
+        from orchestrator.supervise.vetting import Vetter
 
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE

@@ -25,11 +25,11 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
-from orchestrator.run.compile_server import Budget, Cancel, Command, Promote
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
 from orchestrator.schedule import Cancellation, Priority, Scheduler
+from orchestrator.supervise.server import Budget, Cancel, Command, Promote
 
 STEERED_BATCHES_S: Final = 0.4
 """Batches of a steered compile are as short as under this time limit: what is urgent waits for them."""

@@ -154,7 +154,7 @@ def test_a_signal_waits_for_what_a_compile_imports(small_set: Path, tmp_path: Pa
     assert done.code == ExitCode.INTERRUPTED, done.err
     assert done.document["error"]["kind"] == "interrupted"
     imported = done.err.split()
-    assert "orchestrator.run.compile_service" in imported[imported.index("orchestrator.cli.compiling") :]
+    assert "orchestrator.supervise.service" in imported[imported.index("orchestrator.cli.compiling") :]
 
 
 _IGNORED = """

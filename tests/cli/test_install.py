@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.run import packs
-from orchestrator.run.packs import GrowingPack
+from orchestrator.packs import packs
+from orchestrator.packs.packs import GrowingPack
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, content_hash128
@@ -310,7 +310,7 @@ def test_a_driver_that_does_not_merge_takes_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack, path = make_pack(tmp_path / "pack", OLD).directory, path_in(tmp_path / "cache")
-    monkeypatch.setattr(packs, "install", partial(packs.install, opener="tests.run.test_packs:not_merging"))
+    monkeypatch.setattr(packs, "install", partial(packs.install, opener="tests.packs.test_packs:not_merging"))
     save_cache_file(path, IDENTITY, data_of(UNION))
     done = install_in(call, pack, path.parent)
     assert done.code == ExitCode.PIPELINES_FAILED

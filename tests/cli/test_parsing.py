@@ -126,10 +126,10 @@ MOMENTS = (
     "numpy",
     "trio",
     "orchestrator.cli.compiling",  # it may have answered
-    "orchestrator.run.compile_server",
+    "orchestrator.supervise.server",
     "orchestrator.cli.progress",  # the process that compiles has begun
-    "orchestrator.run.supervisor",
-    "orchestrator.run.compile_server",
+    "orchestrator.supervise.supervisor",
+    "orchestrator.supervise.server",
 )
 
 

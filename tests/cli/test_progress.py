@@ -10,7 +10,7 @@ from orchestrator.cli.targets_view import TargetsView
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
 from orchestrator.run.records import Hash, Progress, SlowInFlight
-from orchestrator.run.targets import TargetResult
+from orchestrator.supervise.targets import TargetResult
 from tests.cli.conftest import terminal_as
 from tests.drivers import run_on_device
 

@@ -274,7 +274,7 @@ def mapped():
         return "libvulkan_radeon" in maps.read()
 
 def main():
-    load_driver("tests.run.kill_target:open_telling", "radv:navi21")
+    load_driver("tests.supervise.kill_target:open_telling", "radv:navi21")
     load_driver("", "simulated")
     before = threading.active_count(), mapped(), os.environ["VK_DRIVER_FILES"]
     load_driver("", "radv:navi21")

@@ -17,10 +17,10 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.limits import CpuTimeError, ended_at_cpu_limit, on_cpu_limit
 from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.run.supervisor import compile_supervised
 from orchestrator.stores.culprits import load_quarantine
-from tests.run.processes import children
+from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import compute_keys, opener
+from tests.supervise.processes import children
 
 KEYS = compute_keys()[:6]
 

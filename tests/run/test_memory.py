@@ -14,7 +14,6 @@ import pytest
 
 from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run.in_flight import DriverStep, Flight, InFlightTable, announcing
 from orchestrator.run.limits import (
     MemoryGate,
     MemoryLimitError,
@@ -22,6 +21,7 @@ from orchestrator.run.limits import (
     limit_memory,
     memory_is_short,
 )
+from orchestrator.supervise.in_flight import DriverStep, Flight, InFlightTable, announcing
 
 
 @pytest.fixture

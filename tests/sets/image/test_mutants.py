@@ -18,12 +18,12 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest, OtherFeatures
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.trial import try_pipelines
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
+from orchestrator.supervise.trial import try_pipelines
 from tests.drivers import driver_manifest
 from tests.sets.image.mutants import Mutants
 

@@ -21,7 +21,6 @@ from attrs import frozen
 from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError, RecordError
-from orchestrator.run.compile_server import Answer, Exited, Failed, Open, Request, Survived, Try
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.archive.reader import MAGIC, Archive
 from orchestrator.sets.groups import decode_application, decode_link
@@ -38,6 +37,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
 )
 from orchestrator.stores.inspection import inspect_cache_file
+from orchestrator.supervise.server import Answer, Exited, Failed, Open, Request, Survived, Try
 from tests.stores.faults.sets import OURS, file_of
 
 MIB = 1 << 20

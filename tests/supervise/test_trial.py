@@ -22,16 +22,16 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ArchiveError, DeviceError
-from orchestrator.run.compile_server import Answer, CompileServer, Trying
-from orchestrator.run.connection import Connection
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.trial import SuspectTrials, Trials, answer_in_time, in_seconds, try_pipelines
-from orchestrator.run.vetting import run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from orchestrator.stores.culprits import Cause
-from tests.run.processes import children
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.server import Answer, CompileServer, Trying
+from orchestrator.supervise.trial import SuspectTrials, Trials, answer_in_time, in_seconds, try_pipelines
+from orchestrator.supervise.vetting import run_with_children
 from tests.run.small_sets import MARKER, compute_keys, opener
+from tests.supervise.processes import children
 
 KEYS = compute_keys()[:6]
 JOBS = [PipelineJob(key, PipelineKind.COMPUTE) for key in KEYS]

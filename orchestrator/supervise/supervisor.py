@@ -38,30 +38,7 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.noise import is_noise
 from orchestrator.errors import DeviceError, expect, shown
-from orchestrator.run.compile_server import (
-    Applied,
-    Cancel,
-    Command,
-    Compile,
-    CompileServer,
-    Done,
-    Exited,
-    Failed,
-    ImageTables,
-    Kill,
-    Opened,
-    Prepared,
-    Progressed,
-    Saved,
-    Settled,
-    Staged,
-    Steer,
-    Stop,
-    with_checkpoints,
-)
-from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import OF_PIPELINES, DriverStep, Flight
 from orchestrator.run.limits import (
     AddressSpaceError,
     CpuTimeError,
@@ -84,13 +61,36 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.steering import Settlement, Steering, Wait
-from orchestrator.run.trial import SuspectTrials, Verdict, end_when, in_seconds, is_from_outside
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.stores.files.recovery import settle_death
 from orchestrator.stores.run_notes import add_durations
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.in_flight import OF_PIPELINES, DriverStep, Flight
+from orchestrator.supervise.server import (
+    Applied,
+    Cancel,
+    Command,
+    Compile,
+    CompileServer,
+    Done,
+    Exited,
+    Failed,
+    ImageTables,
+    Kill,
+    Opened,
+    Prepared,
+    Progressed,
+    Saved,
+    Settled,
+    Staged,
+    Steer,
+    Stop,
+    with_checkpoints,
+)
+from orchestrator.supervise.trial import SuspectTrials, Verdict, end_when, in_seconds, is_from_outside
 
 _LOOK_S: Final = 0.1
 _MOST_LOOK_S: Final = 1.0

@@ -1,6 +1,6 @@
 """A program that compiles in a supervised child and tells of each compile, to be killed at any moment.
 
-python -m tests.run.kill_target ARCHIVE CACHE FIFO [loading|deaf]
+python -m tests.supervise.kill_target ARCHIVE CACHE FIFO [loading|deaf]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.run.supervisor import compile_supervised
+from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import compute_keys
 
 FIFO = "ORCHESTRATOR_KILL_FIFO"

@@ -25,9 +25,9 @@ from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from tests.children.test_children import is_gone, until
 from tests.drivers import REPOSITORY
-from tests.run.kill_target import COUNT, CULPRIT
-from tests.run.processes import descendants
 from tests.run.small_sets import write_small_set
+from tests.supervise.kill_target import COUNT, CULPRIT
+from tests.supervise.processes import descendants
 
 KILLS = int(os.environ.get("ORCHESTRATOR_KILLS", "2"))
 IDENTITY = simulated_identity()
@@ -47,7 +47,15 @@ class Place:
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.run.kill_target", self.archive, self.cache, self.fifo, *arguments],
+            [
+                sys.executable,
+                "-m",
+                "tests.supervise.kill_target",
+                self.archive,
+                self.cache,
+                self.fifo,
+                *arguments,
+            ],
             cwd=REPOSITORY,
             env={**os.environ, "TMPDIR": str(self.temporary)},
             stdout=subprocess.PIPE,

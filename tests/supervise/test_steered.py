@@ -15,15 +15,15 @@ import trio.testing
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
-from orchestrator.run import supervisor
-from orchestrator.run.compile_server import Budget, Compile
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.run.supervisor import compile_supervised
 from orchestrator.schedule import Assignment, Priority, Scheduler, Wait
+from orchestrator.supervise import supervisor
+from orchestrator.supervise.server import Budget, Compile
+from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import MARKER, compute_keys, opener, write_applications, write_small_set
 from tests.run.support import prepared_set
 from tests.schedule.machine import job_graph

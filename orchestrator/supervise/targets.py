@@ -37,15 +37,15 @@ from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.process import may_fork
 from orchestrator.registry import registry
-from orchestrator.run.compile_server import CompileServer
 from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.shared_set import Shared, shared_sets
+from orchestrator.supervise.server import CompileServer
+from orchestrator.supervise.supervisor import compile_supervised
 
 _TARGET_BYTES: Final = 512 << 20
 """What a target is taken to need beside those that run: the interpreter, the driver, a decoded set."""
@@ -344,7 +344,7 @@ def target_servers(
     waiting: dict[str, CompileServer] = {}
     with ExitStack() as held:
         if may_fork() and not any(needed_at_start(each.selector) for each in options):
-            importlib.import_module("orchestrator.run.compile_worker")  # which its forks have then
+            importlib.import_module("orchestrator.supervise.worker")  # which its forks have then
             registry()
             for each in options:
                 preload(each.trial_limits.opener, each.selector)

@@ -29,21 +29,7 @@ from orchestrator.children.parent import Ended
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.process import address_space_limit
-from orchestrator.run.compile_server import (
-    Answer,
-    CompileServer,
-    Entering,
-    Exited,
-    Failed,
-    ForkEnded,
-    Kill,
-    Survived,
-    Try,
-    Trying,
-)
-from orchestrator.run.connection import Connection
 from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import DriverStep
 from orchestrator.run.limits import (
     CpuTimeError,
     MemoryLimitError,
@@ -55,6 +41,20 @@ from orchestrator.run.limits import (
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.in_flight import DriverStep
+from orchestrator.supervise.server import (
+    Answer,
+    CompileServer,
+    Entering,
+    Exited,
+    Failed,
+    ForkEnded,
+    Kill,
+    Survived,
+    Try,
+    Trying,
+)
 
 _FROM_OUTSIDE: Final = frozenset(
     -each for each in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL, signal.SIGTERM)

@@ -14,11 +14,8 @@ from attrs import frozen
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.run import trial
 from orchestrator.run.options import ModulePolicy
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.run.trial import Trials
-from orchestrator.run.vetting import Vetter
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -27,6 +24,9 @@ from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
+from orchestrator.supervise import trial
+from orchestrator.supervise.trial import Trials
+from orchestrator.supervise.vetting import Vetter
 from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
 

@@ -35,18 +35,11 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
 from orchestrator.registry import registry
-from orchestrator.run import compile_server, supervisor
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import CompileServer, ImageTables, Open, Try, first_request
-from orchestrator.run.compile_service import _decoded, _processes_to_fork, _Server
-from orchestrator.run.connection import Connection
-from orchestrator.run.in_flight import DriverStep, Flight, InFlightTable
 from orchestrator.run.limits import AddressSpaceError, MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
-from orchestrator.run.supervisor import DriverOutput, _Death, _Pace, _Supervisor, _Watch, compile_supervised
-from orchestrator.run.trial import SuspectTrials, Verdict
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.decoder import Decoder
@@ -62,12 +55,27 @@ from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_fi
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.run_notes import durations_path, read_durations
+from orchestrator.supervise import server as server_module
+from orchestrator.supervise import supervisor
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.in_flight import DriverStep, Flight, InFlightTable
+from orchestrator.supervise.server import CompileServer, ImageTables, Open, Try, first_request
+from orchestrator.supervise.service import _decoded, _processes_to_fork, _Server
+from orchestrator.supervise.supervisor import (
+    DriverOutput,
+    _Death,
+    _Pace,
+    _Supervisor,
+    _Watch,
+    compile_supervised,
+)
+from orchestrator.supervise.trial import SuspectTrials, Verdict
 from tests.children.test_children import until
-from tests.run.processes import children
 from tests.run.small_sets import MARKER, write_applications, write_small_set
-from tests.run.supervised_devices import KEYS, SHORT_S, open_deadly, open_good
+from tests.supervise.processes import children
+from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly, open_good
 
-DEVICES = "tests.run.supervised_devices"
+DEVICES = "tests.supervise.supervised_devices"
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
 PATIENT = TrialLimits(pipeline_s=3600.0)
 SHARED_BY_ONE = {"workers": 1, "mode": CacheMode.SHARED}
@@ -93,7 +101,7 @@ def archive(tmp_path: Path) -> Path:
 @pytest.fixture
 def saved_after_deaths_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No cache file is saved on the way, but soon after a death."""
-    monkeypatch.setattr(compile_server, "_CHECKPOINTS", SavePolicy(quiet_ns=10**15, overdue_ns=10**15))
+    monkeypatch.setattr(server_module, "_CHECKPOINTS", SavePolicy(quiet_ns=10**15, overdue_ns=10**15))
 
 
 async def supervised(
@@ -188,7 +196,7 @@ def test_the_first_device_is_opened_while_a_worker_imports(
         asked.append((request, table.flights()))
         return open_good(request)
 
-    monkeypatch.setattr("orchestrator.run.compile_service.open_for_child", opened)
+    monkeypatch.setattr("orchestrator.supervise.service.open_for_child", opened)
     table = InFlightTable(os.memfd_create("table"))
     with PipelineSet.open(sample_path()) as sample:
         first = sample.groups[0].request
@@ -216,7 +224,7 @@ def test_what_every_trial_needs_is_done_once_before_the_first(monkeypatch: pytes
     def fork(_: object, number: int, _work: object) -> None:
         events.append((number, opened._scanned is not None))
 
-    monkeypatch.setattr("orchestrator.run.compile_service.load_driver", load)
+    monkeypatch.setattr("orchestrator.supervise.service.load_driver", load)
     monkeypatch.setattr(_Server, "_fork", fork)
     opened = Archive.open(sample_path(), indexed=False)
 
@@ -243,7 +251,7 @@ async def test_a_large_set_is_decoded_by_several_processes(
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 2)
+        monkeypatch.setattr("orchestrator.supervise.service.available_workers", lambda: 2)
         assert _processes_to_fork(Shared(sample), CompileOptions(workers=1), has_imported=False) == 0
         assert _decoded(Shared(sample), CompileOptions(workers=1), 0) is sample
         assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=False) == 1
@@ -251,7 +259,7 @@ async def test_a_large_set_is_decoded_by_several_processes(
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
         whole = sample.pipelines
     with PipelineSet.open(large) as opened:
-        monkeypatch.setattr("orchestrator.run.compile_service.available_workers", lambda: 8)
+        monkeypatch.setattr("orchestrator.supervise.service.available_workers", lambda: 8)
         count = _processes_to_fork(Shared(opened), CompileOptions(), has_imported=True)
         assert count > 1
         shared = _decoded(Shared(opened), CompileOptions(), count)
@@ -662,7 +670,7 @@ async def test_a_bug_before_any_driver_is_called_one_at_once(
         raise ZeroDivisionError("of the program")
 
     # A fork has what this process has, so it fails, too.
-    monkeypatch.setattr("orchestrator.run.compile_service.open_paths", fail)
+    monkeypatch.setattr("orchestrator.supervise.service.open_paths", fail)
     server = CompileServer.start([str(archive)], CompileOptions(), fork=True)
     with pytest.raises(
         RuntimeError, match="ZeroDivisionError in the process that compiles: of the program"
@@ -1119,7 +1127,7 @@ async def test_stopping_gives_the_report_of_what_was_done(archive: Path) -> None
 async def test_stopping_ends_a_device_that_never_opens(
     archive: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.run.supervisor._STOPPED_OPENING_S", 0.1)
+    monkeypatch.setattr("orchestrator.supervise.supervisor._STOPPED_OPENING_S", 0.1)
     stop = trio.Event()
 
     def on_stage(stage: str) -> None:

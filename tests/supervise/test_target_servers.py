@@ -15,12 +15,12 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.targets import target_servers
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
+from orchestrator.supervise.targets import target_servers
 from tests.drivers import REPOSITORY, driver_manifest
 from tests.processors import one_processor
 
@@ -29,11 +29,11 @@ import json, os, signal, sys, trio
 from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.targets import target_servers
+from orchestrator.supervise.targets import target_servers
 from orchestrator.sets.opening import open_paths
 
 path, kind = sys.argv[1:]
-limits = TrialLimits(opener="tests.run.test_target_servers:open_simulated")
+limits = TrialLimits(opener="tests.supervise.test_target_servers:open_simulated")
 options = [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"]
 before = os.listdir("/proc/self/fd")
 made = []
@@ -88,11 +88,11 @@ from pathlib import Path
 from orchestrator.process import own_interpreter
 own_interpreter()
 from orchestrator.run.options import CompileOptions, TrialLimits
-from orchestrator.run.targets import target_servers
+from orchestrator.supervise.targets import target_servers
 from orchestrator.sets.opening import open_paths
 
 path, folder, opener = sys.argv[1:]
-limits = TrialLimits(opener=f"tests.run.test_target_servers:{opener}")
+limits = TrialLimits(opener=f"tests.supervise.test_target_servers:{opener}")
 options = [CompileOptions(selector=each, workers=1, trial_limits=limits) for each in "abcd"]
 told = []
 

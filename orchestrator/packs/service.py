@@ -18,8 +18,7 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
-from orchestrator.run.cache_joining import join_loaded, taken
-from orchestrator.run.packs import (
+from orchestrator.packs.packs import (
     Answer,
     Install,
     Installed,
@@ -30,6 +29,7 @@ from orchestrator.run.packs import (
     Setup,
     driver_words,
 )
+from orchestrator.run.cache_joining import join_loaded, taken
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadResult,

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.run.supervisor import compile_supervised
 from orchestrator.sets.prepare import Subset
 from orchestrator.stores.culprits import Cause
-from tests.run.chaos_set import MEMORY_BYTES, Fate, write_chaos
-from tests.run.processes import children
+from orchestrator.supervise.supervisor import compile_supervised
+from tests.supervise.chaos_set import MEMORY_BYTES, Fate, write_chaos
+from tests.supervise.processes import children
 
 COUNT = int(os.environ.get("ORCHESTRATOR_CHAOS", "64"))
 CAUSES = {
@@ -32,7 +32,9 @@ async def test_every_culprit_is_named_and_every_good_one_is_kept(tmp_path: Path)
     few = COUNT < 1000
     fates = write_chaos(archive, COUNT, hangs=1 if few else None)
     limits = TrialLimits(
-        opener="tests.run.chaos_set:open_chaos", pipeline_s=3.0 if few else 1.5, memory_bytes=MEMORY_BYTES
+        opener="tests.supervise.chaos_set:open_chaos",
+        pipeline_s=3.0 if few else 1.5,
+        memory_bytes=MEMORY_BYTES,
     )
     before = children()
     options = CompileOptions(workers=2, trial_limits=limits)

@@ -33,20 +33,6 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.malloc import keep_freed_memory
 from orchestrator.process import StageClock, die_with, without_searching
-from orchestrator.run.compile_server import (
-    LIMITS,
-    Answer,
-    Compile,
-    Exited,
-    Failed,
-    Kill,
-    Open,
-    Request,
-    Steer,
-    Stop,
-    Try,
-)
-from orchestrator.run.in_flight import DriverStep, InFlightTable
 from orchestrator.run.limits import error_of_memory, limit_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.opening import open_paths
@@ -61,10 +47,24 @@ from orchestrator.sets.shared_set import (
     shared_sets,
 )
 from orchestrator.stores.files.recovery import settle_kills
+from orchestrator.supervise.in_flight import DriverStep, InFlightTable
+from orchestrator.supervise.server import (
+    LIMITS,
+    Answer,
+    Compile,
+    Exited,
+    Failed,
+    Kill,
+    Open,
+    Request,
+    Steer,
+    Stop,
+    Try,
+)
 
 if TYPE_CHECKING:
-    from orchestrator.run.compile_worker import Worker
     from orchestrator.sets.prepare import DeviceOpener
+    from orchestrator.supervise.worker import Worker
 
 BUG: Final = 70
 """Exit code of a fork that failed by an error of this program."""
@@ -210,7 +210,7 @@ class _Server:
     def _worker(self) -> Worker:
         """The worker, which does the work of a fork; the first call imports what only that needs."""
         with without_searching():
-            from orchestrator.run.compile_worker import Worker
+            from orchestrator.supervise.worker import Worker
 
         self._made = self._made or Worker(self.channel, self.shared.source, self.table, self.opening.payloads)
         return self._made

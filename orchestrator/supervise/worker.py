@@ -30,7 +30,18 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import OrchestratorError
 from orchestrator.process import StageClock, die_with
 from orchestrator.run.compile import compile_set
-from orchestrator.run.compile_server import (
+from orchestrator.run.first_error import first_error
+from orchestrator.run.keeping import RecordedCosts
+from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
+from orchestrator.run.options import CompileOptions
+from orchestrator.run.records import CompileReport, Progress, encode_msgpack
+from orchestrator.run.steering import SentCommands, Settlement, Steering
+from orchestrator.schedule.costs import estimated_costs
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import DeviceOpener
+from orchestrator.sets.records import PipelineJob
+from orchestrator.supervise.in_flight import OBJECTS, DriverStep, InFlightTable, announcing
+from orchestrator.supervise.server import (
     LIMITS,
     Answer,
     Applied,
@@ -54,17 +65,6 @@ from orchestrator.run.compile_server import (
     Trying,
     append,
 )
-from orchestrator.run.first_error import first_error
-from orchestrator.run.in_flight import OBJECTS, DriverStep, InFlightTable, announcing
-from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
-from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, Progress, encode_msgpack
-from orchestrator.run.steering import SentCommands, Settlement, Steering
-from orchestrator.schedule.costs import estimated_costs
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.prepare import DeviceOpener
-from orchestrator.sets.records import PipelineJob
 
 _READ_SIZE: Final = 1 << 16
 _M_PERTURB: Final = -6  # mallopt(3)

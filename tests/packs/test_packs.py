@@ -21,11 +21,10 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.options import without_bumped_uuid
 from orchestrator.errors import ArchiveError, DeviceError
+from orchestrator.packs.packs import GrowingPack, install, join_packs, manifest_of, part_of, target_of
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.packs import GrowingPack, install, join_packs, manifest_of, part_of, target_of
 from orchestrator.run.records import CacheFileRecord, CompileReport, OutcomeStatus
-from orchestrator.run.targets import TargetResult
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
 from orchestrator.sets.sample import sample_path
@@ -44,6 +43,7 @@ from orchestrator.stores.run_notes import (
     decode_groups,
     read_contents,
 )
+from orchestrator.supervise.targets import TargetResult
 from tests.run.small_sets import write_small_set
 from tests.stores.faults.sets import (
     IDENTITY,

@@ -13,8 +13,8 @@ import trio
 from attrs import define, field
 
 from orchestrator.children.parent import Ended
-from orchestrator.run.compile_server import Answer, CompileServer, InMemory, Request
-from orchestrator.run.in_flight import InFlightTable
+from orchestrator.supervise.in_flight import InFlightTable
+from orchestrator.supervise.server import Answer, CompileServer, InMemory, Request
 
 
 @define(eq=False)

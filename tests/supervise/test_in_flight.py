@@ -16,10 +16,10 @@ from orchestrator.devices.device import NO_SOURCE, Device, PipelineCache, Pipeli
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError
-from orchestrator.run import in_flight
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.in_flight import DriverStep, InFlightTable, announcing
 from orchestrator.run.limits import MemoryGate
+from orchestrator.supervise import in_flight
+from orchestrator.supervise.in_flight import DriverStep, InFlightTable, announcing
 from tests.run.small_sets import Watched
 
 

@@ -60,7 +60,7 @@ from orchestrator.stores.run_notes import read_contents
 from orchestrator.version import VERSION
 
 if TYPE_CHECKING:
-    from orchestrator.run.targets import TargetResult
+    from orchestrator.supervise.targets import TargetResult
 
 _ANSWER_S: Final = 600.0
 _PROBLEM: Final = 2000

@@ -15,7 +15,7 @@ from orchestrator.errors import DeviceError, ExternalSynchronizationError, NoDev
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Hash, Progress, SlowInFlight
 from orchestrator.run.steering import Settlement
-from orchestrator.run.targets import (
+from orchestrator.supervise.targets import (
     Overall,
     TargetResult,
     compile_targets,
@@ -106,8 +106,8 @@ async def run(
 
 @pytest.fixture(autouse=True)
 def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.run.targets.available_workers", lambda: 4)
-    monkeypatch.setattr("orchestrator.run.targets.memory_for_another", lambda: True)
+    monkeypatch.setattr("orchestrator.supervise.targets.available_workers", lambda: 4)
+    monkeypatch.setattr("orchestrator.supervise.targets.memory_for_another", lambda: True)
 
 
 async def test_as_many_run_as_there_are_processors(autojump_clock: trio.testing.MockClock) -> None:
@@ -172,7 +172,7 @@ async def test_a_time_limit_is_one_for_all(autojump_clock: trio.testing.MockCloc
 async def test_without_memory_they_run_one_after_the_other(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.run.targets.memory_for_another", lambda: False)
+    monkeypatch.setattr("orchestrator.supervise.targets.memory_for_another", lambda: False)
     compiler = Compiler()
     assert len(await run("abc", compiler)) == 3
     assert compiler.most == 1

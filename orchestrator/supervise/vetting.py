@@ -23,7 +23,6 @@ from orchestrator.children.parent import ChildGroup, ChildrenEndedError
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import RecordError
-from orchestrator.run import trial
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
@@ -33,6 +32,7 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
+from orchestrator.supervise import trial
 
 _SHOWN = 3
 _T = TypeVar("_T")

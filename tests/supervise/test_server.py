@@ -13,10 +13,10 @@ import trio.testing
 
 from orchestrator.children.parent import Ended
 from orchestrator.children.protocol import WHOLE
-from orchestrator.run.compile_server import CompileServer, Failed, Stop
-from orchestrator.run.connection import Connection
-from orchestrator.run.in_flight import InFlightTable
 from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.in_flight import InFlightTable
+from orchestrator.supervise.server import CompileServer, Failed, Stop
 
 
 @attrs.define
