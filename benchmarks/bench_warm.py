@@ -9,17 +9,9 @@ Both use one shared cache, and one cache per worker, to show the cost of the sha
 find the same ratio. Caches hold everything, and every pipeline hits with creation feedback. Pipelines are
 destroyed after the measurement.
 
---gaps also records each driver call and reports what threads do between two calls. Recording takes about 1 us
-per call, so compare ratios without it.
-
-    gap_us, gap_cpu_us   average elapsed and CPU time between two calls, which mostly hold the GIL
-    first_ms             time until the last thread has made its first call
-    ending_ms            time from when the first thread has no further call, to the end
-
 It cannot show hits whose code is not in memory, or a game's mixture of hits and misses.
 
 Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 1,2 --batches 64,1024
-Command: python benchmarks/bench_warm.py --device radv:navi21 --workers 16 --batches 1024 --gaps
 """
 
 from __future__ import annotations
@@ -28,12 +20,9 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
-from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -42,7 +31,7 @@ import numpy as np
 from benchmarks.fresh import CONTROL, Figures, Job, answer_if_asked, compare, parser_of, where
 from benchmarks.warm import fill, make_set, many_times, run_warm
 from orchestrator.bench.contention import ratio_text
-from orchestrator.bench.statistics import by_round, estimate, paired_ratio
+from orchestrator.bench.statistics import by_round, paired_ratio
 from orchestrator.bench.take import no_garbage_collection
 from orchestrator.devices.device import CacheMode, PipelineCache
 from orchestrator.devices.image import PipelineKind
@@ -65,70 +54,15 @@ def measure(job: Job) -> Figures:
         mode, workers, batch = CacheMode(job["mode"]), job["workers"], job["batch"]
         count = len(prepared.image)
         figures: Figures = {}
-        with noting(device) if job["gaps"] else nullcontext([]) as noted:
-            if job["bare"]:
-                began_ns, ended_ns = bare_loop(device, prepared, mode, workers, batch, data)
-            else:
-                report = run_warm(device, prepared, mode, workers, batch, data)
-                timing, ended_ns = report.timing, report.barrier.end_ns
-                began_ns = ended_ns - timing.wall_ns
-                figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
-        if noted:
-            figures |= gaps(noted, began_ns, ended_ns)
+        if job["bare"]:
+            began_ns, ended_ns = bare_loop(device, prepared, mode, workers, batch, data)
+        else:
+            report = run_warm(device, prepared, mode, workers, batch, data)
+            timing, ended_ns = report.timing, report.barrier.end_ns
+            began_ns = ended_ns - timing.wall_ns
+            figures = {"driver_s": timing.driver_ns / 1e9, "blocked_s": timing.blocked_ns / 1e9}
     seconds = (ended_ns - began_ns) / 1e9
     return {"seconds": seconds, "pipelines_per_s": count / seconds, **figures, **where(device)}
-
-
-class Noted(NamedTuple):
-    """A call into the driver: its thread, and the clocks of the wall and the thread before and after it."""
-
-    thread: int
-    before_ns: int
-    before_cpu_ns: int
-    after_ns: int
-    after_cpu_ns: int
-
-
-@contextmanager
-def noting(device: VulkanDevice) -> Iterator[list[Noted]]:
-    """Note every call that creates compute pipelines."""
-    commands, noted = device.context.commands, list[Noted]()
-    create, cpu_ns, wall_ns, thread = (
-        commands.vkCreateComputePipelines,
-        time.thread_time_ns,
-        time.perf_counter_ns,
-        threading.get_ident,
-    )
-
-    def note(*given: Any) -> int:
-        before_cpu_ns, before_ns = cpu_ns(), wall_ns()
-        result = int(create(*given))
-        after_ns, after_cpu_ns = wall_ns(), cpu_ns()
-        noted.append(Noted(thread(), before_ns, before_cpu_ns, after_ns, after_cpu_ns))
-        return result
-
-    commands.vkCreateComputePipelines = note
-    try:
-        yield noted
-    finally:
-        commands.vkCreateComputePipelines = create
-
-
-def gaps(noted: list[Noted], began_ns: int, ended_ns: int) -> Figures:
-    """What came before, between and after the calls of each thread."""
-    by_thread: dict[int, list[Noted]] = {}
-    for call in noted:
-        by_thread.setdefault(call.thread, []).append(call)
-    pairs = [pair for calls in by_thread.values() for pair in pairwise(calls)]
-    between = [(later.before_ns - call.after_ns) / 1e3 for call, later in pairs]
-    return {
-        "calls": len(noted),
-        "gap_us": fmean(between),
-        "gap_worst_us": max(between),
-        "gap_cpu_us": fmean((later.before_cpu_ns - call.after_cpu_ns) / 1e3 for call, later in pairs),
-        "first_ms": (max(calls[0].before_ns for calls in by_thread.values()) - began_ns) / 1e6,
-        "ending_ms": (ended_ns - min(calls[-1].after_ns for calls in by_thread.values())) / 1e6,
-    }
 
 
 def bare_loop(
@@ -218,17 +152,6 @@ def tell(rows: list[dict[str, Any]]) -> None:
             file=sys.stderr,
             flush=True,
         )
-    for name in ("gap_us", "gap_cpu_us", "first_ms", "ending_ms"):
-        for bare, mode in product((True, False), MODES):
-            values = [
-                row[name]
-                for row in rows
-                if name in row and row["round"] >= 0 and (row["bare"], row["mode"]) == (bare, mode)
-            ]
-            if values:
-                found = estimate(values)
-                text = f"{found.median:.1f} [{found.low:.1f}, {found.high:.1f}]"
-                print(f"{name}, {'bare' if bare else 'run'}, {mode}: {text}", file=sys.stderr)
 
 
 def main() -> None:
@@ -240,7 +163,6 @@ def main() -> None:
     )
     parser.add_argument("--batches", default="64,1024", help="pipelines in a call, commas between them")
     parser.add_argument("--passes", type=int, default=200, help="how often the set is in a run")
-    parser.add_argument("--gaps", action="store_true", help="note each call, and tell what is between two")
     options = parser.parse_args()
     if answer_if_asked(options, measure):
         return
@@ -258,7 +180,6 @@ def main() -> None:
                     "batch": batch,
                     "bare": bare,
                     "passes": options.passes,
-                    "gaps": options.gaps,
                 }
                 for mode in MODES
                 for bare in (True, False)
