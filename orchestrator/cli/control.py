@@ -22,15 +22,16 @@ import time
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
+import msgspec
+
 from orchestrator.cli.errors import UsageError
-from orchestrator.cli.values import hash_number
+from orchestrator.run.commands import AnyCommand, PipelineCommand
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import trio
 
-    from orchestrator.cli.events import AnyCommand
     from orchestrator.cli.progress import ProgressView
     from orchestrator.run import records
     from orchestrator.run.steering import SentCommands, Settlement, Steering
@@ -310,27 +311,9 @@ class ControlLines:
 
     def _obey(self, line: bytes, steering: Steering) -> SentCommands | None:
         """Obey a line; what to wait for before it is answered, or None where it is no command."""
-        import msgspec
-
-        from orchestrator.cli.events import AnyCommand, Budget, Cancel, Promote, Stop
-        from orchestrator.run.steering import URGENCIES, SentCommands
-
-        unknown: tuple[str, ...] = ()
         try:
             command = msgspec.json.decode(line, type=AnyCommand)
-            match command:
-                case Promote():
-                    keys, unknown = self._keys(command.pipelines)
-                    sent = steering.promote(keys, URGENCIES[command.priority])
-                case Cancel():
-                    keys, unknown = self._keys(command.pipelines)
-                    sent = steering.cancel(keys)
-                case Budget():
-                    sent = steering.limit_time(command.seconds)
-                case Stop():
-                    steering.stop.set()
-                    sent = SentCommands(())
-        except (msgspec.MsgspecError, UnicodeDecodeError, UsageError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             shown = line[:_SHOWN].decode("utf-8", "replace") + ("..." if len(line) > _SHOWN else "")
             self._lines.error(
                 self._number,
@@ -338,18 +321,16 @@ class ControlLines:
                 f"line is {shown!r}",
             )
             return None
+        unknown: tuple[str, ...] = ()
+        if isinstance(command, PipelineCommand):
+            unknown = tuple(each for each in command.pipelines if int(each, 16) not in self.known)
+            command = command.without({int(each, 16) for each in unknown})
         self._unanswered[self._number] = (command, unknown)
-        return sent
+        return steering.send(command)
 
     async def _answer(self, number: int, sent: SentCommands) -> None:
         await sent.wait()
         self._lines.answer(*self._unanswered.pop(number))
-
-    def _keys(self, texts: Collection[str]) -> tuple[list[int], tuple[str, ...]]:
-        """The pipelines of the set among some keys, and the other keys."""
-        numbers = {text: hash_number(text) for text in texts}
-        unknown = tuple(text for text, number in numbers.items() if number not in self.known)
-        return [number for number in numbers.values() if number in self.known], unknown
 
     def _read(self, token: trio.lowlevel.TrioToken, send: trio.MemorySendChannel[bytes | None]) -> None:
         """Be the thread that reads: for a file, a pipe or a socket, whether or not it blocks."""

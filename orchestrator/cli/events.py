@@ -1,6 +1,6 @@
-"""The events that `compile` writes for another program, and the commands that it takes: one type each.
+"""The events that `compile` writes for another program: one type each. commands.py of `run` has the commands.
 
-docs/control.md is generated from these types. Within version 1, events and fields may be added, and a reader
+docs/control.md is generated from both. Within version 1, events and fields may be added, and a reader
 ignores unknown ones; an unknown command causes an `error` event.
 
 Assumptions: imported only for `--progress jsonl`, because the records import numpy.
@@ -8,9 +8,7 @@ Assumptions: imported only for `--progress jsonl`, because the records import nu
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
-
-import msgspec
+from typing import Final, Literal
 
 from orchestrator.run.records import Hash, OutcomeStatus, Record, SlowInFlight
 
@@ -213,55 +211,3 @@ class End(Event, frozen=True, kw_only=True, tag="end"):
 
 
 EVENTS: Final = (Start, Target, Stage, Progress, Settled, Failed, Saved, Message, Answer, Error, Done, End)
-
-
-class Command(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="command"):
-    """Base of all commands; the field `command` has the name.
-
-    Attributes:
-        id: A number or text that the answer repeats.
-        version: Version of the commands.
-    """
-
-    id: int | str | None = None
-    version: Literal[1] = 1
-
-
-class Promote(Command, frozen=True, kw_only=True, tag="promote"):
-    """Make pipelines and the libraries that they link more urgent. No pipeline becomes less urgent.
-
-    Attributes:
-        pipelines: Their keys, each 16 hex digits.
-        priority: `now` precedes `soon`, which precedes all other pipelines.
-    """
-
-    pipelines: tuple[str, ...]
-    priority: Literal["now", "soon"] = "now"
-
-
-class Cancel(Command, frozen=True, kw_only=True, tag="cancel"):
-    """Cancel pipelines that have not begun, for the whole compile. Libraries of other pipelines are created.
-
-    Attributes:
-        pipelines: Their keys.
-    """
-
-    pipelines: tuple[str, ...]
-
-
-class Budget(Command, frozen=True, kw_only=True, tag="budget"):
-    """Let work begin for some time from now, then wait for the next budget. Driver calls continue.
-
-    Attributes:
-        seconds: The time; 0 to pause, null for no limit.
-    """
-
-    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] | None
-
-
-class Stop(Command, frozen=True, kw_only=True, tag="stop"):
-    """Stop early, as by Ctrl-C: merge and save what is done."""
-
-
-COMMANDS: Final = (Promote, Cancel, Budget, Stop)
-AnyCommand = Promote | Cancel | Budget | Stop

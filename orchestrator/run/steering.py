@@ -12,9 +12,8 @@ Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it a
 
 from __future__ import annotations
 
-import operator
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, KeysView
+from collections.abc import Callable, Collection, Iterator, KeysView
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Final
@@ -25,11 +24,20 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
+from orchestrator.run.commands import (
+    MOST_SECONDS,
+    AnyCommand,
+    Budget,
+    Cancel,
+    Promote,
+    Stop,
+    Urgency,
+    checked_keys,
+)
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, Progress, status_code
 from orchestrator.schedule import Cancellation, Priority, Scheduler
-from orchestrator.supervise.server import Budget, Cancel, Command, Promote
 
 STEERED_BATCHES_S: Final = 0.4
 """Batches of a steered compile are as short as under this time limit: what is urgent waits for them."""
@@ -37,10 +45,6 @@ STEERED_BATCHES_S: Final = 0.4
 
 Wait = Callable[[], "trio.Event | None"]
 """An event to wait for before asking again, or None: the commands have taken effect."""
-
-
-URGENCIES: Final = {"now": Priority.NOW, "soon": Priority.SOON}
-"""What pipelines may be promoted to, by the name that a user gives; they begin below both."""
 
 
 def checked_priority(priority: Priority) -> Priority:
@@ -56,14 +60,7 @@ def checked_priority(priority: Priority) -> Priority:
         raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
-def _checked_keys(keys: Iterable[int]) -> tuple[int, ...]:
-    given = tuple(map(operator.index, keys))
-    if wrong := [each for each in given if not 0 <= each < 1 << 64]:
-        raise ValueError(f"a pipeline's key is a number of 64 bits, not {wrong[0]}")
-    return given
-
-
-CommandHandler = Callable[[tuple[Command, ...]], Wait]
+CommandHandler = Callable[[tuple[AnyCommand, ...]], Wait]
 """Gets commands at once and in order; its answer tells when they have taken effect."""
 
 
@@ -127,13 +124,16 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.skipped, self.failed
 
 
+_URGENCIES: Final[tuple[tuple[Urgency, Priority], ...]] = (("now", Priority.NOW), ("soon", Priority.SOON))
+
+
 @define(eq=False)
 class _InEffect:
     """The commands in effect, and their handlers."""
 
-    priorities: dict[int, int] = field(factory=dict)
+    priorities: dict[int, Priority] = field(factory=dict)
     cancelled: dict[int, None] = field(factory=dict)
-    limit_ns: int | None = None
+    budget: Budget = field(factory=lambda: Budget(seconds=None))
     budgets: int = 0  # how many were given
     handlers: list[CommandHandler] = field(factory=list)
 
@@ -201,7 +201,7 @@ class Steering:
 
     def close(self) -> None:
         """End the commands; a budget is lifted, since nobody would give another one."""
-        self.send(Budget(None))
+        self.send(Budget(seconds=None))
 
     def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> SentCommands:
         """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing.
@@ -210,7 +210,10 @@ class Steering:
             TypeError: A key is no whole number.
             ValueError: A key is not of 64 bits, or there is no such priority.
         """
-        return self.send(Promote(_checked_keys(keys), int(checked_priority(priority))))
+        pipelines, priority = checked_keys(keys), checked_priority(priority)
+        if priority is Priority.BACKGROUND:
+            return SentCommands(())
+        return self.send(Promote(pipelines=pipelines, priority="now" if priority is Priority.NOW else "soon"))
 
     def cancel(self, keys: Collection[int]) -> SentCommands:
         """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
@@ -219,7 +222,7 @@ class Steering:
             TypeError: A key is no whole number.
             ValueError: A key is not of 64 bits.
         """
-        return self.send(Cancel(_checked_keys(keys)))
+        return self.send(Cancel(pipelines=checked_keys(keys)))
 
     def limit_time(self, seconds: float | None) -> SentCommands:
         """Let batches begin for so long from now, at least one, then wait for more; 0: none, None: no end.
@@ -227,32 +230,40 @@ class Steering:
         Raises:
             ValueError: It is negative, or no number.
         """
-        return self.send(Budget(time_limit_ns(seconds)))
+        limit_ns = time_limit_ns(seconds)
+        is_bounded = limit_ns is not None and limit_ns <= MOST_SECONDS * 1e9
+        return self.send(Budget(seconds=seconds if is_bounded else None))
 
-    def send(self, *commands: Command) -> SentCommands:
+    def send(self, *commands: AnyCommand) -> SentCommands:
         """Send commands to all running runs, and to those that begin later."""
         held = self._in_effect
         for each in commands:
             match each:
                 case Promote():
+                    priority = _priority(each)
                     for key in each.keys:
-                        held.priorities[key] = min(each.priority, held.priorities.get(key, each.priority))
+                        held.priorities[key] = min(priority, held.priorities.get(key, priority))
                 case Cancel():
                     held.cancelled.update(dict.fromkeys(each.keys))
                 case Budget():
-                    held.limit_ns, held.budgets = each.limit_ns, held.budgets + 1
+                    held.budget, held.budgets = each, held.budgets + 1
+                case Stop():
+                    self.stop.set()
         return SentCommands(tuple(each(commands) for each in held.handlers))
 
-    def in_effect(self) -> tuple[Command, ...]:
-        """All commands in effect; of a budget that began, what is left."""
+    def in_effect(self) -> tuple[AnyCommand, ...]:
+        """All commands in effect, but not to stop; of a budget that began, what is left."""
         held, begun = self._in_effect, self._begun
-        promoted = [
-            Promote(tuple(key for key, each in held.priorities.items() if each == priority), priority)
-            for priority in sorted(set(held.priorities.values()))
-        ]
-        cancelled = [Cancel(tuple(held.cancelled))] if held.cancelled else []
-        limit_ns = _left_ns(begun.until_ns) if begun.budget == held.budgets else held.limit_ns
-        return *promoted, *cancelled, Budget(limit_ns)
+        commands: list[AnyCommand] = []
+        for name, priority in _URGENCIES:
+            keys = [key for key, each in held.priorities.items() if each is priority]
+            if keys:
+                commands.append(Promote(pipelines=checked_keys(keys), priority=name))
+        if held.cancelled:
+            commands.append(Cancel(pipelines=checked_keys(held.cancelled)))
+        if begun.budget != held.budgets or begun.until_ns is None:
+            return *commands, held.budget
+        return *commands, Budget(seconds=(_left_ns(begun.until_ns) or 0) / 1e9)
 
     @property
     def cancelled(self) -> KeysView[int]:
@@ -263,7 +274,7 @@ class Steering:
         """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
         held, begun = self._in_effect, self._begun
         if begun.budget != held.budgets:
-            begun.budget, limit_ns = held.budgets, held.limit_ns
+            begun.budget, limit_ns = held.budgets, time_limit_ns(held.budget.seconds)
             begun.until_ns = None if limit_ns is None else time.perf_counter_ns() + limit_ns
         return begun.until_ns
 
@@ -356,18 +367,18 @@ class SteeredRun:
         eta_s = 0.0 if progress.done == total else progress.eta_s
         return msgspec.structs.replace(progress, total=total, eta_s=eta_s)
 
-    def _apply(self, commands: tuple[Command, ...]) -> Wait:
+    def _apply(self, commands: tuple[AnyCommand, ...]) -> Wait:
         cancelled: list[Cancellation] = []
         with self.exchange.steering() as schedule:
             for each in commands:
                 match each:
                     case Promote():
-                        schedule.promote(self._numbers(each.keys).tolist(), Priority(each.priority))
+                        schedule.promote(self._numbers(each.keys).tolist(), _priority(each))
                     case Cancel():
                         cancelled.append(schedule.cancel_jobs(self._numbers(each.keys)))
         for each in commands:
             if isinstance(each, Budget) and self._begun:
-                self._limit_time(each.limit_ns or 0)
+                self._limit_time(time_limit_ns(each.seconds) or 0)
 
         def wait() -> trio.Event | None:
             return None if self._over or all(each.quiet for each in cancelled) else self._changed
@@ -412,3 +423,7 @@ class SteeredRun:
 
 def _left_ns(until_ns: int | None) -> int | None:
     return None if until_ns is None else max(0, until_ns - time.perf_counter_ns())
+
+
+def _priority(command: Promote) -> Priority:
+    return dict(_URGENCIES)[command.priority]

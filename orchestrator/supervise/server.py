@@ -1,6 +1,6 @@
 """The process in which a supervised compile goes to the driver, as the supervisor has it, and what they say.
 
-    supervisor ── Open, Compile, Try, Stop, Steer, Kill ──> server ── forks ──> a worker
+    supervisor ── Open, Compile, Try, Steer, Kill ──> server ── forks ──> a worker
     process, or trial processes
                <── answers of all of them, one pipe ──────────────────┘
 
@@ -29,6 +29,7 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import OrchestratorError
 from orchestrator.malloc import compiling_environment
+from orchestrator.run.commands import AnyCommand
 from orchestrator.run.limits import error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.records import PipelineJob
@@ -57,29 +58,6 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
     selector: str
 
 
-class Promote(msgspec.Struct, tag="promote", frozen=True, forbid_unknown_fields=True):
-    """Make pipelines at least so urgent, by key; a `Priority`."""
-
-    keys: tuple[int, ...]
-    priority: int
-
-
-class Cancel(msgspec.Struct, tag="cancel", frozen=True, forbid_unknown_fields=True):
-    """Leave pipelines out that have not begun, by key."""
-
-    keys: tuple[int, ...]
-
-
-class Budget(msgspec.Struct, tag="budget", frozen=True, forbid_unknown_fields=True):
-    """Let batches begin for so long from when a run hears it, at least one unless 0; None: for ever."""
-
-    limit_ns: int | None
-
-
-Command = Promote | Cancel | Budget
-"""A command to a running compile; see steering.py."""
-
-
 class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     """A request: compile in a fork.
 
@@ -103,7 +81,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
     measured_ns: dict[int, int] = {}
     given_up: tuple[int, ...] = ()
     steered: bool = False
-    commands: tuple[Command, ...] = ()
+    commands: tuple[AnyCommand, ...] = ()
     distrusted: tuple[int, ...] = ()
     started_ns: int = 0
 
@@ -135,18 +113,12 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
         return [PipelineJob(key, PipelineKind(kind)) for kind, key in self.jobs]
 
 
-class Stop(msgspec.Struct, tag="stop", forbid_unknown_fields=True):
-    """A request: let the fork of this number end early and in order."""
-
-    number: int
-
-
 class Steer(msgspec.Struct, tag="steer", forbid_unknown_fields=True):
     """A request: pass commands to the fork of this number; it answers `Applied` once they take effect."""
 
     number: int
-    count: int
-    commands: tuple[Command, ...]
+    commands: tuple[AnyCommand, ...]
+    count: int = 0
 
 
 class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
@@ -155,7 +127,7 @@ class Kill(msgspec.Struct, tag="kill", forbid_unknown_fields=True):
     number: int
 
 
-Request = Open | Compile | Try | Stop | Steer | Kill
+Request = Open | Compile | Try | Steer | Kill
 
 
 class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):

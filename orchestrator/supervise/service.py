@@ -58,7 +58,6 @@ from orchestrator.supervise.server import (
     Open,
     Request,
     Steer,
-    Stop,
     Try,
 )
 
@@ -134,7 +133,7 @@ class _Server:
             case Try():
                 self._prepare_trials(request)
                 self._fork(request.number, lambda control: self._attempt(request, control))
-            case Stop() | Steer() if request.number in self._forks:
+            case Steer() if request.number in self._forks:
                 left = memoryview(pack_frame(request, bound=LIMITS.frame_bytes))
                 with suppress(OSError):  # the fork has ended
                     while left:

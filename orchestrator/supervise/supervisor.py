@@ -38,6 +38,7 @@ from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.noise import is_noise
 from orchestrator.errors import DeviceError, expect, shown
+from orchestrator.run.commands import AnyCommand, Cancel, Stop
 from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import (
     AddressSpaceError,
@@ -71,8 +72,6 @@ from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import OF_PIPELINES, DriverStep, Flight
 from orchestrator.supervise.server import (
     Applied,
-    Cancel,
-    Command,
     Compile,
     CompileServer,
     Done,
@@ -87,7 +86,6 @@ from orchestrator.supervise.server import (
     Settled,
     Staged,
     Steer,
-    Stop,
     with_checkpoints,
 )
 from orchestrator.supervise.trial import SuspectTrials, Verdict, end_when, in_seconds, is_from_outside
@@ -541,7 +539,7 @@ class _Supervisor:
 
     async def _forward(self, connection: Connection, number: int) -> None:
         await self._ending.wait()
-        await connection.send(Stop(number))
+        await connection.send(Steer(number, (Stop(),)))
 
     def _tell(self, progress: Progress) -> None:
         """Report progress; work of an earlier worker process counts while a new one finds it again."""
@@ -907,21 +905,16 @@ class _CommandQueue:
     _queue: deque[Steer] = field(factory=deque)
     _came: trio.Event = field(factory=trio.Event)
 
-    def in_time(self, commands: tuple[Command, ...]) -> tuple[Command, ...]:
+    def in_time(self, commands: tuple[AnyCommand, ...]) -> tuple[AnyCommand, ...]:
         """Commands, without what they come too late for."""
-        return tuple(
-            Cancel(tuple(key for key in each.keys if key not in self.compiled))
-            if isinstance(each, Cancel)
-            else each
-            for each in commands
-        )
+        return tuple(each.without(self.compiled) if isinstance(each, Cancel) else each for each in commands)
 
-    def take(self, commands: tuple[Command, ...]) -> Wait:
+    def take(self, commands: tuple[AnyCommand, ...]) -> Wait:
         """As a `CommandHandler`."""
         self._count += 1
         count = self._count
         self._pending[count] = trio.Event()
-        self._queue.append(Steer(self.number, count, self.in_time(commands)))
+        self._queue.append(Steer(self.number, self.in_time(commands), count))
         self._came.set()
         return lambda: self._pending.get(count)
 

@@ -59,7 +59,6 @@ from orchestrator.supervise.server import (
     Settled,
     Staged,
     Steer,
-    Stop,
     Survived,
     Try,
     Trying,
@@ -177,13 +176,10 @@ class Worker:
                         await sent.wait()
                         self.channel.send(Applied(request.number, count))
 
-                    def obey(told: Stop | Steer) -> None:
-                        if isinstance(told, Stop):
-                            steering.stop.set()
-                        else:
-                            nursery.start_soon(answer, told.count, steering.send(*told.commands))
+                    def obey(told: Steer) -> None:
+                        nursery.start_soon(answer, told.count, steering.send(*told.commands))
 
-                    def pass_on(told: Stop | Steer) -> None:
+                    def pass_on(told: Steer) -> None:
                         with suppress(trio.RunFinishedError):  # the compile is over
                             token.run_sync_soon(obey, told)
 
@@ -283,11 +279,11 @@ class Worker:
                 at[0] += 1
 
 
-def _obey(control: int, obey: Callable[[Stop | Steer], object]) -> None:
+def _obey(control: int, obey: Callable[[Steer], object]) -> None:
     """Hear what the server says, and end with it, also amid a driver call."""
 
     def listen() -> None:
-        reader: FrameReader[Stop | Steer] = FrameReader(Stop | Steer, bound=LIMITS.frame_bytes)
+        reader: FrameReader[Steer] = FrameReader(Steer, bound=LIMITS.frame_bytes)
         while data := os.read(control, _READ_SIZE):
             reader.feed(data)
             while (told := reader.take()) is not None:

@@ -112,7 +112,7 @@ def test_what_is_cancelled_is_left_out_and_the_total_knows(
         ("[]", "Expected `object`"),
         ('{"command":"promot"}', "promot"),
         ('{"command":"promote"}', "pipelines"),
-        ('{"command":"promote","pipelines":["xyz"]}', "not a key of a pipeline"),
+        ('{"command":"promote","pipelines":["xyz"]}', "matching regex"),
         ('{"command":"promote","pipelines":[],"priority":"never"}', "never"),
         ('{"command":"budget","seconds":-1}', ">= 0"),
         ('{"command":"budget","secs":1}', "secs"),

@@ -6,7 +6,8 @@ import pytest
 
 from orchestrator.cli.application import VERBS
 from orchestrator.cli.documents import DOCUMENTS, Document
-from orchestrator.cli.events import COMMANDS, EVENTS
+from orchestrator.cli.events import EVENTS
+from orchestrator.run.commands import COMMANDS
 from tests.drivers import REPOSITORY
 from tests.run.report_page import control_page, documents_page, fields_of, parts_of, reachable
 

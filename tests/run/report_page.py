@@ -23,8 +23,9 @@ import msgspec
 import numpy as np
 
 from orchestrator.cli.documents import DOCUMENTS
-from orchestrator.cli.events import COMMANDS, EVENTS
+from orchestrator.cli.events import EVENTS
 from orchestrator.cli.events import VERSION as EVENTS_VERSION
+from orchestrator.run.commands import COMMANDS
 from orchestrator.run.records import FORMAT, ApiVersion, CompileReport, Hash, Nanoseconds
 
 HEAD = f"""# The report of `compile`

@@ -16,7 +16,7 @@ from orchestrator.children.protocol import WHOLE
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, Failed, Stop
+from orchestrator.supervise.server import CompileServer, Failed, Kill
 
 
 @attrs.define
@@ -27,7 +27,7 @@ class Stuck:
     request_descriptor: int
     is_over: bool = True
 
-    def packed(self, _request: Stop) -> memoryview:
+    def packed(self, _request: Kill) -> memoryview:
         return memoryview(bytes(1 << 20))
 
     def write_some(self, data: memoryview) -> int:
@@ -61,10 +61,10 @@ async def test_who_sends_waits_for_no_pipe_that_was_closed() -> None:
     connection = Connection(cast(CompileServer, Server(child)), InFlightTable(descriptor))
     with trio.fail_after(60):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(connection.send, Stop(1))
+            nursery.start_soon(connection.send, Kill(1))
             await trio.testing.wait_all_tasks_blocked()
             await connection.listen()
-    await connection.send(Stop(1))
+    await connection.send(Kill(1))
     assert connection.lost
     os.close(descriptor)
 
