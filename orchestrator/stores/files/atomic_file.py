@@ -157,6 +157,10 @@ class FileOperations:
         """Status of a file or directory; symbolic links are followed."""
         return _status(path.stat())
 
+    def lstat(self, path: Path) -> FileStatus:
+        """Status of a file, directory or symbolic link, which is not followed."""
+        return _status(path.lstat())
+
     def resolve(self, path: Path) -> Path:
         """The path without symbolic links. Loops of links and missing files are no error."""
         # Path.resolve would raise on a loop of links.

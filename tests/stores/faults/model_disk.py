@@ -183,6 +183,10 @@ class ModelDisk(FileOperations):
         """See `FileOperations.stat`."""
         return self._status(self._find(path))
 
+    def lstat(self, path: Path) -> FileStatus:
+        """See `FileOperations.lstat`."""
+        return self._status(self._find(path))
+
     def _status(self, one: _File) -> FileStatus:
         mode = 0o700 if one.directory else 0o600
         return FileStatus(

@@ -1,0 +1,530 @@
+"""`State`: the one database of a cache directory, `state.sqlite`, for all that is kept beside cache files.
+
+Guarantees:
+- A value is returned only if the hash that was saved with it proves it: damage gives an error or a missing
+  value, never a wrong one. SQLite's own structure is checked when a process first opens a file: all of it up
+  to 64 MiB, above that the table of small values.
+- A file that is damaged, of another program or of another version is refused by name. The next writer moves
+  it to the quarantine and begins a new one, which it says in `State.note`.
+- What a transaction committed survives the end of the process at any moment. With a write-ahead log (WAL), a
+  power loss may undo the last transactions, never half of one.
+- A file that others own or may write, or whose directory they may write, is refused, as a cache file is.
+- Nothing here follows a symbolic link, maps the file into memory, or runs code that a schema contains.
+
+A `State` is thread-safe: one block of `reading` or `writing` at a time. It must not be open while its process
+forks, and no other code may open the file in the same process: closing it would free SQLite's locks.
+Without WAL (a file system that refuses it) SQLite's rollback journal takes its place. A directory that cannot
+be written is read as it is.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Final, Self, TypeVar
+from urllib.parse import quote
+
+import msgspec
+from attrs import define, field, frozen
+
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    FileStatus,
+    MissingFileError,
+    ReadError,
+    SaveError,
+    UntrustedError,
+    close_quietly,
+    content_hash128_of,
+    distrust,
+    distrust_directory,
+    ensure_directory,
+    likely_cause,
+    refused,
+)
+from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
+from orchestrator.stores.files.writer_lock import writer_lock
+
+STATE_NAME: Final = "state.sqlite"
+APPLICATION_ID: Final = 0x4F524353  # "ORCS"
+SCHEMA_VERSION: Final = 1
+
+SCHEMA: Final = (
+    "CREATE TABLE value (kind TEXT NOT NULL, name TEXT NOT NULL, used_s INTEGER NOT NULL,"
+    " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (kind, name))",
+)
+"""Every statement that makes a new database; a file with any other schema is refused."""
+
+_WAIT_S: Final = 5.0
+_CHECKED_WHOLE: Final = 64 << 20
+_SMALL_TABLE: Final = "value"
+_COMPANIONS: Final = ("-wal", "-shm", "-journal")
+_DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
+# While a file is opened, every other error but these is one of its content too, such as a malformed schema.
+_CIRCUMSTANCES: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_PERM,
+        sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
+    }
+)
+_CAUSES: Final = {
+    sqlite3.SQLITE_FULL: "the file system is full",
+    sqlite3.SQLITE_BUSY: "another process did not finish writing in time",
+    sqlite3.SQLITE_READONLY: "it may only be read",
+    sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite allows",
+    sqlite3.SQLITE_NOTADB: "it is damaged: not a database",
+}
+
+T = TypeVar("T")
+
+# Files whose structure this process has checked, by device and inode.
+_checked: set[tuple[int, int]] = set()
+# Files in which this process met damage later.
+_damaged: set[tuple[int, int]] = set()
+
+
+class DamagedStateError(ReadError):
+    """The database is damaged, or another program's, or of another version."""
+
+
+def state_path(directory: Path) -> Path:
+    """The database of a cache directory."""
+    return directory / STATE_NAME
+
+
+def proof_of(*parts: str | bytes | memoryview) -> bytes:
+    """The hash that proves parts of a row, in their order; 16 bytes. A part's length counts."""
+
+    def framed() -> Iterator[bytes | memoryview]:
+        for each in parts:
+            content = each.encode() if isinstance(each, str) else each
+            yield len(content).to_bytes(8, "little")
+            yield content
+
+    return content_hash128_of(framed())
+
+
+@define(eq=False)
+class State:
+    """An open database; a context manager, which closes it.
+
+    Attributes:
+        path: The file.
+        note: What became of a file that could not be used, or "".
+    """
+
+    path: Path
+    note: str
+    _connection: sqlite3.Connection
+    _file_id: tuple[int, int]
+    _lock: threading.RLock = field(factory=threading.RLock, init=False)
+
+    @classmethod
+    def open(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
+        """Open the database of a directory to read it. Creates and changes nothing.
+
+        Raises:
+            MissingFileError: There is none yet.
+            ReadError: It cannot be used; `DamagedStateError` if the next writer will begin a new one.
+        """
+        path = state_path(directory)
+        return cls(path, "", *_opened(path, operations))
+
+    @classmethod
+    def open_to_write(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
+        """As `open`, to write too; a missing database is created, and one that is damaged is put aside first.
+
+        Raises:
+            SaveError: It cannot be written.
+        """
+        path = state_path(directory)
+        note = ""
+        for is_last in (False, False, True):
+            try:
+                return cls(path, note, *_opened(path, operations))
+            except ReadError as error:
+                if is_last or not isinstance(error, MissingFileError | DamagedStateError):
+                    raise SaveError(path, "opening", error.reason) from error
+                if isinstance(error, MissingFileError):
+                    _create(path, operations)
+                else:
+                    note = _put_aside(path, error.reason, operations)
+        raise AssertionError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the database."""
+        with self._lock, suppress(sqlite3.Error):
+            self._connection.close()
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A block that sees one state of the database, whatever others write meanwhile.
+
+        Raises:
+            ReadError: A query failed; `DamagedStateError` if the file is damaged.
+        """
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN")
+                yield self._connection
+            except sqlite3.Error as error:
+                self._note_damage(error)
+                raise _read_error(self.path, error) from error
+            finally:
+                self._roll_back()
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A transaction that is committed at the end of the block, or undone by an exception.
+
+        Raises:
+            SaveError: It failed, and nothing of it was kept.
+        """
+        with self._lock:
+            try:
+                self._connection.execute("BEGIN IMMEDIATE")
+                yield self._connection
+                self._connection.execute("COMMIT")
+            except sqlite3.Error as error:
+                self._note_damage(error)
+                raise _save_error(self.path, "writing", error) from _cause_of(error)
+            finally:
+                self._roll_back()
+
+    def _note_damage(self, error: sqlite3.Error) -> None:
+        if _code(error) in _DAMAGE:
+            _damaged.add(self._file_id)  # the next writer puts it aside
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            with suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+
+    def shrink(self) -> None:
+        """Give unused pages back to the file system.
+
+        Raises:
+            SaveError: It failed; the values are unchanged.
+        """
+        with self._lock:
+            try:
+                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+            except sqlite3.Error as error:
+                raise _save_error(self.path, "shrinking", error) from _cause_of(error)
+
+
+@frozen
+class Kind:
+    """A kind of small values in the database, each named by the cache file that it belongs to.
+
+    Attributes:
+        name: Of the kind.
+        cap: Most bytes of a value.
+    """
+
+    name: str
+    cap: int = 1 << 28
+
+    def read(
+        self,
+        cache_file: Path,
+        decode: Callable[[bytes], T],
+        operations: FileOperations = REAL_FILE_OPERATIONS,
+    ) -> tuple[T | None, str]:
+        """The value of a cache file or None, and why what is there was not used, or "". Never raises.
+
+        `decode` raises ValueError for bad content. Thread-safe.
+        """
+        try:
+            with State.open(cache_file.parent, operations) as state, state.reading() as connection:
+                data = self.stored(connection, cache_file)
+            return (None if data is None else decode(data)), ""
+        except MissingFileError:
+            return None, ""
+        except ReadError as error:
+            return None, f"{error.path}: {error.reason}"
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            return None, f"{state_path(cache_file.parent)}: {self.name} of {value_name(cache_file)}: {error}"
+
+    def write(
+        self,
+        cache_file: Path,
+        make: Callable[[bytes | None], bytes],
+        operations: FileOperations = REAL_FILE_OPERATIONS,
+        *,
+        used_s: int = 0,
+    ) -> str:
+        """Replace the value of a cache file; returns what became of a database that could not be used, or "".
+
+        `make` gets the old value, None where there is none that can be used, and runs inside the
+        transaction: what other processes add is not lost. Thread-safe.
+
+        Raises:
+            SaveError: It could not be written; the old value is unchanged.
+        """
+        with State.open_to_write(cache_file.parent, operations) as state, state.writing() as connection:
+            try:
+                old = self.stored(connection, cache_file)
+            except ValueError:
+                old = None
+            data = make(old)
+            if len(data) > self.cap:
+                reason = f"{self.name} has {len(data)} bytes, more than the {self.cap} that are allowed"
+                raise SaveError(state.path, "checking the size", reason)
+            self.store(connection, cache_file, data, used_s=used_s)
+            return state.note
+
+    def stored(self, connection: sqlite3.Connection, cache_file: Path) -> bytes | None:
+        """The proven value of a cache file.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        name = value_name(cache_file)
+        row = connection.execute(
+            "SELECT proof, data FROM value WHERE kind = ? AND name = ?", (self.name, name)
+        ).fetchone()
+        if row is None:
+            return None
+        proof, data = row
+        if not isinstance(data, bytes) or proof != proof_of(self.name, name, data):
+            raise ValueError("it is damaged: it does not have the hash that was saved with it")
+        return data
+
+    def store(
+        self, connection: sqlite3.Connection, cache_file: Path, data: bytes, *, used_s: int = 0
+    ) -> None:
+        """Replace the value of a cache file in a transaction of the caller."""
+        name = value_name(cache_file)
+        connection.execute(
+            "INSERT OR REPLACE INTO value (kind, name, used_s, proof, data) VALUES (?, ?, ?, ?, ?)",
+            (self.name, name, used_s, proof_of(self.name, name, data), data),
+        )
+
+
+def value_name(cache_file: Path) -> str:
+    """The name by which the values of a cache file are found."""
+    return cache_file.name
+
+
+def _opened(path: Path, operations: FileOperations) -> tuple[sqlite3.Connection, tuple[int, int]]:
+    """A connection to a database that is ours and in order, and its device and inode; raises ReadError."""
+    status = _trusted(path, operations)
+    try:
+        try:
+            return _connected(path, "mode=rw", status), status.file_id
+        except sqlite3.OperationalError as error:
+            # A full or read-only file system refuses the index of a log. An empty log needs none.
+            if _code(error) not in _CIRCUMSTANCES - {sqlite3.SQLITE_BUSY} or _has_log(path, operations):
+                raise
+            return _connected(path, "mode=ro&immutable=1", status), status.file_id
+    except sqlite3.Error as error:
+        damaged = _code(error) not in _CIRCUMSTANCES
+        raise (DamagedStateError if damaged else ReadError)(path, _reason(error)) from error
+    except UnicodeDecodeError as error:  # in SQLite's message about a malformed schema
+        raise DamagedStateError(path, f"it is damaged: {error}") from error
+
+
+def _has_log(path: Path, operations: FileOperations) -> bool:
+    try:
+        return operations.stat(path.with_name(path.name + "-wal")).size > 0
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+
+
+def _trusted(path: Path, operations: FileOperations) -> FileStatus:
+    try:
+        # SQLite follows links. The file itself must not be opened here (see the module).
+        status = operations.lstat(path)
+        if not status.is_regular:
+            raise ReadError(path, "it is not a regular file")
+        reason = distrust(path, status, operations) or distrust_directory(path.parent, operations)
+    except FileNotFoundError as error:
+        raise MissingFileError(path, "there is no such file") from error
+    except OSError as error:
+        raise ReadError(path, refused(path, error, operations)) from error
+    if reason is not None:
+        raise UntrustedError(path, reason)
+    return status
+
+
+def _connected(path: Path, how: str, status: FileStatus) -> sqlite3.Connection:
+    uri = f"file:{quote(os.fspath(path.absolute()))}?{how}"
+    connection = sqlite3.connect(
+        uri, uri=True, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
+    )
+    connection.text_factory = _text
+    try:
+        for each in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+            connection.execute(f"PRAGMA {each}")
+        _prove(path, connection, status)
+        is_logged = connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        connection.execute(f"PRAGMA synchronous = {'NORMAL' if is_logged else 'FULL'}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _text(stored: bytes) -> str:
+    return stored.decode(errors="replace")  # damage is for the hash to find
+
+
+def _prove(path: Path, connection: sqlite3.Connection, status: FileStatus) -> None:
+    (application,) = connection.execute("PRAGMA application_id").fetchone()
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    schema = _schema_of(connection)
+    if not schema and not application:
+        raise MissingFileError(path, "it is empty")  # its creator was killed
+    if application != APPLICATION_ID:
+        raise DamagedStateError(path, f"it is another program's database (application_id {application:#x})")
+    if version != SCHEMA_VERSION or schema != _expected_schema():
+        reason = f"its tables are not those of this version (version {version}, expected {SCHEMA_VERSION})"
+        raise DamagedStateError(path, reason)
+    if status.file_id in _damaged:
+        raise DamagedStateError(path, "it is damaged: a query failed")
+    if status.file_id in _checked:
+        return
+    what = f"('{_SMALL_TABLE}')" if status.size > _CHECKED_WHOLE else ""
+    answer = connection.execute(f"PRAGMA quick_check{what}").fetchone()
+    if answer != ("ok",):
+        raise DamagedStateError(path, f"it is damaged: {answer[0] if answer else 'no answer'}")
+    _checked.add(status.file_id)
+
+
+def _schema_of(connection: sqlite3.Connection) -> list[tuple[Any, ...]]:
+    return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+@functools.cache
+def _expected_schema() -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(":memory:")) as connection:
+        for each in SCHEMA:
+            connection.execute(each)
+        return _schema_of(connection)
+
+
+def _create(path: Path, operations: FileOperations) -> None:
+    """Create the database, unless another process does; raises SaveError."""
+    ensure_directory(path.parent, operations)
+    with _locked(path, operations):
+        try:
+            close_quietly(operations.open_new(path), operations)
+        except FileExistsError:
+            pass  # by another process, or by one that was killed before it had written anything
+        except OSError as error:
+            raise SaveError(path, "creating", refused(path.parent, error, operations)) from error
+        else:
+            _remove_companions(path, operations)
+        try:
+            _trusted(path, operations)
+            with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as connection:
+                _fill(connection)
+            operations.sync_directory(path.parent)
+        except ReadError as error:
+            raise SaveError(path, "creating", error.reason) from error
+        except OSError as error:
+            raise SaveError(path, "creating", likely_cause(error)) from error
+        except sqlite3.Error as error:
+            raise _save_error(path, "creating", error) from _cause_of(error)
+
+
+def _fill(connection: sqlite3.Connection) -> None:
+    if _schema_of(connection):
+        return
+    # The identity is in the file itself before there is a log.
+    connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+    connection.execute("BEGIN IMMEDIATE")
+    for each in SCHEMA:
+        connection.execute(each)
+    connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+    connection.execute("PRAGMA journal_mode = WAL")
+
+
+def _put_aside(path: Path, reason: str, operations: FileOperations) -> str:
+    """Move a damaged database to the quarantine; returns what was done. Raises SaveError."""
+    with _locked(path, operations):
+        try:
+            _opened(path, operations)[0].close()
+        except DamagedStateError:
+            pass
+        except ReadError:
+            return ""
+        else:
+            return ""  # another process has begun a new one
+        try:
+            moved = quarantine_file(path, operations)
+        except QuarantineError as error:
+            raise SaveError(path, "moving it to the quarantine", error.reason) from error
+        # SQLite notices that the file moved: whoever has it open does not write to the new one.
+        _remove_companions(path, operations)
+    return f"{path} was moved to {moved}, and a new one begun: {reason}"
+
+
+@contextmanager
+def _locked(path: Path, operations: FileOperations) -> Iterator[None]:
+    with writer_lock(path, operations, wait_s=_WAIT_S) as held:
+        if not held:
+            raise SaveError(path, "locking", "another process did not finish creating it in time")
+        yield
+
+
+def _remove_companions(path: Path, operations: FileOperations) -> None:
+    for each in _COMPANIONS:
+        try:
+            operations.unlink(path.with_name(path.name + each))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise SaveError(path, f"removing its {each}", likely_cause(error)) from error
+
+
+def _code(error: sqlite3.Error) -> int:
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
+
+
+def _read_error(path: Path, error: sqlite3.Error) -> ReadError:
+    damaged = _code(error) in _DAMAGE
+    return (DamagedStateError if damaged else ReadError)(path, _reason(error))
+
+
+def _save_error(path: Path, step: str, error: sqlite3.Error) -> SaveError:
+    return SaveError(path, step, _reason(error))
+
+
+def _cause_of(error: sqlite3.Error) -> Exception:
+    """What `SaveError.is_out_of_space` knows a full file system by."""
+    return OSError(errno.ENOSPC, str(error)) if _code(error) == sqlite3.SQLITE_FULL else error
+
+
+def _reason(error: sqlite3.Error) -> str:
+    cause = _CAUSES.get(_code(error))
+    if _code(error) == sqlite3.SQLITE_CORRUPT:
+        cause = "it is damaged"
+    return f"{cause}: {error}" if cause is not None else str(error)
