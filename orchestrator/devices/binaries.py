@@ -351,11 +351,16 @@ def _create_found(
     held = source.hold(prepared, asked)
     refused = np.empty(0, np.int32)
     try:
-        found = held.counts > 0
+        found, handles = held.counts > 0, held.handles
+        distrusted = device.observer.distrusts_binaries(prepared.image.keys[asked])
+        if distrusted is not None:  # as if the driver had refused them, so that the source replaces them
+            refused = asked[found & distrusted]
+            handles = handles[np.repeat(~distrusted, held.counts)]
+            found &= ~distrusted
         if not found.any():
             return places[found], None, places
         chosen = places[found]
-        present = HeldBinaries(held.counts[found], held.handles)
+        present = HeldBinaries(held.counts[found], handles)
         began = time.perf_counter_ns()
         made = device.create_from_binaries(prepared, indices[chosen], present, keep=keep)
         share = (time.perf_counter_ns() - began) // len(chosen)
@@ -363,7 +368,7 @@ def _create_found(
         # RADV (25.0.7) gives no feedback here: then each takes its share of the call.
         silent = good & (made.feedback_flags & np.uint32(FEEDBACK_VALID) == 0)
         made.durations_ns[silent] = share
-        refused = indices[chosen[~good]]
+        refused = np.concatenate([refused, indices[chosen[~good]]])
         made.feedback_flags[good] |= _FOUND
         return chosen, made, np.sort(np.concatenate([places[~found], chosen[~good]]))
     finally:

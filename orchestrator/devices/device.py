@@ -655,13 +655,117 @@ class PipelineExecutables(msgspec.Struct, frozen=True):
     executables: tuple[PipelineExecutable, ...]
 
 
-BeforeObject = Callable[[str, int], None]
-"""Called with "object" or "module", and its number in the image."""
+class DriverStep(enum.IntEnum):
+    """What a device does in its driver. FROM_BINARIES: it creates pipelines from binaries."""
+
+    CREATE = 1
+    KEYS = 2
+    OBJECT = 3
+    MODULE = 4
+    LOAD = 5
+    CACHE = 6
+    MERGE = 7
+    READ = 8
+    BINARIES = 9
+    DESTROY = 10
+    OPEN = 11
+    FROM_BINARIES = 12
+
+    @property
+    def words(self) -> str:
+        """It in words."""
+        return _WORDS[self]
 
 
-def no_news(what: str, number: int) -> None:
-    """A `BeforeObject` that does nothing."""
-    del what, number
+_WORDS: Final = {
+    DriverStep.CREATE: "creating pipelines",
+    DriverStep.KEYS: "asking for keys of pipelines",
+    DriverStep.OBJECT: "creating a layout, render pass or sampler",
+    DriverStep.MODULE: "creating a shader module",
+    DriverStep.LOAD: "creating a pipeline cache from data",
+    DriverStep.CACHE: "creating a pipeline cache",
+    DriverStep.MERGE: "merging pipeline caches",
+    DriverStep.READ: "reading a pipeline cache",
+    DriverStep.BINARIES: "handling pipeline binaries",
+    DriverStep.DESTROY: "destroying objects",
+    DriverStep.OPEN: "opening the device",
+    DriverStep.FROM_BINARIES: "creating pipelines from binaries",
+}
+
+_NO_NUMBERS: Final = np.zeros(0, np.int32)
+
+
+class DriverObserver:
+    """Learns what a device gives to its driver, before the driver has it. This one does not care.
+
+    Called from every thread that uses the device.
+
+    Attributes:
+        watches: Whether each driver call of a batch has to be told.
+        keeps_all: Whether nothing is to be destroyed, and the device not closed.
+    """
+
+    watches: ClassVar[bool] = False
+    keeps_all: bool = False
+
+    def entering(
+        self,
+        step: DriverStep,
+        image: CreateInfoImage | None = None,
+        numbers: npt.NDArray[np.int32] = _NO_NUMBERS,
+    ) -> int:
+        """The driver is called now; `left` takes what this returns.
+
+        Args:
+            step: What it is asked for.
+            image: The image that the numbers are of; of DESTROY the image that is closed.
+            numbers: Of the pipelines, the object or the module.
+
+        Raises:
+            DriverError: The driver must not be asked for that.
+        """
+        del step, image, numbers
+        return 0
+
+    def left(
+        self, call: int, numbers: npt.NDArray[np.int32] = _NO_NUMBERS, batch: CreationBatch | None = None
+    ) -> None:
+        """The driver has returned or refused; `batch` has what it created of these pipelines."""
+
+    def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
+        """Which pipelines must not be created from binaries, by key, shape (n,); None for none."""
+
+    @contextmanager
+    def calling(
+        self,
+        step: DriverStep,
+        image: CreateInfoImage | None = None,
+        numbers: npt.NDArray[np.int32] = _NO_NUMBERS,
+    ) -> Iterator[None]:
+        """Tell of a driver call that the block makes."""
+        call = self.entering(step, image, numbers)
+        try:
+            yield
+        finally:
+            self.left(call)
+
+    def creating(
+        self,
+        step: DriverStep,
+        image: CreateInfoImage,
+        numbers: npt.NDArray[np.int32],
+        create: Callable[[], CreationBatch],
+    ) -> CreationBatch:
+        """Tell of a driver call that creates pipelines, and what it created."""
+        call, batch = self.entering(step, image, numbers), None
+        try:
+            batch = create()
+            return batch
+        finally:
+            self.left(call, numbers, batch)
+
+
+NO_OBSERVER: Final = DriverObserver()
 
 
 @runtime_checkable
@@ -693,7 +797,13 @@ class PreparedPipelines(Protocol):
 
 @runtime_checkable
 class Device(PipelineCaches, Protocol):
-    """What compiles. The top of the module says what every implementation guarantees."""
+    """What compiles. The top of the module says what every implementation guarantees.
+
+    Attributes:
+        observer: Learns of all driver calls but the opening; set before anything is asked of the device.
+    """
+
+    observer: DriverObserver
 
     @property
     def identity(self) -> DeviceIdentity:
@@ -718,7 +828,6 @@ class Device(PipelineCaches, Protocol):
     def prepare(
         self,
         image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
         *,
         modules_on_demand: bool = False,
     ) -> PreparedPipelines:
@@ -730,7 +839,6 @@ class Device(PipelineCaches, Protocol):
         Args:
             image: The image; or what is known of its modules, which are then made on demand, and whose
                 pipelines are created from identifiers while their code is lacking.
-            before: Called before each object, and each module that is made now, goes to the driver.
             modules_on_demand: Make each shader module when the first call needs it, and not now: where most
                 pipelines are created from binaries, most are never read. One that cannot be made is then
                 raised by that call.

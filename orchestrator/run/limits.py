@@ -17,19 +17,13 @@ import os
 import re
 import resource
 import signal
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
-
-from attrs import define, field
+from typing import Final
 
 from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY
 from orchestrator.errors import DriverError, OrchestratorError
 from orchestrator.process import address_space_limit, wants_a_thread
-
-_T = TypeVar("_T")
 
 _SIZE: Final = re.compile(r"^(\w+):\s+(\d+) kB$", re.MULTILINE)
 _LOOK_S: Final = 0.5
@@ -163,45 +157,6 @@ def limit_memory(size: int) -> None:
         if size < used * resource.getpagesize() + _LEAST_ROOM:
             raise MemoryLimitError(size)
         resource.setrlimit(resource.RLIMIT_DATA, (size, resource.getrlimit(resource.RLIMIT_DATA)[1]))
-
-
-@define(eq=False)
-class MemoryGate:
-    """Lets work begin while there is memory, and else only where nothing else is under way. Thread-safe.
-
-    Attributes:
-        is_short: Whether memory is short, as a thread found out that looks twice a second.
-    """
-
-    is_short: bool = False
-    _entering: threading.Lock = field(factory=threading.Lock)
-
-    def watch(self) -> None:
-        """Look from now on, for as long as the process lives."""
-
-        def look() -> None:
-            while True:
-                self.is_short = memory_is_short()
-                time.sleep(_LOOK_S)
-
-        threading.Thread(target=look, daemon=True).start()
-
-    def enter(self, is_busy: Callable[[], object], begin: Callable[[], _T]) -> _T:
-        """Begin something once there is memory, or nothing is under way.
-
-        Args:
-            is_busy: Tells whether something is.
-            begin: Begins, so that `is_busy` tells of it.
-
-        Returns:
-            What `begin` returns.
-        """
-        if not self.is_short:
-            return begin()
-        with self._entering:  # one after the other, each seen by the next
-            while self.is_short and is_busy():
-                time.sleep(_WAIT_S)
-            return begin()
 
 
 class CpuTimeError(OrchestratorError):

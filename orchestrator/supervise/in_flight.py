@@ -4,72 +4,42 @@
     slots    stamp, what, count, the first of the pipelines: one driver call each
     marks    of each image, from a page on: four bytes a pipeline, how long the driver took to compile it
 
-`InFlightTable` is that memory; `announcing` wraps a device so that its calls stand there, and a crash of it
-can be blamed. The numbers are those of one image at a time: whatever is done for the next one, until its
-pipelines are asked for, counts as opening its device.
+`InFlightTable` is that memory; an `AnnouncingObserver` writes the driver calls of a device there, so that a
+crash can be blamed.
 
 Guarantees: each call into the driver, from the first object on, is announced before the driver gets it, so
 whatever ends the process there is among what `flights` then gives. Saying so is a copy of a few kilobytes at
-most, without a system call. What the driver is not to be asked for again raises a `DriverError`, as if it
-refused; what is not to be destroyed stays until the process ends. Everything else is the device's own.
+most, without a system call. A step that was given up raises a `DriverError`, as if the driver refused.
 Assumptions: one process writes, any number read. Memory outlives the process that wrote it, since each holds
 the descriptor. Linux: memfd_create(2).
 """
 
 from __future__ import annotations
 
-import enum
 import mmap
 import os
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any, Final, cast
+from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
-from attrs import frozen
+from attrs import define, frozen
 
-from orchestrator.devices.binaries import (
-    BinaryProperties,
-    BinarySource,
-    CapturedPipeline,
-    HeldBinaries,
-    PipelineBinaries,
-    PipelineBinary,
-    create_with_binaries,
-    has_binaries,
-)
 from orchestrator.devices.device import (
     ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     SUCCESS,
-    BeforeObject,
-    CallSplit,
     CreationBatch,
-    Device,
-    DeviceCapabilities,
-    DeviceFeatures,
-    DeviceHandles,
-    DeviceIdentity,
-    ExecutableInspector,
-    PipelineCache,
-    PipelineCacheData,
-    PipelineExecutables,
-    PipelineSource,
-    PreparedPipelines,
-    in_calls,
-    no_news,
+    DriverObserver,
+    DriverStep,
 )
-from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.identifiers import ModuleIdentification, has_identification
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DriverError
 from orchestrator.run.accounting import driver_time_ns
-from orchestrator.run.limits import MemoryGate
 
 _HEADER: Final = struct.Struct("<I")
 _SLOT: Final = struct.Struct("<QIIii")  # stamp, what, count, smallest, largest
@@ -84,59 +54,7 @@ _NOTHING: Final = np.zeros(0, np.int32)
 _MARKS: Final = -(-(_HEADER.size + _MOST_SLOTS * _STRIDE) // _PAGE) * _PAGE
 
 
-class DriverStep(enum.IntEnum):
-    """What a process does in the driver.
-
-    CREATE: It creates these pipelines.
-    KEYS: It asks for the keys of these.
-    OBJECT: It creates one object, by its number in the image.
-    MODULE: It creates one shader module, by its number in the image.
-    PREPARE: It prepares an image, between two objects.
-    LOAD: It makes a cache of data.
-    CACHE: It makes an empty cache.
-    MERGE: It merges caches.
-    READ: It asks for the data of a cache, or how much that is.
-    BINARIES: It takes, gives or destroys pipeline binaries.
-    DESTROY: It destroys pipelines, caches or objects, or closes the device.
-    OPEN: It opens the device.
-    FROM_BINARIES: It creates these pipelines from binaries, within a call of `CREATE`.
-    """
-
-    CREATE = 1
-    KEYS = 2
-    OBJECT = 3
-    MODULE = 4
-    PREPARE = 5
-    LOAD = 6
-    CACHE = 7
-    MERGE = 8
-    READ = 9
-    BINARIES = 10
-    DESTROY = 11
-    OPEN = 12
-    FROM_BINARIES = 13
-
-    @property
-    def words(self) -> str:
-        """It in words."""
-        return _WORDS[self]
-
-
-_WORDS: Final = {
-    DriverStep.CREATE: "creating pipelines",
-    DriverStep.KEYS: "asking for keys of pipelines",
-    DriverStep.OBJECT: "creating a layout, render pass or sampler",
-    DriverStep.MODULE: "creating a shader module",
-    DriverStep.PREPARE: "preparing an image",
-    DriverStep.LOAD: "creating a pipeline cache from data",
-    DriverStep.CACHE: "creating a pipeline cache",
-    DriverStep.MERGE: "merging pipeline caches",
-    DriverStep.READ: "reading a pipeline cache",
-    DriverStep.BINARIES: "handling pipeline binaries",
-    DriverStep.DESTROY: "destroying objects",
-    DriverStep.OPEN: "opening the device",
-    DriverStep.FROM_BINARIES: "creating pipelines from binaries",
-}
+_MAKING: Final = frozenset({DriverStep.OBJECT, DriverStep.MODULE})
 
 OF_PIPELINES: Final = frozenset(
     {DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS, DriverStep.OBJECT, DriverStep.MODULE}
@@ -164,7 +82,8 @@ class InFlightTable:
 
     Attributes:
         descriptor: Of a memfd; the other process makes a table of its own with it.
-        owner: The device whose image the numbers are of; None for none.
+        image: The image that numbers are of; None for none.
+        owner: The observer of its device.
         turn: Held while that changes.
     """
 
@@ -187,13 +106,15 @@ class InFlightTable:
         self._used = 0
         self._lock, self.turn = threading.Lock(), threading.Lock()
         self._marks: memoryview[int] = memoryview(b"").cast("I")
-        self.owner: AnnouncingDevice | None = None
+        self.image: CreateInfoImage | None = None
+        self.owner: DriverObserver | None = None
 
     # --- the process that is in the driver
 
     def clear(self) -> None:
         """Begin: nothing is in the driver, and nothing was created."""
-        self._free, self._used, self.owner = ([], []), 0, None
+        self._free, self._used = ([], []), 0
+        self.image = self.owner = None
         _HEADER.pack_into(self._memory, 0, 0)
         os.ftruncate(self.descriptor, _MARKS)
 
@@ -234,12 +155,13 @@ class InFlightTable:
         _SLOT.pack_into(self._memory, at, time.monotonic_ns(), step, count, smallest, largest)
         return slot
 
-    def end(self, slot: int) -> None:
-        """The call came back. What it was stays readable until the slot is used again."""
+    def end(self, slot: int) -> int:
+        """The call returned, after so many ns. What it was stays readable until the slot is used again."""
         at = _HEADER.size + slot * _STRIDE
-        _, step, *_ = _SLOT.unpack_from(self._memory, at)
+        since_ns, step, *_ = _SLOT.unpack_from(self._memory, at)
         _STAMP.pack_into(self._memory, at, 0)
         self._free[step in OF_PIPELINES].append(slot)
+        return time.monotonic_ns() - int(since_ns)
 
     @contextmanager
     def announced(
@@ -298,395 +220,73 @@ class InFlightTable:
         return Flight(DriverStep(step), numbers, stamp)
 
 
-OBJECTS: Final = {"object": DriverStep.OBJECT, "module": DriverStep.MODULE}
-"""What is created, as `Device.prepare` names it."""
+@define(eq=False)
+class AnnouncingObserver(DriverObserver):
+    """Writes the driver calls of one device into a table, and refuses those that were given up.
 
+    The numbers in the table are those of one image at a time. What is made for another device meanwhile
+    counts as opening that.
 
-def announcing(
-    device: Device,
-    table: InFlightTable,
-    on_image: Callable[[CreateInfoImage, int], None],
-    gate: MemoryGate,
-    given_up: Iterable[DriverStep] = (),
-    distrusted: Iterable[int] = (),
-) -> Device:
-    """A device that announces its calls.
-
-    Args:
-        device: The device; it is closed with what is returned.
+    Attributes:
         table: Where calls are announced.
         on_image: Called with each image, and where its marks are, before numbers are of that image. The
             driver may have its objects then, but none of its pipelines.
-        gate: Lets batches begin.
-        given_up: What the driver is not asked for: it ended processes over that, or did not come back.
+        given_up: What the driver is not asked for: it ended processes over that, or did not return.
         distrusted: Keys of pipelines that are not created from their binaries, likewise.
     """
-    kind = AnnouncingInspector if isinstance(device, ExecutableInspector) else AnnouncingDevice
-    return kind(device, table, on_image, gate, frozenset(given_up), frozenset(distrusted))
 
+    watches: ClassVar[bool] = True
 
-@frozen(eq=False)
-class AnnouncingPipelines:
-    """An image on such a device; see `PreparedPipelines`."""
-
-    prepared: PreparedPipelines
-    device: AnnouncingDevice
-
-    def __eq__(self, other: object) -> bool:
-        """It is what it wraps: a source of binaries is given one and the other."""
-        return other is self or other is self.prepared
-
-    def __hash__(self) -> int:
-        """See `__eq__`."""
-        return hash(self.prepared)
-
-    @property
-    def image(self) -> CreateInfoImage:
-        """See `PreparedPipelines.image`."""
-        return self.prepared.image
-
-    @property
-    def identified(self) -> IdentifiedModules | None:
-        """See `PreparedPipelines.identified`."""
-        return self.prepared.identified
-
-    @property
-    def unusable(self) -> dict[int, str]:
-        """See `PreparedPipelines.unusable`."""
-        return self.prepared.unusable
-
-    def close(self) -> None:
-        """See `PreparedPipelines.close`."""
-        self.device.destroying(self.prepared.close)
-
-
-@frozen(eq=False)
-class AnnouncingDevice:
-    """See `announcing`; its methods are those of `Device`."""
-
-    device: Device
     table: InFlightTable
     on_image: Callable[[CreateInfoImage, int], None]
-    gate: MemoryGate
     given_up: frozenset[DriverStep] = frozenset()
     distrusted: frozenset[int] = frozenset()
 
-    @property
-    def identity(self) -> DeviceIdentity:
-        """See `Device.identity`."""
-        return self.device.identity
+    def __attrs_post_init__(self) -> None:
+        self.keeps_all = DriverStep.DESTROY in self.given_up
 
-    @property
-    def features(self) -> DeviceFeatures:
-        """See `Device.features`."""
-        return self.device.features
-
-    @property
-    def capabilities(self) -> DeviceCapabilities:
-        """See `Device.capabilities`."""
-        return self.device.capabilities
-
-    @property
-    def supported(self) -> DeviceCapabilities:
-        """See `Device.supported`."""
-        return self.device.supported
-
-    @property
-    def handles(self) -> DeviceHandles | None:
-        """See `Device.handles`."""
-        return self.device.handles
-
-    def prepare(
+    def entering(
         self,
-        image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
-        *,
-        modules_on_demand: bool = False,
-    ) -> PreparedPipelines:
-        """See `Device.prepare`."""
-        with self.table.turn:
-            is_next = self.table.owner in (None, self)
-            if is_next:
-                self._begin(image.image)
-        if not is_next:
-            with self.table.announced(DriverStep.OPEN):
-                prepared = self.device.prepare(image, before, modules_on_demand=modules_on_demand)
-            return AnnouncingPipelines(prepared, self)
-        slot = self.table.begin(DriverStep.PREPARE, _NOTHING)
-
-        def announce(what: str, number: int) -> None:
-            nonlocal slot
-            before(what, number)
-            self.table.end(slot)
-            slot = self.table.begin(OBJECTS[what], np.array([number], np.int32))
-
-        try:
-            prepared = self.device.prepare(image, announce, modules_on_demand=modules_on_demand)
-        finally:
-            self.table.end(slot)
-        return AnnouncingPipelines(prepared, self)
-
-    def create_pipelines(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        *,
-        keep: bool = False,
-        fail_on_compile_required: bool = False,
-        split: CallSplit | None = None,
-    ) -> CreationBatch:
-        """See `Device.create_pipelines`."""
-        create = partial(self._create, self._own(prepared), source, keep, fail_on_compile_required)
-        return in_calls(self, indices, split, create)  # each is announced, and has its own time limit
-
-    def _create(
-        self,
-        prepared: PreparedPipelines,
-        source: PipelineSource,
-        keep: bool,
-        fail_on_compile_required: bool,
-        indices: npt.NDArray[np.int32],
-    ) -> CreationBatch:
-        slot = self.gate.enter(self.table.flights, partial(self.table.begin, DriverStep.CREATE, indices))
-        began_ns = time.perf_counter_ns()
-        try:
-            if isinstance(source, BinarySource):
-                telling = cast("PipelineBinaries", _TellingOfBinaries(self))
-                batch = create_with_binaries(
-                    telling,
-                    prepared,
-                    indices,
-                    source,
-                    keep=keep,
-                    fail_on_compile_required=fail_on_compile_required,
-                )
+        step: DriverStep,
+        image: CreateInfoImage | None = None,
+        numbers: npt.NDArray[np.int32] = _NOTHING,
+    ) -> int:
+        """See `DriverObserver.entering`."""
+        if step in self.given_up and step is not DriverStep.FROM_BINARIES:
+            raise DriverError(step.words, ERROR_UNKNOWN, "VK_ERROR_UNKNOWN, for it was not asked again,")
+        table = self.table
+        if image is None or (table.image is image and step is not DriverStep.DESTROY):
+            return table.begin(step, numbers)
+        with table.turn:
+            if step is DriverStep.DESTROY:
+                if table.image is image:
+                    table.image = table.owner = None
+            elif table.image is image:
+                pass  # another thread was first
+            elif step in _MAKING and table.owner not in (None, self):
+                step, numbers = DriverStep.OPEN, _NOTHING
             else:
-                batch = self.device.create_pipelines(
-                    prepared, indices, source, keep=keep, fail_on_compile_required=fail_on_compile_required
-                )
-        finally:
-            self.table.end(slot)
-        if not batch.all_hits:
-            wall_ns = time.perf_counter_ns() - began_ns
-            times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, wall_ns)
-            columns = indices, batch.results, batch.feedback_flags, times_ns
-            for number, result, flags, time_ns in zip(*(each.tolist() for each in columns), strict=True):
-                if result == SUCCESS and not flags & FEEDBACK_APPLICATION_CACHE_HIT:
-                    self.table.mark(number, time_ns)
-        return batch
+                self.on_image(image, table.prepare(len(image)))
+                table.image, table.owner = image, self
+        return table.begin(step, numbers)
 
-    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
-        """See `Device.destroy_pipelines`."""
-        self.destroying(lambda: self.device.destroy_pipelines(handles))
+    def left(
+        self, call: int, numbers: npt.NDArray[np.int32] = _NOTHING, batch: CreationBatch | None = None
+    ) -> None:
+        """See `DriverObserver.left`."""
+        wall_ns = self.table.end(call)
+        if batch is None or batch.all_hits:
+            return
+        times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, wall_ns)
+        columns = numbers, batch.results, batch.feedback_flags, times_ns
+        for number, result, flags, time_ns in zip(*(each.tolist() for each in columns), strict=True):
+            if result == SUCCESS and not flags & FEEDBACK_APPLICATION_CACHE_HIT:
+                self.table.mark(number, time_ns)
 
-    def pipeline_keys(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
-    ) -> list[bytes | None]:
-        """See `Device.pipeline_keys`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.KEYS, indices):
-            return self.device.pipeline_keys(own, indices)
-
-    def create_pipeline_cache(
-        self,
-        initial_data: bytes = b"",
-        *,
-        externally_synchronized: bool = False,
-        internally_synchronized_merge: bool = False,
-        name: str = "cache",
-    ) -> PipelineCache:
-        """See `Device.create_pipeline_cache`."""
-        step = DriverStep.LOAD if initial_data else DriverStep.CACHE
-        with self._allowed(step, "vkCreatePipelineCache"):
-            cache = self.device.create_pipeline_cache(
-                initial_data,
-                externally_synchronized=externally_synchronized,
-                internally_synchronized_merge=internally_synchronized_merge,
-                name=name,
-            )
-        cache.device = self  # what is done with it is announced too
-        return cache
-
-    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        """See `Device.merge_pipeline_caches`."""
-        with self._allowed(DriverStep.MERGE, "vkMergePipelineCaches"):
-            self.device.merge_pipeline_caches(destination, sources)
-
-    def pipeline_cache_size(self, cache: PipelineCache) -> int:
-        """See `Device.pipeline_cache_size`."""
-        with self._allowed(DriverStep.READ, "vkGetPipelineCacheData"):
-            return self.device.pipeline_cache_size(cache)
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        """See `Device.pipeline_cache_data`."""
-        with self._allowed(DriverStep.READ, "vkGetPipelineCacheData"):
-            return self.device.pipeline_cache_data(cache, limit)
-
-    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        """See `Device.destroy_pipeline_cache`."""
-        self.destroying(lambda: self.device.destroy_pipeline_cache(cache))
-
-    # Binaries; `create_pipelines` announces what is compiled and captured for a source of them.
-
-    @property
-    def binary_properties(self) -> BinaryProperties:
-        """See `PipelineBinaries.binary_properties`."""
-        return self._binaries.binary_properties
-
-    def global_pipeline_key(self) -> bytes:
-        """See `PipelineBinaries.global_pipeline_key`."""
-        return self._binaries.global_pipeline_key()
-
-    def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
-        """See `PipelineBinaries.create_binaries`."""
-        with self._allowed(DriverStep.BINARIES, "vkCreatePipelineBinariesKHR"):
-            return self._binaries.create_binaries(binaries)
-
-    def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
-        """See `PipelineBinaries.destroy_binaries`."""
-        self.destroying(lambda: self._binaries.destroy_binaries(handles))
-
-    def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
-        """See `PipelineBinaries.binary_data`."""
-        with self._allowed(DriverStep.BINARIES, "vkGetPipelineBinaryDataKHR"):
-            return self._binaries.binary_data(handles)
-
-    def create_from_binaries(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        held: HeldBinaries,
-        *,
-        keep: bool = False,
-    ) -> CreationBatch:
-        """See `PipelineBinaries.create_from_binaries`."""
-        own = self._own(prepared)
-        trusted = np.full(len(indices), DriverStep.FROM_BINARIES not in self.given_up)
-        if self.distrusted:
-            trusted &= [each not in self.distrusted for each in own.image.keys[indices].tolist()]
-        if trusted.all():
-            with self.table.announced(DriverStep.FROM_BINARIES, indices):
-                return self._binaries.create_from_binaries(own, indices, held, keep=keep)
-        batch = CreationBatch.of_zeros(len(indices))
-        batch.results[:] = ERROR_UNKNOWN  # as if the driver refused, so that they are compiled
-        if trusted.any():
-            asked = HeldBinaries(held.counts[trusted], held.handles[np.repeat(trusted, held.counts)])
-            with self.table.announced(DriverStep.FROM_BINARIES, indices[trusted]):
-                made = self._binaries.create_from_binaries(own, indices[trusted], asked, keep=keep)
-            batch.put(np.flatnonzero(trusted), made)
-        return batch
-
-    def create_captured(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
-    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
-        """See `PipelineBinaries.create_captured`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.CREATE, indices):
-            return self._binaries.create_captured(own, indices, keep=keep)
-
-    def probe_internal_cache(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
-    ) -> list[npt.NDArray[np.uint64] | None]:
-        """See `PipelineBinaries.probe_internal_cache`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.KEYS, indices):
-            return self._binaries.probe_internal_cache(own, indices)
-
-    # Identifiers of modules; `create_pipelines` announces what the device does with them too.
-
-    @property
-    def identifier_algorithm(self) -> bytes:
-        """See `ModuleIdentification.identifier_algorithm`."""
-        return self._identification.identifier_algorithm
-
-    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
-        """See `ModuleIdentification.module_identifiers`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.MODULE, modules):
-            return self._identification.module_identifiers(own, modules)
-
-    def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
-        """See `ModuleIdentification.code_identifier`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.MODULE, [module]):
-            return self._identification.code_identifier(own, module)
-
-    def create_identified(
-        self,
-        prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        *,
-        keep: bool = False,
-    ) -> CreationBatch:
-        """See `ModuleIdentification.create_identified`."""
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.CREATE, indices):
-            return self._identification.create_identified(own, indices, source, keep=keep)
-
-    def _own(self, prepared: PreparedPipelines) -> PreparedPipelines:
-        """What the device itself prepared; from now on the numbers are of its image."""
-        if self.table.owner is not self:
-            with self.table.turn:
-                if self.table.owner is not self:  # another thread of this run may have been first
-                    self._begin(prepared.image)
-        return prepared.prepared if isinstance(prepared, AnnouncingPipelines) else prepared
-
-    def _begin(self, image: CreateInfoImage) -> None:
-        self.on_image(image, self.table.prepare(len(image)))
-        self.table.owner = self
-
-    def destroying(self, destroy: Callable[[], None]) -> None:
-        """Announce that something is destroyed, unless all stays until the process ends."""
-        if DriverStep.DESTROY not in self.given_up:
-            with self.table.announced(DriverStep.DESTROY):
-                destroy()
-
-    @contextmanager
-    def _allowed(self, step: DriverStep, command: str) -> Iterator[None]:
-        """Announce a call, unless it is given up."""
-        if step in self.given_up:
-            raise DriverError(command, ERROR_UNKNOWN, "VK_ERROR_UNKNOWN, for it was not asked again,")
-        with self.table.announced(step):
-            yield
-
-    @property
-    def _identification(self) -> ModuleIdentification:
-        if not has_identification(self.device):
-            raise DeviceError(f"{self.identity.device_name} has no shader-module identifiers")
-        return self.device
-
-    @property
-    def _binaries(self) -> PipelineBinaries:
-        if not has_binaries(self.device):
-            raise DeviceError(f"{self.identity.device_name} has no pipeline binaries")
-        return self.device
-
-    def close(self) -> None:
-        """See `Device.close`."""
-        with self.table.turn:
-            if self.table.owner is self:
-                self.table.owner = None
-        self.destroying(self.device.close)
-
-
-@frozen(eq=False)
-class _TellingOfBinaries:
-    """The device itself within a call that is announced; what it makes of binaries is announced too."""
-
-    announcing: AnnouncingDevice
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.announcing if name == "create_from_binaries" else self.announcing.device, name)
-
-
-class AnnouncingInspector(AnnouncingDevice):
-    """One that also tells about the code of pipelines."""
-
-    def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
-        """See `ExecutableInspector.pipeline_executables`."""
-        assert isinstance(self.device, ExecutableInspector)  # noqa: S101 - `announcing` asked
-        own = self._own(prepared)
-        with self.table.announced(DriverStep.CREATE, [index]):
-            return self.device.pipeline_executables(own, index)
+    def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
+        """See `DriverObserver.distrusts_binaries`."""
+        if DriverStep.FROM_BINARIES in self.given_up:
+            return np.ones(len(keys), np.bool_)
+        if not self.distrusted:
+            return None
+        return np.array([each in self.distrusted for each in keys.tolist()], np.bool_)

@@ -27,7 +27,7 @@ from attrs import define, field
 
 from orchestrator.bytecode import save_byte_code
 from orchestrator.children.protocol import Channel, pack_frame
-from orchestrator.devices.device import CacheMode, Device
+from orchestrator.devices.device import CacheMode, Device, DriverStep
 from orchestrator.devices.opening import OpeningAhead, load_driver, open_for_child, preload
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import NoDeviceError, OrchestratorError
@@ -47,7 +47,7 @@ from orchestrator.sets.shared_set import (
     shared_sets,
 )
 from orchestrator.stores.files.recovery import settle_kills
-from orchestrator.supervise.in_flight import DriverStep, InFlightTable
+from orchestrator.supervise.in_flight import InFlightTable
 from orchestrator.supervise.server import (
     LIMITS,
     Answer,

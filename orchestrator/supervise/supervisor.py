@@ -34,7 +34,7 @@ import trio
 from attrs import Factory, define, evolve, field, frozen
 
 from orchestrator.children.parent import Ended
-from orchestrator.devices.device import CacheMode, DeviceIdentity
+from orchestrator.devices.device import CacheMode, DeviceIdentity, DriverStep
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.noise import is_noise
 from orchestrator.errors import DeviceError, expect, shown
@@ -69,7 +69,7 @@ from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.stores.files.recovery import settle_death
 from orchestrator.stores.run_notes import add_durations
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.in_flight import OF_PIPELINES, DriverStep, Flight
+from orchestrator.supervise.in_flight import OF_PIPELINES, Flight
 from orchestrator.supervise.server import (
     Applied,
     Compile,
@@ -106,7 +106,7 @@ _MORE_AHEAD: Final = 16
 _COMPILING: Final = "compiling"  # as compile_set begins the name of that stage
 _KINDS: Final = tuple(PipelineKind)
 _COUNTED: Final = ("total", "done", "compiled", "hits", "failed", "skipped")
-_NEEDED: Final = OF_PIPELINES | {DriverStep.PREPARE, DriverStep.OPEN}
+_NEEDED: Final = OF_PIPELINES | {DriverStep.OPEN}
 """Steps that no compile can do without."""
 _AFTERWARDS: Final = frozenset({DriverStep.MERGE, DriverStep.READ, DriverStep.DESTROY})
 """Steps in which a driver may crash because of a pipeline that it created before."""
@@ -726,7 +726,7 @@ class _Supervisor:
         self._fatal |= death.steps
         # After a stop, and with nothing to report, no other process tries it.
         final = death.steps if self._ending.is_set() and not self._since_ns else again
-        if death.overdue and (stuck := final & {DriverStep.OPEN, DriverStep.PREPARE}):
+        if death.overdue and (stuck := final & {DriverStep.OPEN}):
             words = " and ".join(each.words for each in stuck)
             found = f", as {self._fruitless + 1} processes found" if again else ""
             raise DeviceError(f"the driver does not come back from {words}{found}")
@@ -1085,8 +1085,7 @@ class _Watch:
         kinds, recorded = np.frombuffer(tables.kinds, np.uint8), np.frombuffer(tables.recorded_ns, np.int64)
         jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(self._keys.tolist(), kinds, strict=True)]
         made = [each for each in flights if each.step is DriverStep.FROM_BINARIES]
-        if DriverStep.FROM_BINARIES in steps:  # the calls around these compiled nothing meanwhile
-            flights = [each for each in flights if each not in made and not _is_around(each, made)]
+        flights = [each for each in flights if each not in made]
         numbers = {number for each in flights for number in _pipelines_of(each, tables)}
         from_binaries = {number for each in made for number in each.numbers}
         return _Death(
@@ -1101,11 +1100,6 @@ class _Watch:
             steps=steps,
             from_binaries=frozenset(job.key for number, job in enumerate(jobs) if number in from_binaries),
         )
-
-
-def _is_around(flight: Flight, made: Iterable[Flight]) -> bool:
-    """Whether a call creates what a call within it creates from binaries."""
-    return flight.step is DriverStep.CREATE and any(set(each.numbers) <= set(flight.numbers) for each in made)
 
 
 def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:

@@ -26,6 +26,7 @@ import trio
 from attrs import define, field, frozen
 
 from orchestrator.children.parent import Ended
+from orchestrator.devices.device import DriverStep
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
 from orchestrator.process import address_space_limit
@@ -42,7 +43,6 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.in_flight import DriverStep
 from orchestrator.supervise.server import (
     Answer,
     CompileServer,

@@ -15,15 +15,23 @@ from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import ClassVar, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import trio
 from attrs import define
 
 from orchestrator.children.protocol import Channel, FrameReader
-from orchestrator.devices.device import NO_SOURCE, Device, DeviceIdentity, go_with_forks
+from orchestrator.devices.device import (
+    NO_SOURCE,
+    Device,
+    DeviceIdentity,
+    DriverObserver,
+    DriverStep,
+    go_with_forks,
+)
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
@@ -32,7 +40,7 @@ from orchestrator.process import StageClock, die_with
 from orchestrator.run.compile import compile_set
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.run.limits import MemoryGate, limit_memory, note_of_cpu_limit, on_cpu_limit
+from orchestrator.run.limits import limit_memory, note_of_cpu_limit, on_cpu_limit
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress, encode_msgpack
 from orchestrator.run.steering import SentCommands, Settlement, Steering
@@ -40,7 +48,7 @@ from orchestrator.schedule.costs import estimated_costs
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import PipelineJob
-from orchestrator.supervise.in_flight import OBJECTS, DriverStep, InFlightTable, announcing
+from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
 from orchestrator.supervise.server import (
     LIMITS,
     Answer,
@@ -115,7 +123,10 @@ class Worker:
             self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
             tell = partial(on_image, msgspec.msgpack.encode(device_request), device.identity)
             given_up = map(DriverStep, request.given_up)
-            return announcing(device, self.table, tell, gate, given_up, request.distrusted)
+            device.observer = AnnouncingObserver(
+                self.table, tell, frozenset(given_up), frozenset(request.distrusted)
+            )
+            return device
 
         def on_image(opened_as: bytes, identity: DeviceIdentity, image: CreateInfoImage, marks: int) -> None:
             self.in_driver = True
@@ -200,8 +211,6 @@ class Worker:
                 report = msgspec.structs.replace(report, out_of_time=True, notes=notes)
             return report
 
-        gate = MemoryGate()
-        gate.watch()
         try:
             report = trio.run(main)
         except (OrchestratorError, ValueError) as error:
@@ -231,9 +240,7 @@ class Worker:
             self.channel.send(Failed.of(request.number, error, request.memory_bytes))
             return
 
-        def enter(what: str, _: int) -> None:
-            self.channel.send(Entering(request.number, OBJECTS[what]))
-
+        device.observer = _TellingObserver(self.channel, request.number)
         jobs = request.pipelines()
         whole = build_image(self.source, jobs, device.capabilities).image
         rows = {job_of(whole, index): index for index in range(len(whole))}
@@ -244,8 +251,7 @@ class Worker:
             began = time.perf_counter_ns()
             if job in rows:  # else the device lacks what it needs
                 image = only(whole, rows[job])
-                with suppress(OrchestratorError), closing(device.prepare(image, enter)) as prepared:
-                    self.channel.send(Entering(request.number, DriverStep.CREATE))
+                with suppress(OrchestratorError), closing(device.prepare(image)) as prepared:
                     device.create_pipelines(prepared, np.arange(len(image), dtype=np.int32), NO_SOURCE)
             self.channel.send(Survived(request.number, job.key, time.perf_counter_ns() - began))
 
@@ -277,6 +283,23 @@ class Worker:
             if at[0] < count:
                 self.channel.send(ForkEnded(number, at[0]))
                 at[0] += 1
+
+
+@define(eq=False)
+class _TellingObserver(DriverObserver):
+    watches: ClassVar[bool] = True
+    channel: Channel[Request, Answer]
+    number: int
+
+    def entering(
+        self,
+        step: DriverStep,
+        image: CreateInfoImage | None = None,
+        numbers: npt.NDArray[np.int32] | None = None,
+    ) -> int:
+        del image, numbers
+        self.channel.send(Entering(self.number, step))
+        return 0
 
 
 def _obey(control: int, obey: Callable[[Steer], object]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import trio
 from attrs import define, field
 
-from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.device import DriverStep, PipelineCache
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.device import SimulatedPipelines
@@ -85,18 +85,21 @@ class Watched(SimulatedDevice):
 
     def prepare(self, *given: Any, **named: Any) -> SimulatedPipelines:
         """See `Device.prepare`."""
-        self.on_step("prepare")
+        with self.observer.calling(DriverStep.OPEN):
+            self.on_step("prepare")
         return super().prepare(*given, **named)
 
     def create_pipeline_cache(self, initial_data: bytes = b"", **named: Any) -> PipelineCache:
         """See `Device.create_pipeline_cache`."""
         if named.get("name") == "primary":
-            self.on_step("primary")
+            with self.observer.calling(DriverStep.LOAD if initial_data else DriverStep.CACHE):
+                self.on_step("primary")
         return super().create_pipeline_cache(initial_data, **named)
 
     def close(self) -> None:
         """See `Device.close`."""
-        self.on_step("close")
+        with self.observer.calling(DriverStep.DESTROY):
+            self.on_step("close")
         super().close()
 
 

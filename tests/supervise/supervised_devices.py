@@ -20,13 +20,12 @@ import numpy.typing as npt
 
 from orchestrator.devices.binaries import HeldBinaries
 from orchestrator.devices.device import (
-    BeforeObject,
     CreationBatch,
+    DriverStep,
     PipelineCache,
     PipelineCacheData,
     PreparedPipelines,
     is_empty_cache,
-    no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
@@ -239,7 +238,8 @@ class Choking(SimulatedDevice):
 
     def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
         if not is_empty_cache(len(initial_data)):
-            self.choke()
+            with self.observer.calling(DriverStep.LOAD):
+                self.choke()
         return super().create_pipeline_cache(initial_data, **options)
 
     def choke(self) -> None:
@@ -281,50 +281,50 @@ class Spoiled(SimulatedDevice):
 
 
 class Stuck(SimulatedDevice):
-    """A device that does not come back from one command."""
+    """A device that does not come back from one step."""
 
-    command = ""
+    step: DriverStep
 
-    def meet(self, command: str) -> None:
-        if command == self.command:
-            threading.Event().wait()
+    def meet(self, step: DriverStep, *of: Any) -> None:
+        if step is self.step:
+            with self.observer.calling(step, *of):
+                threading.Event().wait()
 
-    def prepare(
-        self, image: CreateInfoImage | IdentifiedModules, before: BeforeObject = no_news, **options: Any
-    ) -> SimulatedPipelines:
+    def prepare(self, image: CreateInfoImage | IdentifiedModules, **options: Any) -> SimulatedPipelines:
         keys = image.image.keys.tolist()
         if KEYS[3] in keys:
-            before("module", int(image.image.module_slot_module[keys.index(KEYS[3])]))
-            self.meet("module")
-        return super().prepare(image, before, **options)
+            module = image.image.module_slot_module[keys.index(KEYS[3])]
+            self.meet(DriverStep.MODULE, image.image, np.array([module], np.int32))
+        return super().prepare(image, **options)
 
     def create_pipeline_cache(self, initial_data: bytes = b"", **options: Any) -> PipelineCache:
-        self.meet("create" if is_empty_cache(len(initial_data)) else "load")
+        self.meet(DriverStep.CACHE if is_empty_cache(len(initial_data)) else DriverStep.LOAD)
         return super().create_pipeline_cache(initial_data, **options)
 
     def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        self.meet("merge")
+        self.meet(DriverStep.MERGE)
         super().merge_pipeline_caches(destination, sources)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        self.meet("read")
+        self.meet(DriverStep.READ)
         return super().pipeline_cache_data(cache, limit)
 
     def close(self) -> None:
-        self.meet("close")
+        if not self.observer.keeps_all:
+            self.meet(DriverStep.DESTROY)
         super().close()
 
 
-def stuck_in(command: str) -> Callable[[DeviceRequest], SimulatedDevice]:
-    return opening(type(f"Stuck_{command}", (Stuck,), {"command": command}))
+def stuck_in(step: DriverStep) -> Callable[[DeviceRequest], SimulatedDevice]:
+    return opening(type(f"Stuck_{step.name}", (Stuck,), {"step": step}))
 
 
-open_stuck_in_module = stuck_in("module")
-open_stuck_in_create = stuck_in("create")
-open_stuck_in_load = stuck_in("load")
-open_stuck_in_merge = stuck_in("merge")
-open_stuck_in_read = stuck_in("read")
-open_stuck_in_close = stuck_in("close")
+open_stuck_in_module = stuck_in(DriverStep.MODULE)
+open_stuck_in_create = stuck_in(DriverStep.CACHE)
+open_stuck_in_load = stuck_in(DriverStep.LOAD)
+open_stuck_in_merge = stuck_in(DriverStep.MERGE)
+open_stuck_in_read = stuck_in(DriverStep.READ)
+open_stuck_in_close = stuck_in(DriverStep.DESTROY)
 
 
 def open_never(request: DeviceRequest) -> SimulatedDevice:
@@ -486,10 +486,12 @@ class Poisoned(SimulatedDevice):
         *,
         keep: bool = False,
     ) -> CreationBatch:
-        if any(each.data == b"poison" for each in self.binary_data(held.handles)):
-            os.abort()
-        if any(each.data == b"glue" for each in self.binary_data(held.handles)):
-            threading.Event().wait()
+        given = {bytes(each.data) for each in self.binary_data(held.handles)}
+        with self.observer.calling(DriverStep.FROM_BINARIES, prepared.image, indices):
+            if b"poison" in given:
+                os.abort()
+            if b"glue" in given:
+                threading.Event().wait()
         return super().create_from_binaries(prepared, indices, held, keep=keep)
 
 

@@ -5,22 +5,20 @@ from __future__ import annotations
 import os
 import resource
 import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from typing import Any
 
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import NO_SOURCE, Device, PipelineCache, PipelineCacheData
+from orchestrator.devices.device import NO_SOURCE, DriverStep
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError
-from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.limits import MemoryGate
 from orchestrator.supervise import in_flight
-from orchestrator.supervise.in_flight import DriverStep, InFlightTable, announcing
-from tests.run.small_sets import Watched
+from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
 
 
 @pytest.fixture
@@ -107,6 +105,16 @@ def test_it_outlives_the_process(descriptor: int) -> None:
     assert table.marks(at, 4).tolist() == [2, 0, 0, (1 << 32) - 1]
 
 
+def observed(
+    device: SimulatedDevice,
+    table: InFlightTable,
+    on_image: Callable[[CreateInfoImage, int], None] = lambda *_: None,
+    given_up: Iterable[DriverStep] = (),
+) -> SimulatedDevice:
+    device.observer = AnnouncingObserver(table, on_image, frozenset(given_up))
+    return device
+
+
 def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None:
     table, seen, images = InFlightTable(descriptor), [], list[tuple[CreateInfoImage, int]]()
 
@@ -115,51 +123,56 @@ def test_a_device_announces_what_it_gives_to_the_driver(descriptor: int) -> None
 
     bugs = DriverBugs(results={12: -13})
     inner = SimulatedDevice(SimulatedOptions(on_compile=on_compile, bugs=bugs))
-    with closing(announcing(inner, table, lambda *told: images.append(told), MemoryGate())) as device:
+    with closing(observed(inner, table, lambda *told: images.append(told))) as device:
         image = simulated_image([10, 11, 12, 13])
         prepared = device.prepare(image)
-        assert [told for told, _ in images] == [image]
         cache = device.create_pipeline_cache()
         device.create_pipelines(prepared, numbers(1, 2), cache)
         device.create_pipelines(prepared, numbers(1), cache)
         device.create_pipelines(prepared, numbers(3), NO_SOURCE)
+    ((told, at),) = images
+    assert told is image
     both, alone = [(DriverStep.CREATE, (1, 2))], [(DriverStep.CREATE, (3,))]
     assert seen == [(11, both), (12, both), (13, alone)]
     assert table.flights() == []
     assert [each.numbers for each in table.flights(ended=True)] == [(3,)]
+    # Neither what failed nor what was not tried.
+    assert table.marks(at, 4).astype(bool).tolist() == [False, True, False, True]
     at = table.prepare(1)
     assert table.flights(ended=True) == []
     assert table.marks(at, 1).tolist() == [0]
 
 
-def test_what_is_done_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
-    table, seen, told = InFlightTable(descriptor), list[list[DriverStep]](), list[tuple[list[int], int]]()
+def test_what_is_made_for_the_next_image_counts_as_opening_its_device(descriptor: int) -> None:
+    table, told = InFlightTable(descriptor), list[tuple[list[int], int]]()
+    seen: list[list[DriverStep]] = []
 
-    def on_step(step: str) -> None:
-        if step == "prepare":
-            seen.append([each.step for each in table.flights()])
+    class Looking(SimulatedDevice):
+        def prepare(self, image: CreateInfoImage, **options: Any) -> SimulatedPipelines:  # type: ignore[override]
+            with self.observer.calling(DriverStep.MODULE, image, numbers(0)):
+                seen.append([each.step for each in table.flights()])
+            return super().prepare(image, **options)
 
-    def device() -> Device:
-        inner = Watched(SimulatedOptions(), on_step)
-        return announcing(
-            inner, table, lambda image, at: told.append((image.keys.tolist(), at)), MemoryGate()
-        )
+    def device() -> SimulatedDevice:
+        return observed(Looking(), table, lambda image, at: told.append((image.keys.tolist(), at)))
 
     one, two, three = device(), device(), device()
     first = one.prepare(simulated_image([10, 11]))
     second = two.prepare(simulated_image([12]))
-    assert seen == [[DriverStep.PREPARE], [DriverStep.OPEN]]
+    assert seen == [[DriverStep.MODULE], [DriverStep.OPEN]]
     one.create_pipelines(first, numbers(1), NO_SOURCE)
     assert [keys for keys, _ in told] == [[10, 11]]
     two.create_pipelines(second, numbers(0), NO_SOURCE)
+    first.close()
     one.close()
     two.create_pipelines(second, numbers(0), NO_SOURCE)
     assert [keys for keys, _ in told] == [[10, 11], [12]]
     (of_first, of_second) = (table.marks(at, len(keys)).astype(bool).tolist() for keys, at in told)
     assert (of_first, of_second) == ([False, True], [True])
+    second.close()
     two.close()
     three.prepare(simulated_image([13]))  # there is no other one now
-    assert seen[2:] == [[DriverStep.PREPARE]]
+    assert seen[2:] == [[DriverStep.MODULE]]
     assert [keys for keys, _ in told[2:]] == [[13]]
     three.close()
 
@@ -175,70 +188,17 @@ def test_a_call_in_flight_stays_when_another_image_begins(descriptor: int) -> No
     assert table.flights() == []
 
 
-class Looking(SimulatedDevice):
-    """Tells what is in the driver while it has something to do with caches."""
-
-    look: Callable[[str], None]
-
-    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        self.look("merge")
-        super().merge_pipeline_caches(destination, sources)
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        self.look("read")
-        return super().pipeline_cache_data(cache, limit)
-
-    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        self.look("destroy")
-        super().destroy_pipeline_cache(cache)
-
-
-def test_what_is_done_with_a_cache_is_announced_or_refused(descriptor: int) -> None:
-    table, seen = InFlightTable(descriptor), list[tuple[str, list[DriverStep]]]()
-    inner = Looking()
-    inner.look = lambda what: seen.append((what, [each.step for each in table.flights()]))
-    device = announcing(inner, table, lambda *_: None, MemoryGate())
-    one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
-    one.merge([two])
-    one.data()
-    two.destroy()
-    assert seen == [
-        ("merge", [DriverStep.MERGE]),
-        ("read", [DriverStep.READ]),
-        ("destroy", [DriverStep.DESTROY]),
-    ]
-    seen.clear()
-    wary = announcing(
-        inner, table, lambda *_: None, MemoryGate(), [DriverStep.MERGE, DriverStep.LOAD, DriverStep.DESTROY]
-    )
-    three = wary.create_pipeline_cache()
-    with pytest.raises(DriverError, match=r"vkMergePipelineCaches .* not asked again"):
-        three.merge([one])
-    with pytest.raises(DriverError, match=r"vkCreatePipelineCache .* not asked again"):
-        three.for_worker(one.data(), "worker", externally_synchronized=False)
-    three.destroy()
-    assert seen == [("read", [DriverStep.READ])]
-
-
-def test_marks_are_of_what_was_compiled(descriptor: int) -> None:
+def test_what_was_given_up_is_refused_and_nothing_is_destroyed(descriptor: int) -> None:
     table = InFlightTable(descriptor)
-    inner = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={12: -13})))
-    at = os.fstat(descriptor).st_size
-    with closing(announcing(inner, table, lambda *_: None, MemoryGate())) as device:
-        prepared = device.prepare(simulated_image([10, 11, 12, 13]))
-        device.create_pipelines(prepared, numbers(1, 2), device.create_pipeline_cache())
-        device.create_pipelines(prepared, numbers(3), NO_SOURCE)
-    # Neither what failed nor what was not tried.
-    assert table.marks(at, 4).astype(bool).tolist() == [False, True, False, True]
-
-
-def test_a_source_of_binaries_looks_an_image_up_once(descriptor: int) -> None:
-    """It is given the image by the run, and what that wraps by the device."""
-    table, inner = InFlightTable(descriptor), SimulatedDevice()
-    with closing(announcing(inner, table, lambda *_: None, MemoryGate())) as device:
-        prepared = device.prepare(simulated_image([10, 11]))
-        source = HeldPipelines.of(device)
-        source.pull_in(prepared)
-        assert not device.create_pipelines(prepared, numbers(0, 1), source).results.any()
-        assert source.record().looked_up == 2
-        source.destroy()
+    device = observed(
+        SimulatedDevice(), table, given_up=[DriverStep.MERGE, DriverStep.LOAD, DriverStep.DESTROY]
+    )
+    one, two = device.create_pipeline_cache(), device.create_pipeline_cache()
+    with pytest.raises(DriverError, match=r"merging pipeline caches .* not asked again"):
+        one.merge([two])
+    with pytest.raises(DriverError, match=r"cache from data .* not asked again"):
+        one.for_worker(one.data(), "worker", externally_synchronized=False)
+    two.destroy()
+    device.close()
+    assert not two.destroyed
+    assert len(one.data()) > 0

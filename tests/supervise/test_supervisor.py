@@ -26,6 +26,7 @@ from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import (
     CacheMode,
     DeviceCapabilities,
+    DriverStep,
 )
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
@@ -58,7 +59,7 @@ from orchestrator.stores.run_notes import durations_path, read_durations
 from orchestrator.supervise import server as server_module
 from orchestrator.supervise import supervisor
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.in_flight import DriverStep, Flight, InFlightTable
+from orchestrator.supervise.in_flight import Flight, InFlightTable
 from orchestrator.supervise.server import CompileServer, ImageTables, Open, Try, first_request
 from orchestrator.supervise.service import _decoded, _processes_to_fork, _Server
 from orchestrator.supervise.supervisor import (
@@ -767,7 +768,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
             assert said in report.notes
     assert reports["create"].mode is CacheMode.NONE
     assert reports["merge"].mode is CacheMode.SHARED
-    assert reports["read"].cache_file.error
+    assert reports["read"].cache_file.error or reports["read"].cache_file.not_saved
     # The file is kept, and named; another one begins.
     notes = reports["load"].notes
     assert f"the driver did not come back from loading {path} within 3 s: the file is given up" in notes

@@ -33,21 +33,22 @@ from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_UNKNOWN,
     INCOMPLETE,
+    NO_OBSERVER,
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
     SUCCESS,
-    BeforeObject,
     CallSplit,
     CreationBatch,
     DeviceCapabilities,
     DeviceFeatures,
+    DriverObserver,
+    DriverStep,
     PipelineCache,
     PipelineCacheData,
     PipelineSource,
     PreparedPipelines,
     check,
     in_calls,
-    no_news,
     stays_with_parent,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -187,7 +188,7 @@ class SimulatedDevice:
     `live_caches`, `live_pipelines`.
 
     Attributes:
-        identity, features, capabilities, supported, handles: See `Device`.
+        identity, features, capabilities, supported, handles, observer: See `Device`.
         driver: The simulated driver, for calls that the device does not make.
     """
 
@@ -212,6 +213,7 @@ class SimulatedDevice:
         )
         salt = key_salt(chosen.keys_depend_on, chosen.request, self.capabilities)
         self.driver: Final = SimulatedDriver(self.identity, chosen, salt)
+        self.observer: DriverObserver = NO_OBSERVER
         self._calls = Calls(chosen.calls_kept, chosen.clock)
         self._mutex = threading.Lock()
         self._caches: dict[int, tuple[PipelineCache, SimulatedCache]] = {}
@@ -243,7 +245,8 @@ class SimulatedDevice:
         handle = next(_next_handle)
         cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
         self.features.check_cache_flags(externally_synchronized, internally_synchronized_merge, name)
-        with self._calls.recorded(what, name):
+        step = DriverStep.LOAD if initial_data else DriverStep.CACHE
+        with self._calls.recorded(what, name), self.observer.calling(step):
             result, made = self.driver.create_cache(
                 len(initial_data), initial_data or None, synchronized=not externally_synchronized
             )
@@ -268,12 +271,17 @@ class SimulatedDevice:
             alone = not destination.internally_synchronized_merge
             into = held.enter_context(self._using(destination, what, alone=alone))
             merged = [held.enter_context(self._using(source, what)) for source in sources]
+            held.enter_context(self.observer.calling(DriverStep.MERGE))
             check("vkMergePipelineCaches", self.driver.merge_caches(into, merged, wait))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
         what = "pipeline_cache_size"
-        with self._calls.recorded(what, cache.name) as wait, self._using(cache, what) as used:
+        with (
+            self._calls.recorded(what, cache.name) as wait,
+            self._using(cache, what) as used,
+            self.observer.calling(DriverStep.READ),
+        ):
             return self._size(used, wait)
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
@@ -281,7 +289,11 @@ class SimulatedDevice:
         what = "pipeline_cache_data"
         if limit is not None and limit < 0:
             raise DeviceError(f"{what}: a limit of {limit} bytes")
-        with self._calls.recorded(what, cache.name) as wait, self._using(cache, what) as used:
+        with (
+            self._calls.recorded(what, cache.name) as wait,
+            self._using(cache, what) as used,
+            self.observer.calling(DriverStep.READ),
+        ):
             while True:
                 size = self._size(used, wait)
                 capacity = size if limit is None else min(size, limit)
@@ -295,9 +307,14 @@ class SimulatedDevice:
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """See `Device.destroy_pipeline_cache`."""
         what = "destroy_pipeline_cache"
-        if cache.destroyed:
+        if cache.destroyed or self.observer.keeps_all:
             return
-        with self._calls.recorded(what, cache.name), self._using(cache, what, alone=True), self._mutex:
+        with (
+            self._calls.recorded(what, cache.name),
+            self._using(cache, what, alone=True),
+            self.observer.calling(DriverStep.DESTROY),
+            self._mutex,
+        ):
             cache.destroyed = True
             self._caches.pop(cache.handle, None)
 
@@ -306,13 +323,15 @@ class SimulatedDevice:
     def prepare(
         self,
         image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
         *,
         modules_on_demand: bool = False,
     ) -> SimulatedPipelines:
-        """See `Device.prepare`. Creates no objects."""
-        del before, modules_on_demand
+        """See `Device.prepare`. Creates no objects; an observer hears of modules all the same."""
+        modules = 0 if modules_on_demand or not self.observer.watches else len(image.image.modules)
         with self._calls.inside("prepare"):
+            for number in range(modules):
+                with self.observer.calling(DriverStep.MODULE, image.image, np.array([number], np.int32)):
+                    pass
             causes = self._options.unusable
             keys = enumerate(image.image.keys.tolist())
             unusable = {index: causes[key] for index, key in keys if key in causes}
@@ -364,6 +383,25 @@ class SimulatedDevice:
         misses: Collection[int] = (),
     ) -> CreationBatch:
         """Create pipelines; those in `misses` are not found in the cache."""
+
+        def create() -> CreationBatch:
+            return self._create_unobserved(
+                what, prepared, indices, source, fail_on_compile_required, misses, keep=keep
+            )
+
+        return self.observer.creating(DriverStep.CREATE, prepared.image, indices, create)
+
+    def _create_unobserved(
+        self,
+        what: str,
+        prepared: PreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        fail_on_compile_required: bool,
+        misses: Collection[int],
+        *,
+        keep: bool,
+    ) -> CreationBatch:
         if fail_on_compile_required and not self.features.compile_required:
             raise DeviceError(f"{what}: the device has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
         batch = CreationBatch.of_zeros(len(indices))
@@ -414,8 +452,11 @@ class SimulatedDevice:
 
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`; derived from the keys of the modules."""
-        what = "module_identifiers"
-        with self._calls.inside(what):
+        what, numbers = "module_identifiers", np.array(modules, np.int32)
+        with (
+            self._calls.inside(what),
+            self.observer.calling(DriverStep.MODULE, prepared.image, numbers),
+        ):
             self._require_identifiers(what)
             image = self._ours(prepared, what).image
             return [self.driver.module_identifier(image.modules[each].key) for each in modules]
@@ -471,7 +512,13 @@ class SimulatedDevice:
         Raises:
             DeviceError: One of them is not a live pipeline of this device; none is destroyed then.
         """
-        with self._calls.inside("destroy_pipelines"), self._mutex:
+        if self.observer.keeps_all:
+            return
+        with (
+            self._calls.inside("destroy_pipelines"),
+            self.observer.calling(DriverStep.DESTROY),
+            self._mutex,
+        ):
             wanted = np.asarray(handles, np.uint64)
             given = wanted[wanted != 0].tolist()
             if len(set(given)) != len(given) or not self._pipelines.issuperset(given):
@@ -483,7 +530,7 @@ class SimulatedDevice:
     ) -> list[bytes | None]:
         """See `Device.pipeline_keys`; 32 bytes derived from the key in the set, None if unusable."""
         what = "pipeline_keys"
-        with self._calls.inside(what):
+        with self._calls.inside(what), self.observer.calling(DriverStep.KEYS, prepared.image, indices):
             self._require_binaries(what)
             ours = self._ours(prepared, what)
             return [
@@ -508,7 +555,7 @@ class SimulatedDevice:
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        with self._calls.inside("create_binaries"):
+        with self._calls.inside("create_binaries"), self.observer.calling(DriverStep.BINARIES):
             self._require_binaries("create_binaries")
             made = {next(_next_handle): PipelineBinary(each.key, bytes(each.data)) for each in binaries}
             with self._mutex:
@@ -521,14 +568,24 @@ class SimulatedDevice:
         Raises:
             DeviceError: One of them is not a live binary of this device.
         """
-        with self._calls.inside("destroy_binaries"), self._mutex:
+        if self.observer.keeps_all:
+            return
+        with (
+            self._calls.inside("destroy_binaries"),
+            self.observer.calling(DriverStep.DESTROY),
+            self._mutex,
+        ):
             for handle in handles[handles != 0].tolist():
                 if self._binaries.pop(handle, None) is None:
                     raise DeviceError("destroy_binaries: not a live binary of this device, or given twice")
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        with self._calls.inside("binary_data"), self._mutex:
+        with (
+            self._calls.inside("binary_data"),
+            self.observer.calling(DriverStep.BINARIES),
+            self._mutex,
+        ):
             return tuple(self._binaries[handle] for handle in handles.tolist())
 
     def create_from_binaries(
@@ -540,6 +597,15 @@ class SimulatedDevice:
         keep: bool = False,
     ) -> CreationBatch:
         """See `PipelineBinaries.create_from_binaries`."""
+
+        def create() -> CreationBatch:
+            return self._create_from_binaries(prepared, indices, held, keep=keep)
+
+        return self.observer.creating(DriverStep.FROM_BINARIES, prepared.image, indices, create)
+
+    def _create_from_binaries(
+        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], held: HeldBinaries, *, keep: bool
+    ) -> CreationBatch:
         what = "create_from_binaries"
         batch = CreationBatch.of_zeros(len(indices))
         ends = np.cumsum(held.counts)
@@ -601,12 +667,12 @@ class SimulatedDevice:
 
     def close(self) -> None:
         """See `Device.close`. First releases calls that hang, with VK_ERROR_DEVICE_LOST."""
-        if self._is_parents:
+        if self._is_parents or self.observer.keeps_all:
             return
         self._calls.refuse_new()
         self.driver.hangs.release(ERROR_DEVICE_LOST)
         self._calls.wait_until_none()
-        with self._mutex:
+        with self.observer.calling(DriverStep.DESTROY), self._mutex:
             for cache, _ in self._caches.values():
                 cache.destroyed = True
             self._caches.clear()
@@ -712,7 +778,7 @@ class SimulatedDevice:
         return handle if keep and not mine else 0
 
     def _forget(self, prepared: SimulatedPipelines, libraries: Sequence[int]) -> None:
-        with self._mutex:
+        with self.observer.calling(DriverStep.DESTROY, prepared.image), self._mutex:
             self._prepared.discard(prepared)
             self._pipelines.difference_update(libraries)
 

@@ -28,18 +28,19 @@ from orchestrator.devices.binaries import (
 )
 from orchestrator.devices.device import (
     INCOMPLETE,
+    NO_OBSERVER,
     NO_SOURCE,
     PIPELINE_COMPILE_REQUIRED,
-    BeforeObject,
     CallSplit,
     CreationBatch,
+    DriverObserver,
+    DriverStep,
     PipelineCache,
     PipelineCacheData,
     PipelineExecutables,
     PipelineSource,
     PreparedPipelines,
     in_calls,
-    no_news,
     stays_with_parent,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -82,6 +83,7 @@ class VulkanDevice:
     Attributes:
         context: The device itself; `close` closes it.
         host_memory: The counters of host memory, or None where it is not counted.
+        observer: See `Device.observer`.
         identity: See `Device.identity`; likewise `features`, `capabilities` and `handles`.
     """
 
@@ -98,6 +100,7 @@ class VulkanDevice:
         self.features: Final = context.features
         self.capabilities: Final = context.capabilities
         self.handles: Final = context.handles
+        self.observer: DriverObserver = NO_OBSERVER
         self._module_limit = module_limit
         self._caches: set[PipelineCache] = set()
         self._closed = ""
@@ -143,8 +146,10 @@ class VulkanDevice:
             initialDataSize=len(initial_data),
             pInitialData=data,
         )
+        step = DriverStep.LOAD if initial_data else DriverStep.CACHE
         with self._call():
-            handle = self.context.create("vkCreatePipelineCache", info)
+            with self.observer.calling(step):
+                handle = self.context.create("vkCreatePipelineCache", info)
             cache = PipelineCache(handle, externally_synchronized, internally_synchronized_merge, name, self)
             with self._changed:
                 self._caches.add(cache)
@@ -165,19 +170,20 @@ class VulkanDevice:
                 held.enter_context(each.using(what))
             handles = ffi.new("uint64_t[]", [each.handle for each in sources])
             merge = context.commands.vkMergePipelineCaches
+            held.enter_context(self.observer.calling(DriverStep.MERGE))
             check(what, merge(context.handle, destination.handle, len(sources), handles))
 
     def pipeline_cache_size(self, cache: PipelineCache) -> int:
         """See `Device.pipeline_cache_size`."""
         size = ffi.new("size_t *")
-        with self._call(cache), cache.using("vkGetPipelineCacheData"):
+        with self._call(cache), cache.using("vkGetPipelineCacheData"), self.observer.calling(DriverStep.READ):
             self._get(cache, size, ffi.NULL)
         return int(size[0])
 
     def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
         """See `Device.pipeline_cache_data`."""
         size = ffi.new("size_t *")
-        with self._call(cache), cache.using("vkGetPipelineCacheData"):
+        with self._call(cache), cache.using("vkGetPipelineCacheData"), self.observer.calling(DriverStep.READ):
             room = 0
             for _ in range(_READ_ROUNDS):
                 self._get(cache, size, ffi.NULL)
@@ -198,14 +204,14 @@ class VulkanDevice:
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
         """See `Device.destroy_pipeline_cache`."""
-        if cache.destroyed:
+        if cache.destroyed or self.observer.keeps_all:
             return
         with self._call(cache):
             self._destroy(cache)
 
     def _destroy(self, cache: PipelineCache) -> None:
         context = self.context
-        with cache.using("vkDestroyPipelineCache", alone=True):
+        with cache.using("vkDestroyPipelineCache", alone=True), self.observer.calling(DriverStep.DESTROY):
             cache.destroyed = True
             context.commands.vkDestroyPipelineCache(context.handle, cache.handle, context.allocator)
         with self._changed:
@@ -214,14 +220,13 @@ class VulkanDevice:
     def prepare(
         self,
         image: CreateInfoImage | IdentifiedModules,
-        before: BeforeObject = no_news,
         *,
         modules_on_demand: bool = False,
     ) -> VulkanPreparedPipelines:
         """See `Device.prepare`."""
         with self._call():
             prepared = VulkanPreparedPipelines(
-                self.context, image, self._module_limit, self._close, before, modules_on_demand
+                self.context, image, self._module_limit, self._close, self.observer, modules_on_demand
             )
             with self._changed:
                 self._prepared.add(prepared)
@@ -234,7 +239,7 @@ class VulkanDevice:
             ExternalSynchronizationError: One does.
         """
         with self._changed:
-            if prepared not in self._prepared:
+            if prepared not in self._prepared or self.observer.keeps_all:
                 return
             if prepared.calls:
                 raise ExternalSynchronizationError(
@@ -243,7 +248,8 @@ class VulkanDevice:
             self._prepared.discard(prepared)
             self._calls += 1
         try:
-            prepared.destroy()
+            with self.observer.calling(DriverStep.DESTROY, prepared.image):
+                prepared.destroy()
         finally:
             with self._lock:
                 self._ended()
@@ -330,6 +336,11 @@ class VulkanDevice:
             create = partial(create_speculatively, self, prepared, source=source)
         else:
             with self._bound(prepared, source, indices) as bound:
+                if self.observer.watches and split is not None:
+                    one = partial(self._create_alone, bound, keep=keep)
+                    return in_calls(
+                        self, indices, split, lambda some: one(some, source, fail_on_compile_required)
+                    )
                 return self._create_alone(bound, indices, source, fail_on_compile_required, split, keep=keep)
         create = partial(create, keep=keep, fail_on_compile_required=fail_on_compile_required)
         return in_calls(self, indices, split, create)
@@ -346,6 +357,26 @@ class VulkanDevice:
         identified: bool = False,
     ) -> CreationBatch:
         """Create pipelines all with code, or all without; one by one for `SHARES_LIVING_STAGES`."""
+        return self.observer.creating(
+            DriverStep.CREATE,
+            bound.image,
+            indices,
+            lambda: self._create_unobserved(
+                bound, indices, source, fail_on_compile_required, split, keep=keep, identified=identified
+            ),
+        )
+
+    def _create_unobserved(
+        self,
+        bound: VulkanPreparedPipelines,
+        indices: npt.NDArray[np.int32],
+        source: PipelineSource,
+        fail_on_compile_required: bool,
+        split: CallSplit | None,
+        *,
+        keep: bool,
+        identified: bool,
+    ) -> CreationBatch:
         if keep or not self._shares_living_stages(bound, indices):
             return self._create(
                 bound, indices, source, fail_on_compile_required, split, keep=keep, identified=identified
@@ -414,14 +445,16 @@ class VulkanDevice:
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
         """See `ModuleIdentification.module_identifiers`."""
         self._require_identifiers()
-        with self._bound(prepared) as bound:
+        numbers = np.array(modules, np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, numbers):
             found = bound.identifiers_of(modules)
         return [found[each] for each in modules]
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
         """See `ModuleIdentification.code_identifier`."""
         self._require_identifiers()
-        with self._bound(prepared) as bound:
+        number = np.array([module], np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, number):
             return bound.identifier_of_code(module)
 
     def create_identified(
@@ -453,7 +486,9 @@ class VulkanDevice:
 
     def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `Device.destroy_pipelines`."""
-        with self._call():
+        if self.observer.keeps_all:
+            return
+        with self._call(), self.observer.calling(DriverStep.DESTROY):
             self.context.destroy_pipelines(np.asarray(handles, np.uint64))
 
     def pipeline_keys(
@@ -462,7 +497,10 @@ class VulkanDevice:
         """See `Device.pipeline_keys`."""
         binaries = self._binaries("no pipeline keys")
         _require_pipelines(prepared, indices)
-        with self._bound(prepared) as bound:
+        with (
+            self._bound(prepared) as bound,
+            self.observer.calling(DriverStep.KEYS, bound.image, indices),
+        ):
             image = bound.image
             # RADV of Mesa 25.0.7 crashes when asked for the key of a graphics pipeline that links libraries.
             links = image.library_slot_start[indices + 1] > image.library_slot_start[indices]
@@ -510,18 +548,20 @@ class VulkanDevice:
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> npt.NDArray[np.uint64]:
         """See `PipelineBinaries.create_binaries`."""
-        with self._call():
+        with self._call(), self.observer.calling(DriverStep.BINARIES):
             return self._binaries().of_data(binaries)
 
     def destroy_binaries(self, handles: npt.NDArray[np.uint64]) -> None:
         """See `PipelineBinaries.destroy_binaries`."""
-        with self._call():
+        if self.observer.keeps_all:
+            return
+        with self._call(), self.observer.calling(DriverStep.DESTROY):
             if self._own_binaries is not None:
                 self._own_binaries.destroy(handles)
 
     def binary_data(self, handles: npt.NDArray[np.uint64]) -> tuple[PipelineBinary, ...]:
         """See `PipelineBinaries.binary_data`."""
-        with self._call():
+        with self._call(), self.observer.calling(DriverStep.BINARIES):
             return tuple(map(self._binaries().read, handles.tolist()))
 
     def create_from_binaries(
@@ -535,26 +575,43 @@ class VulkanDevice:
         """See `PipelineBinaries.create_from_binaries`."""
         binaries = self._binaries()
         with self._bound(prepared, creating=indices) as bound:
-            return self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep)
+            return self.observer.creating(
+                DriverStep.FROM_BINARIES,
+                bound.image,
+                indices,
+                lambda: self._settled(bound, indices, binaries.create_from(bound, indices, held), keep=keep),
+            )
 
     def create_captured(
         self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
     ) -> tuple[CreationBatch, list[CapturedPipeline]]:
         """See `PipelineBinaries.create_captured`."""
+        captured: list[CapturedPipeline] = []
+
+        def create() -> CreationBatch:
+            batch, found = self._capture_alone(bound, indices, keep=keep)
+            captured.extend(found)
+            return batch
+
         with self._bound(prepared, creating=indices) as bound:
-            self._remake_libraries(bound, indices, NO_SOURCE)
-            if keep or not self._shares_living_stages(bound, indices):
-                return self._capture(bound, indices, keep=keep)
-            batch = CreationBatch.of_zeros(len(indices))
-            captured: list[CapturedPipeline] = []
-            for place in range(len(indices)):
-                here = slice(place, place + 1)
-                with self._without_others():
-                    part, own = self._capture(bound, indices[here], keep=False)
-                    bound.destroy_discarded()
-                batch.put(here, part)
-                captured += own
-            return batch, captured
+            return self.observer.creating(DriverStep.CREATE, bound.image, indices, create), captured
+
+    def _capture_alone(
+        self, bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        self._remake_libraries(bound, indices, NO_SOURCE)
+        if keep or not self._shares_living_stages(bound, indices):
+            return self._capture(bound, indices, keep=keep)
+        batch = CreationBatch.of_zeros(len(indices))
+        captured: list[CapturedPipeline] = []
+        for place in range(len(indices)):
+            here = slice(place, place + 1)
+            with self._without_others():
+                part, own = self._capture(bound, indices[here], keep=False)
+                bound.destroy_discarded()
+            batch.put(here, part)
+            captured += own
+        return batch, captured
 
     @contextmanager
     def _without_others(self) -> Iterator[None]:
@@ -593,7 +650,10 @@ class VulkanDevice:
             raise DeviceError("the driver's internal cache was turned off when the device was opened")
         _require_pipelines(prepared, indices)
         found = []
-        with self._bound(prepared) as bound:
+        with (
+            self._bound(prepared) as bound,
+            self.observer.calling(DriverStep.KEYS, bound.image, indices),
+        ):
             for index in indices.tolist():
                 with self._info(bound, index) as infos:
                     found.append(None if infos is None else binaries.of_internal_cache(infos))
@@ -635,7 +695,8 @@ class VulkanDevice:
             raise DeviceError(
                 f"{self.identity.device_name} has no VK_KHR_pipeline_executable_properties, so no statistics"
             )
-        with self._bound(prepared) as bound:
+        number = np.array([index], np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.CREATE, bound.image, number):
             if not bound.has_all_libraries(index):
                 raise MissingLibraryError(int(bound.image.keys[index]))
             following = int(bound.image.feedback_next[index])
@@ -650,7 +711,7 @@ class VulkanDevice:
     def close(self) -> None:
         """See `Device.close`. Waits for the calls in flight; none begins any more."""
         with self._changed:
-            if self._closed:
+            if self._closed or self.observer.keeps_all:
                 return
             self._closed = "was closed before"
             self._changed.wait_for(lambda: not self._calls)
@@ -660,9 +721,10 @@ class VulkanDevice:
             self._changed.wait_for(lambda: not self._calls)
         for cache in list(self._caches):
             self._destroy(cache)
-        if self._own_binaries is not None:
-            self._own_binaries.destroy_all()
-        self.context.close()
+        with self.observer.calling(DriverStep.DESTROY):
+            if self._own_binaries is not None:
+                self._own_binaries.destroy_all()
+            self.context.close()
 
     def _require_own(self, source: PipelineSource) -> None:
         if isinstance(source, PipelineCache) and not source.destroyed and source not in self._caches:

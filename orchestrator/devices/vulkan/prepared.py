@@ -28,7 +28,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Final
 
 import msgspec
@@ -40,14 +40,15 @@ from orchestrator.devices.device import (
     ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
+    NO_OBSERVER,
     NO_SOURCE,
     NOT_READY,
     SUCCESS,
-    BeforeObject,
     CallSplit,
     CreationBatch,
+    DriverObserver,
+    DriverStep,
     PipelineSource,
-    no_news,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import (
@@ -119,15 +120,17 @@ class ShaderModules:
         self._lock = threading.Lock()
         self.all_made = self.any_made = False
 
-    def make_all(self, before: BeforeObject = no_news) -> dict[int, str]:
-        """Create every module, if they fit; returns the cause of each failure by index."""
+    def make_all(
+        self, calling: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
+    ) -> dict[int, str]:
+        """Create every module, if they fit, each within `calling`; returns the cause of each failure."""
         if sum(each.code_size for each in self._modules) > self._limit:
             return {}
         problems: dict[int, str] = {}
         for index in range(len(self._modules)):
-            before("module", index)
             try:
-                self.acquire(index)
+                with calling(index):
+                    self.acquire(index)
             except Exception as error:  # noqa: BLE001 - any error concerns only this module
                 problems[index] = str(error)
         self.all_made = True
@@ -249,7 +252,7 @@ class VulkanPreparedPipelines:
         given: CreateInfoImage | IdentifiedModules,
         module_limit: int,
         close: Callable[[VulkanPreparedPipelines], None],
-        before: BeforeObject = no_news,
+        observer: DriverObserver = NO_OBSERVER,
         modules_on_demand: bool = False,
     ) -> None:
         """Bind an image; only `VulkanDevice.prepare` does this. `close()` calls the argument of that name."""
@@ -302,7 +305,7 @@ class VulkanPreparedPipelines:
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
         on_demand = modules_on_demand or self.identified is not None
         try:
-            self.unusable: Final = self._create_everything(before, on_demand)
+            self.unusable: Final = self._create_everything(observer, on_demand)
         except BaseException:
             self.destroy()  # nobody else knows of what was created
             raise
@@ -579,7 +582,7 @@ class VulkanPreparedPipelines:
         bound = following.astype(np.uint64) + np.uint64(self.address)
         self._words[self.image.feedback_slots >> 3] = np.where(following < 0, np.uint64(0), bound)
 
-    def _create_everything(self, before: BeforeObject, modules_on_demand: bool) -> dict[int, str]:
+    def _create_everything(self, observer: DriverObserver, modules_on_demand: bool) -> dict[int, str]:
         image = self.image
         problems: dict[int, str] = {}
         slot_start = np.searchsorted(image.object_slot_object, np.arange(len(image.objects) + 1))
@@ -588,16 +591,20 @@ class VulkanPreparedPipelines:
             if broken is not None:
                 problems[number] = broken
                 continue
-            before("object", number)
             try:
-                self._handles[number] = self._create_object(entry)
+                with observer.calling(DriverStep.OBJECT, image, np.array([number], np.int32)):
+                    self._handles[number] = self._create_object(entry)
             except DriverError as error:
                 problems[number] = f"{entry.kind.value} {entry.key:016x}: {error}"
                 continue
             slots = image.object_slots[slot_start[number] : slot_start[number + 1]] >> 3
             self._words[slots] = self._handles[number]
         unusable = self._unusable_by(problems, image.object_start, image.object_index)
-        broken_modules = {} if modules_on_demand else self._modules.make_all(before)
+        broken_modules = {}
+        if not modules_on_demand:
+            broken_modules = self._modules.make_all(
+                lambda index: observer.calling(DriverStep.MODULE, image, np.array([index], np.int32))
+            )
         if self._modules.all_made:
             handles = self._modules.handles()
             table = np.array([handles.get(each, 0) for each in range(len(image.modules))], np.uint64)

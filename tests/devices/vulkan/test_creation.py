@@ -24,6 +24,8 @@ from orchestrator.devices.device import (
     NOT_READY,
     PIPELINE_COMPILE_REQUIRED,
     CallSplit,
+    DriverObserver,
+    DriverStep,
 )
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
@@ -301,17 +303,20 @@ def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample
     device = opened(driver)
     image = image_for(device, sample)
     watched = watch(device)
-    made = 0
 
-    def before(what: str, _number: int) -> None:
-        nonlocal made
-        made = max(made, len(watched.modules))
-        if made == 3:
-            raise KeyboardInterrupt
+    class Interrupting(DriverObserver):
+        made = 0
 
+        def entering(self, step: DriverStep, *_: object) -> int:
+            self.made = max(self.made, len(watched.modules))
+            if self.made == 3 and step is DriverStep.MODULE:
+                raise KeyboardInterrupt
+            return 0
+
+    device.observer = observer = Interrupting()
     with pytest.raises(KeyboardInterrupt):
-        device.prepare(image, before)
-    assert made == 3
+        device.prepare(image)
+    assert observer.made == 3
     assert not watched.modules
 
 
