@@ -203,6 +203,7 @@ class ListDocument(Document, frozen=True, kw_only=True):
         groups: Its pipelines by the device that they need.
         verified: Whether every record was read.
         unusable_records: Number of records that cannot be used; null if not verified.
+        unchecked_records: Number of records whose content does not prove their key; null if not verified.
         damage: What could not be read.
         pipelines: With `--pipelines`: the keys by kind.
     """
@@ -213,6 +214,7 @@ class ListDocument(Document, frozen=True, kw_only=True):
     groups: tuple[ListedGroup, ...]
     verified: bool
     unusable_records: int | None
+    unchecked_records: int | None
     damage: tuple[DamageRecord, ...]
     pipelines: dict[PipelineKind, tuple[Hash, ...]] | UnsetType = UNSET
 
@@ -553,6 +555,7 @@ class CheckedFile(Record, frozen=True, kw_only=True):
         previous_generation: Of a cache file: the same for its previous generation, or null.
         records: Of an archive: its records.
         unusable_records: Of an archive: those that cannot be used.
+        unchecked_records: Of an archive: those whose content does not prove their key.
         damage: Of an archive: what could not be read.
         targets: Of a pack: its contents for each device.
         signed: Of a pack: whether it has a MAC.
@@ -571,6 +574,7 @@ class CheckedFile(Record, frozen=True, kw_only=True):
     previous_generation: LoadStatus | UnsetType | None = UNSET
     records: int | UnsetType = UNSET
     unusable_records: int | UnsetType = UNSET
+    unchecked_records: int | UnsetType = UNSET
     damage: tuple[DamageRecord, ...] | UnsetType = UNSET
     targets: tuple[PackedTarget, ...] | UnsetType = UNSET
     signed: bool | UnsetType = UNSET

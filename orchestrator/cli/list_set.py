@@ -17,6 +17,7 @@ from orchestrator.cli.output import (
     counts_by_kind,
     damage_text,
     key_text,
+    not_checked_text,
     path_text,
     plural,
     styled,
@@ -31,6 +32,7 @@ from orchestrator.errors import shown
 if TYPE_CHECKING:
     from orchestrator.cli.documents import ListDocument
     from orchestrator.sets.archive.reader import Archive
+    from orchestrator.sets.archive.record_proof import Verified
     from orchestrator.sets.groups import Application
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.records import FeatureGroup, RecordSource, RecordTag
@@ -63,14 +65,14 @@ def list_verb(
     """
     output = Output(json=json)
     with open_set(sets) as opened:
-        unusable = None
+        found = None
         if verify:
             with SlowWork(output, "reading the records") as progress:
-                unusable = opened.verify(progress)
+                found = opened.verify(progress)
         groups = opened.groups  # read before the damage is shown, because reading may find more
-        output.document(lambda: _document(opened, unusable, pipelines=pipelines))
+        output.document(lambda: _document(opened, found, pipelines=pipelines))
         if not json:
-            _show(output, opened, groups, unusable, pipelines=pipelines)
+            _show(output, opened, groups, found, pipelines=pipelines)
     return ExitCode.OK
 
 
@@ -101,7 +103,7 @@ def _features(application: Application) -> dict[str, dict[str, int]]:
     }
 
 
-def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> ListDocument:
+def _document(opened: PipelineSet, found: Verified | None, *, pipelines: bool) -> ListDocument:
     from msgspec import UNSET
 
     from orchestrator.cli.documents import (
@@ -155,8 +157,9 @@ def _document(opened: PipelineSet, unusable: int | None, *, pipelines: bool) -> 
             )
             for group in opened.groups
         ),
-        verified=unusable is not None,
-        unusable_records=unusable,
+        verified=found is not None,
+        unusable_records=None if found is None else found.unusable,
+        unchecked_records=None if found is None else len(found.not_checked),
         damage=tuple(map(DamageRecord.of, opened.damage)),
         pipelines={
             kind: tuple(Hash(each.key) for each in opened.pipelines if each.kind is kind)
@@ -171,7 +174,7 @@ def _show(
     output: Output,
     opened: PipelineSet,
     groups: tuple[FeatureGroup, ...],
-    unusable: int | None,
+    found: Verified | None,
     *,
     pipelines: bool,
 ) -> None:
@@ -201,7 +204,7 @@ def _show(
     output.show(records)
 
     _show_applications(output, opened, groups)
-    _show_damage(output, opened, unusable)
+    _show_damage(output, opened, found)
     if pipelines:
         output.line("")
         for each in opened.pipelines:
@@ -239,14 +242,16 @@ def _show_applications(output: Output, opened: PipelineSet, groups: tuple[Featur
         )
 
 
-def _show_damage(output: Output, opened: PipelineSet, unusable: int | None) -> None:
+def _show_damage(output: Output, opened: PipelineSet, found: Verified | None) -> None:
     from orchestrator.run.records import DamageRecord
 
     output.line("")
     damage = opened.damage
     if not damage:
-        if unusable is None:
+        if found is None:
             output.line(styled("no damage in the headers; payloads were not read (--no-verify)", "warn"))
+        elif found.not_checked:
+            output.line(styled(f"no damage: every record was read, {not_checked_text(found)}", "good"))
         else:
             output.line(styled("no damage: every record was read, every key recomputed", "good"))
         return

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from orchestrator.devices.device import DeviceIdentity
     from orchestrator.devices.image import PipelineKind
     from orchestrator.run.records import DamageRecord, DeviceRecord
+    from orchestrator.sets.archive.record_proof import Verified
 
 _STDOUT, _STDERR = 1, 2
 COLORS = ("auto", "always", "never")
@@ -485,6 +486,13 @@ def counts_by_kind(counts: Mapping[PipelineKind, int]) -> dict[PipelineKind, int
     from orchestrator.devices.image import PipelineKind
 
     return {kind: counts.get(kind, 0) for kind in PipelineKind}
+
+
+def not_checked_text(found: Verified) -> str:
+    """How many records the rules of today do not prove, and the first of them."""
+    (tag, key), count = found.not_checked[0], len(found.not_checked)
+    more = f" and {count - 1:,} more" if count > 1 else ""
+    return f"{plural(count, 'key')} not checked: {tag_name(tag)} {key_text(key)}{more}"
 
 
 def damage_text(damage: DamageRecord) -> str:

@@ -15,7 +15,15 @@ from attrs import evolve, field, frozen
 
 from orchestrator.cli.application import JsonFlag, KeyFile
 from orchestrator.cli.errors import ExitCode
-from orchestrator.cli.output import Output, byte_text, damage_text, path_text, plural, styled
+from orchestrator.cli.output import (
+    Output,
+    byte_text,
+    damage_text,
+    not_checked_text,
+    path_text,
+    plural,
+    styled,
+)
 from orchestrator.cli.packs import held_text, target_fields
 from orchestrator.cli.progress import SlowWork
 from orchestrator.cli.values import read_key
@@ -404,7 +412,7 @@ def _check_archive(path: Path, output: Output) -> _Checked:
 
     try:
         with PipelineSet.open(path) as opened, SlowWork(output, f"reading {path_text(path)}") as progress:
-            unusable = opened.verify(progress)
+            found = opened.verify(progress)
             damage = tuple(map(DamageRecord.of, opened.damage))
             records = sum(opened.tag_counts.values())
     except ArchiveError as error:
@@ -416,10 +424,12 @@ def _check_archive(path: Path, output: Output) -> _Checked:
         facts={
             "bytes": size,
             "records": records,
-            "unusable_records": unusable,
+            "unusable_records": found.unusable,
+            "unchecked_records": len(found.not_checked),
             "damage": damage,
         },
-        summary=f"archive, {byte_text(size)}, {plural(records, 'record')}",
-        problems=tuple(map(damage_text, damage)) or (("some records cannot be used",) if unusable else ()),
+        summary=f"archive, {byte_text(size)}, {plural(records, 'record')}"
+        + (f", {not_checked_text(found)}" if found.not_checked else ""),
+        problems=tuple(map(damage_text, damage)) or ("some records cannot be used",) * (found.unusable > 0),
         next_step="the other records can be used; `orchestrator list SET` shows the damage",
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Self
@@ -17,7 +17,7 @@ from orchestrator.devices.identified import SpirvProvider
 from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import RecordError, expect
 from orchestrator.sets.archive.hashes import hash_u64, hash_values
-from orchestrator.sets.archive.modules import ShaderModule, decode_module, decode_modules, misnamed_modules
+from orchestrator.sets.archive.modules import ShaderModule, actual_key, decode_module, decode_modules
 from orchestrator.sets.archive.reader import (
     Archive,
     ArchiveLimits,
@@ -45,9 +45,10 @@ from orchestrator.sets.records import (
 A_SET = "a set, such as PipelineSet.open(path) gives,"
 """What a function says that was given something else."""
 
-_VERIFY_BATCH = 32 << 20  # bytes of SPIR-V held at a time while all modules are verified
+_MODULE = RecordTag.SHADER_MODULE
 
 if TYPE_CHECKING:
+    from orchestrator.sets.archive.record_proof import Verified
     from orchestrator.sets.archive.writer import ArchiveWriter
     from orchestrator.sets.groups import Application
 
@@ -229,10 +230,11 @@ class PipelineSet(Closing):
             RecordError: It is damaged.
         """
         module = self._read_module(key, place)
-        if place is None and is_unchecked(self._source, RecordTag.SHADER_MODULE, key):
-            for _, reason in self._misnamed((module,)):
-                tag = RecordTag.SHADER_MODULE
-                raise RecordError(int(tag), key, reason, self._note(tag, key, reason))
+        if place is None and is_unchecked(self._source, _MODULE, key):
+            actual = self._actual_key(module)
+            if actual not in (None, key):
+                reason = _misnamed(actual)
+                raise RecordError(int(_MODULE), key, reason, self._note(key, reason))
         return module
 
     def modules(self, keys: Iterable[int], most: int) -> dict[int, ShaderModule]:
@@ -242,24 +244,23 @@ class PipelineSet(Closing):
             keys: Their hashes; no more are taken once `most` bytes were read.
             most: That, before what is read is decoded.
         """
-        tag = RecordTag.SHADER_MODULE
         payloads: dict[int, bytes] = {}
         size = 0
         for key in keys:
             with suppress(KeyError, RecordError):
-                payload = payloads[key] = self._source.payload(tag, key)
+                payload = payloads[key] = self._source.payload(_MODULE, key)
                 size += len(payload)
             if size >= most:
                 break
-        found = decode_modules(payloads)
-        unproven = [each for key, each in found.items() if is_unchecked(self._source, tag, key)]
-        for module, _ in self._misnamed(unproven):  # `module` reports it
-            del found[module.key]
-        return found
+        return {  # `module` reports the others
+            key: each
+            for key, each in decode_modules(payloads).items()
+            if not is_unchecked(self._source, _MODULE, key) or self._actual_key(each) in (None, key)
+        }
 
     def module_place(self, key: int) -> Place | None:
-        """Where a shader module is; None where the set is not made of archives."""
-        return record_place(self._source, RecordTag.SHADER_MODULE, key)
+        """Where a shader module is; None where it is in no archive."""
+        return record_place(self._source, _MODULE, key)
 
     def hash_files(self, hash_bytes: Callable[[bytes | memoryview], bytes]) -> bytes:
         """A hash of the bytes of all its archives, always by the same function; empty where it has none."""
@@ -283,30 +284,33 @@ class PipelineSet(Closing):
         """The open files of all its archives."""
         return tuple(each.descriptor for each in archives_of(self._source))
 
-    def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> int:
-        """Read every record and recompute its key (`record_proof`). What is wrong is in `damage` afterwards.
+    def verify(self, progress: Callable[[int, int], object] = lambda _done, _total: None) -> Verified:
+        """Read every record and recompute its key. What is wrong is in `damage` afterwards.
 
         Args:
             progress: Told now and then how many records were read, of how many. What it raises ends the
                 reading.
-
-        Returns:
-            Number of records that cannot be used, or are not what they are named.
         """
-        from orchestrator.sets.archive.record_proof import RecordProof  # as in `_misnamed`
+        from orchestrator.sets.archive.record_proof import RecordProof, Verified  # a compile asks for none
 
-        tag = RecordTag.SHADER_MODULE
         total = sum(self.tag_counts.values())
-        others = total - len(self._source.keys(tag))
-        bad = RecordProof(self._source).unusable(self._log.add, lambda read: progress(read, total))
-        readable = 0
-        for batch in self._module_batches():
-            readable += len(batch)
-            progress(others + readable, total)
-            for module, reason in self._misnamed(batch):
-                self._note(tag, module.key, reason)
-                bad += 1
-        return bad + len(self._source.keys(tag)) - readable
+        others = RecordProof(self._source, self._log.add).read(lambda read: progress(read, total))
+        modules = self._source.keys(_MODULE)
+        unusable, not_checked = others.unusable, list(others.not_checked)
+        for number, key in enumerate(modules, total - len(modules) + 1):
+            progress(number, total)
+            try:
+                module = self._read_module(key)
+            except RecordError:  # it is in the damage
+                unusable += 1
+                continue
+            actual = self._actual_key(module)
+            if actual is None:
+                not_checked.append((_MODULE, key))
+            elif actual != key:
+                self._note(key, _misnamed(actual))
+                unusable += 1
+        return Verified(unusable, tuple(not_checked))
 
     def content_hash(self) -> int:
         """A 64-bit hash over the names (tag, hash) of all records, whatever their order, for reports."""
@@ -342,45 +346,24 @@ class PipelineSet(Closing):
         counts = ", ".join(f"{count} {kind.value}" for kind, count in self.counts.items())
         return f"<PipelineSet {self.name!r}: {counts}>"
 
-    def _note(self, tag: RecordTag, key: int, reason: str) -> int | None:
-        """Add a record to the damage; returns where it is in its file."""
-        offset = record_offset(self._source, tag, key)
-        self._log.add(Damage(offset, int(tag), key, reason))
+    def _note(self, key: int, reason: str) -> int | None:
+        offset = record_offset(self._source, _MODULE, key)
+        self._log.add(Damage(offset, int(_MODULE), key, reason))
         return offset
 
     def _read_module(self, key: int, place: Place | None = None) -> ShaderModule:
-        tag = RecordTag.SHADER_MODULE
         if place is None:
-            payload = self._source.payload(tag, key)
+            payload = self._source.payload(_MODULE, key)
         else:
-            payload = payload_at(self._source, place, tag, key)
+            payload = payload_at(self._source, place, _MODULE, key)
         try:
             return decode_module(key, payload)
         except RecordError as error:
-            raise RecordError(int(tag), key, error.reason, self._note(tag, key, error.reason)) from error
+            raise RecordError(int(_MODULE), key, error.reason, self._note(key, error.reason)) from error
 
-    def _misnamed(self, modules: Sequence[ShaderModule]) -> Iterator[tuple[ShaderModule, str]]:
-        """Modules whose hash is not their key, each with the reason to refuse it."""
-        for module, actual in misnamed_modules(modules):
-            # What proves records is much, and a compile of a whole set asks for none of it.
-            from orchestrator.sets.archive.record_proof import is_module_of_format_5
+    def _actual_key(self, module: ShaderModule) -> int | None:
+        return actual_key(module, self._source.payload(_MODULE, module.key))
 
-            payload = self._source.payload(RecordTag.SHADER_MODULE, module.key)
-            if not is_module_of_format_5(module, payload):
-                yield module, f"code and flags have the hash {actual:016x}: not the module that was recorded"
 
-    def _module_batches(self) -> Iterator[list[ShaderModule]]:
-        """All modules that can be read, some megabytes at a time; the others go to the damage."""
-        batch: list[ShaderModule] = []
-        size = 0
-        for key in self._source.keys(RecordTag.SHADER_MODULE):
-            try:
-                module = self._read_module(key)
-            except RecordError:
-                continue  # `_read_module` has put it into the damage
-            batch.append(module)
-            size += len(module.code)
-            if size >= _VERIFY_BATCH:
-                yield batch
-                batch, size = [], 0
-        yield batch
+def _misnamed(actual: int | None) -> str:
+    return f"code and flags have the hash {actual or 0:016x}: not the module that was recorded"

@@ -153,11 +153,11 @@ import os, signal, sys
 from orchestrator.cli import main
 from orchestrator.sets.archive import record_proof
 number = getattr(signal, sys.argv.pop())
-refusal = record_proof.RecordProof._refusal
+refusal = record_proof.RecordProof._key_of
 def interrupt(*arguments):
     os.kill(os.getpid(), number)
     return refusal(*arguments)
-record_proof.RecordProof._refusal = interrupt
+record_proof.RecordProof._key_of = interrupt
 sys.exit(main())
 """
 

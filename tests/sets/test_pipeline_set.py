@@ -217,12 +217,12 @@ def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
     path.write_bytes(archive(*records))
     with PipelineSet.open(path) as pipelines:
         assert list(pipelines.damage) == []
-        assert pipelines.verify() == 3
+        assert pipelines.verify().unusable == 3
         found: dict[int | None, Damage] = {each.key: each for each in pipelines.damage}
         assert set(found) == {0x99, 0x98, 0x70}
         assert "not the module that was recorded" in found[0x99].reason
         assert found[0x99].offset == 16 + len(records[0])
-        assert pipelines.verify() == 3
+        assert pipelines.verify().unusable == 3
         assert len(pipelines.damage) == 3
         with pytest.raises(RecordError) as error:
             pipelines.module(0x98)

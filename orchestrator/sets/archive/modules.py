@@ -8,13 +8,12 @@ where the offset counts from after the NUL; the older form has {"flags", "codeSi
 binary part. The binary data are the 32-bit words of the code as LEB128, low seven bits first, one to five
 bytes each. Longer encodings of a word than necessary are valid; encoders never write them.
 
-A loop over the words would cost hundreds of nanoseconds a word in Python, so the decoder works on many words
-at once. A word begins after the last byte of another. Its first four bytes are taken as a number, bytes of
-the next word are masked, and the groups of seven bits are moved together; the few words of five bytes get
-their last bits afterwards.
+The decoder works on many words at once. A word begins after the last byte of another. Its first four bytes
+are taken as a number, bytes of the next word are masked, and the groups of seven bits are moved together; the
+few words of five bytes get their last bits afterwards.
 
 Guarantees: a module has whole words, SPIR-V's magic in this machine's order and exactly the declared size;
-anything else is an error that says what is wrong and where. Memory is bounded by CODE_SIZE_MAX and by four
+anything else is an error that says what is wrong. Memory is bounded by CODE_SIZE_MAX and by four
 times the payload, whatever the JSON claims. Pure and thread-safe.
 Assumptions: a little-endian machine, as the archives were recorded on.
 """
@@ -24,15 +23,16 @@ from __future__ import annotations
 import binascii
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import accumulate
+from itertools import pairwise
 from typing import Annotated
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import field, frozen
 
 from orchestrator.errors import RecordError
-from orchestrator.sets.archive.hashes import module_hash, module_hashes
+from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.records import FORMAT_VERSION, FORMAT_VERSIONS, RecordTag, document_text
 from orchestrator.sets.spirv.walk import HEADER_WORDS, MAGIC, spirv_words
 
@@ -57,24 +57,21 @@ class _Document(msgspec.Struct, rename="camel", gc=False):
     shader_modules: dict[str, _Module]
 
 
+class _Version(msgspec.Struct, gc=False):
+    version: int
+
+
 _decoder = msgspec.json.Decoder(_Document)
+_version_decoder = msgspec.json.Decoder(_Version)
 
 
-class ShaderModule(msgspec.Struct, frozen=True, gc=False):
-    """A shader module.
-
-    Attributes:
-        key: Its hash in the set.
-        code: SPIR-V, little-endian words.
-        flags: VkShaderModuleCreateFlags.
-    """
+@frozen
+class ShaderModule:
+    """A shader module: its hash in the set, its SPIR-V and VkShaderModuleCreateFlags."""
 
     key: int
-    code: bytes
+    code: bytes = field(repr=False)
     flags: int
-
-    def __repr__(self) -> str:
-        return f"ShaderModule(key={self.key}, flags={self.flags})"
 
 
 def decode_module(key: int, payload: bytes) -> ShaderModule:
@@ -84,7 +81,10 @@ def decode_module(key: int, payload: bytes) -> ShaderModule:
         RecordError: It is damaged, or its code is no SPIR-V.
     """
     try:
-        return _decode(key, payload)
+        module, code = _parse(key, payload)
+        if not isinstance(code, bytes):
+            code = decode_varint(code, module.code_size // 4).tobytes()
+        return _checked(key, module, code)
     except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         raise RecordError(RecordTag.SHADER_MODULE, key, f"shader module: {error}") from error
 
@@ -94,23 +94,19 @@ def decode_modules(payloads: Mapping[int, bytes]) -> dict[int, ShaderModule]:
     found: dict[int, ShaderModule] = {}
     encoded: list[_Encoded] = []
     for key, payload in payloads.items():
-        try:
+        with contextlib.suppress(ValueError, RecursionError):  # `decode_module` reports it
             module, code = _parse(key, payload)
             if isinstance(code, bytes):
                 found[key] = _checked(key, module, code)
             else:
                 encoded.append((key, module, code))
-        except (ValueError, RecursionError):  # `decode_module` reports it
-            continue
     for group in _groups(encoded):
-        runs = [(code, module.code_size // 4) for _, module, code in group]
-        try:
-            for (key, module, _), code in zip(group, _decode_runs(runs), strict=True):
+        codes = _decode_together([(code, module.code_size // 4) for _, module, code in group])
+        for number, (key, module, data) in enumerate(group):
+            with contextlib.suppress(ValueError):
+                size = module.code_size // 4
+                code = codes[number] if codes else decode_varint(data, size).tobytes()
                 found[key] = _checked(key, module, code)
-        except ValueError:
-            for key, module, data in group:
-                with contextlib.suppress(ValueError):
-                    found[key] = _checked(key, module, decode_varint(data, module.code_size // 4).tobytes())
     return found
 
 
@@ -125,24 +121,17 @@ def encode_module(code: bytes, flags: int = 0, key: int | None = None) -> bytes:
     return msgspec.json.encode(document) + b"\0" + encoded
 
 
-def misnamed_modules(modules: Sequence[ShaderModule]) -> list[tuple[ShaderModule, int]]:
-    """Modules whose code and flags do not have the hash in their name, each with its real hash."""
-    hashes = module_hashes([(module.code, module.flags) for module in modules])
-    return [(module, h) for module, h in zip(modules, hashes, strict=True) if h != module.key]
-
-
-def _decode(key: int, payload: bytes) -> ShaderModule:
-    module, code = _parse(key, payload)
-    if not isinstance(code, bytes):
-        code = decode_varint(code, module.code_size // 4).tobytes()
-    return _checked(key, module, code)
+def actual_key(module: ShaderModule, payload: bytes) -> int | None:
+    """The key that a module's content has; None in format 5, where the application's key is hashed too."""
+    if _version_decoder.decode(document_text(payload)).version < FORMAT_VERSION:
+        return None
+    return module_hash(module.code, module.flags)
 
 
 _Encoded = tuple[int, _Module, memoryview]
 
 
 def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
-    """The JSON, and the code: plain bytes, or a view of encoded ones."""
     json_size = payload.find(b"\0")
     view = memoryview(payload)
     document = _decoder.decode(document_text(payload))
@@ -180,7 +169,6 @@ def _checked(key: int, module: _Module, code: bytes) -> ShaderModule:
 
 
 def _groups(encoded: Iterable[_Encoded]) -> Iterator[list[_Encoded]]:
-    """Modules to decode together."""
     group: list[_Encoded] = []
     size = 0
     for each in encoded:
@@ -215,25 +203,18 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
         The words, shape (word_count,).
 
     Raises:
-        ValueError: The data is truncated, holds more than the words, or has a word of more than five bytes or
-            32 bits; the message names the word and the byte.
+        ValueError: The data hold fewer or more words, or a word of more than five bytes or 32 bits.
     """
     size = len(data)
-    if word_count < 0 or word_count > size:
+    if not 0 <= word_count <= size:
         raise ValueError(f"varint truncated: {word_count} words cannot be in {size} bytes")
-    if 0 < size <= _CHUNK and data[size - 1] < 0x80:  # most modules: one chunk, no copy
-        whole = _decode_chunk(data, 0, size, 0)
-        if len(whole) == word_count:
-            return whole
     words = np.empty(word_count, np.uint32)
     done = position = 0
     while position < size:
-        stop = _word_boundary(data, position, min(position + _CHUNK, size), size, done)
-        chunk = _decode_chunk(data, position, stop, done)
+        stop = _last_end(data, position, min(position + _CHUNK, size))
+        chunk = _decode_chunk(data[position:stop])
         if done + len(chunk) > word_count:
-            kept = word_count - done
-            used = position + _end_of_words(data, position, stop, kept)
-            raise ValueError(f"varint too long: {word_count} words end at byte {used} of {size}")
+            raise ValueError(f"varint too long: {size} bytes hold more than {word_count} words")
         words[done : done + len(chunk)] = chunk
         done += len(chunk)
         position = stop
@@ -242,20 +223,29 @@ def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.u
     return words
 
 
-def _decode_runs(runs: Sequence[tuple[bytes | memoryview, int]]) -> list[bytes]:
-    """Words of several runs, like `decode_varint` for each; ValueError where any of them is wrong."""
-    if len(runs) == 1:
-        return [decode_varint(*each).tobytes() for each in runs]
+def _last_end(data: bytes | memoryview, start: int, stop: int) -> int:
+    """Behind the last byte before `stop` that ends a word; it must be the last one of the data."""
+    for end in range(stop, max(start, stop - MAX_BYTES), -1):
+        if data[end - 1] < 0x80:
+            return end
+        if stop == len(data):
+            raise ValueError(f"varint truncated: the word before byte {stop} does not end")
+    raise ValueError(f"varint word before byte {stop} has more than {MAX_BYTES} bytes")
+
+
+def _decode_together(runs: Sequence[tuple[bytes | memoryview, int]]) -> list[bytes]:
+    """Words of several runs, as `decode_varint` for each; empty where one of them may be wrong."""
     data = b"".join([each for each, _ in runs])
-    ends = list(accumulate(len(each) for each, _ in runs))
-    counts = list(accumulate(count for _, count in runs))
+    ends = np.array([len(each) for each, _ in runs]).cumsum()
+    counts = np.array([count for _, count in runs]).cumsum()
     word_ends = (np.frombuffer(data, np.int8) >= 0).nonzero()[0]
-    if counts[-1] != len(word_ends) or word_ends[np.array(counts) - 1].tolist() != [
-        each - 1 for each in ends
-    ]:
-        raise ValueError("a run does not end with its last word")
-    words = _decode_chunk(data, 0, len(data), 0).tobytes()
-    return [words[4 * begin : 4 * end] for begin, end in zip([0, *counts], counts, strict=False)]
+    if not 0 < len(word_ends) == counts[-1] or (word_ends[counts - 1] + 1 != ends).any():
+        return []
+    try:
+        words = _decode_chunk(data).tobytes()
+    except ValueError:
+        return []
+    return [words[4 * begin : 4 * end] for begin, end in pairwise([0, *counts.tolist()])]
 
 
 def encode_varint(words: npt.ArrayLike) -> bytes:
@@ -275,10 +265,10 @@ def encode_varint(words: npt.ArrayLike) -> bytes:
     return out.tobytes()
 
 
-def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: int) -> npt.NDArray[np.uint32]:
-    """Decode whole words from data[start:stop], whose last byte ends a word."""
-    size = stop - start
-    padded = b"".join((data[start:stop], b"\0\0\0\0"))  # a word may begin at the last byte, and five are read
+def _decode_chunk(data: bytes | memoryview) -> npt.NDArray[np.uint32]:
+    """Decode whole words; the last byte ends one."""
+    size = len(data)
+    padded = b"".join((data, b"\0\0\0\0"))  # a word may begin at the last byte, and five are read
     octets: npt.NDArray[np.uint8] = np.frombuffer(padded, np.uint8)
     begins = np.empty(size, np.bool_)
     begins[0] = True
@@ -293,41 +283,12 @@ def _decode_chunk(data: bytes | memoryview, start: int, stop: int, first_word: i
     spare ^= below  # ones up to the first end, or everywhere
     words &= spare
     # Four groups of seven bits, each in a byte, become two of 14, and those one of 28.
-    np.bitwise_and(words, _ODD_SEVENS, out=spare)
-    spare >>= _1
-    words &= _EVEN_SEVENS
-    words |= spare
-    np.bitwise_and(words, _ODD_FOURTEENS, out=spare)
-    spare >>= _2
-    words &= _EVEN_FOURTEENS
-    words |= spare
+    words = (words & _EVEN_SEVENS) | ((words & _ODD_SEVENS) >> _1)
+    words = (words & _EVEN_FOURTEENS) | ((words & _ODD_FOURTEENS) >> _2)
     if len(longer):
         fifth = octets.take(starts.take(longer) + 4)
         # The fifth byte holds the top four bits; more bits, or a sixth byte, exceed 32 bits.
-        if len(too_long := (fifth > _FIFTH_MAX).nonzero()[0]):
-            word = int(longer[too_long[0]])
-            raise ValueError(
-                f"varint word {first_word + word} at byte {start + int(starts[word])} has more than 32 bits"
-            )
+        if (fifth > _FIFTH_MAX).any():
+            raise ValueError("a varint word has more than 32 bits")
         words[longer] |= fifth.astype(np.uint32) << _28
     return words
-
-
-def _word_boundary(data: bytes | memoryview, start: int, stop: int, size: int, first_word: int) -> int:
-    """Move `stop` back to just after a byte that ends a word."""
-    for end in range(stop, max(start, stop - MAX_BYTES), -1):
-        if data[end - 1] < 0x80:
-            return end
-    if stop == size and stop - start < MAX_BYTES:
-        raise ValueError(f"varint truncated: word {first_word} at byte {start} of {size} does not end")
-    ends = np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) < 0x80)
-    begin = start + (int(ends[-1]) + 1 if len(ends) else 0)
-    if len(ends):
-        _decode_chunk(data, start, begin, first_word)  # raises where a word before it is wrong
-    raise ValueError(f"varint word {first_word + len(ends)} at byte {begin} has more than {MAX_BYTES} bytes")
-
-
-def _end_of_words(data: bytes | memoryview, start: int, stop: int, count: int) -> int:
-    """Number of bytes of the first `count` words of a chunk."""
-    ends = np.flatnonzero(np.frombuffer(data[start:stop], np.uint8) < 0x80)
-    return int(ends[count - 1]) + 1 if count else 0

@@ -9,14 +9,13 @@ A file is 16 bytes (0x81 "FOSSILIZEDB" 0 0 0 version), then records to the end, 
     4   uncompressed size
     n   payload
 
-There is no index and no footer. Opening scans the headers once over a memory map: sizes chain the records, so
-a small loop walks the chain, and numpy checks and decodes the headers of a block together. Where the chain
-breaks, the search for the next header starts inside the previous record if its payload is damaged too, else
-after the break.
+There is no index and no footer: sizes chain the records. A header that does not fit into the file, or without
+a hexadecimal name, ends the archive, as for the format's own reader; the damage says how much was not read.
 
 Guarantees: every read checks the payload: crc, sizes, and the end of the zlib stream. No allocation trusts a
-header, and a hostile file costs a constant times its size. A bad record does not affect the good ones: it
-stays in `keys`, raises RecordError when it is read, and is listed in `damage`. All reads are thread-safe.
+header, and a hostile file costs a constant times its size. A bad payload does not affect other records: its
+record stays in `keys`, raises RecordError when it is read, and is listed in `damage`. All reads are
+thread-safe.
 Assumptions: no process shortens the file while it is open. Its size is checked before every read; a file that
 shrinks between check and read ends the process (SIGBUS).
 """
@@ -27,34 +26,92 @@ import contextlib
 import functools
 import mmap
 import os
-import re
 import stat
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Final, Self, TypeVar
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
 from orchestrator.errors import ArchiveError, RecordError
+from orchestrator.sets.inputs import irregular
 from orchestrator.sets.records import Closing, Damage, DamageLog, RecordSource, RecordTag
 
 FLAG_RAW, FLAG_DEFLATE = 1, 2
+MAGIC = b"\x81FOSSILIZEDB\0\0\0"
+FILE_HEADER_SIZE = len(MAGIC) + 1
+_VERSIONS = (5, 6)
+_HEADER = np.dtype(
+    [("name", np.uint8, (40,)), ("stored", "<u4"), ("flags", "<u4"), ("crc", "<u4"), ("size", "<u4")]
+)
+RECORD_SIZE = _HEADER.itemsize
+_STORED_SIZE = struct.Struct("<I")
+_PARAMETERS = struct.Struct("<4I")  # stored size, flags, crc32, size
 _INFLATED_AT_ONCE = 4096  # stored bytes
+_SHORTENED = "the file was shortened after it was opened"
+_FOREIGN = "the tag is none of a pipeline archive (0 to 10); a shader-cache database, perhaps"
+
+_NIBBLES = np.full(256, 0xFF, np.uint8)
+_NIBBLES[list(b"0123456789abcdef")] = range(16)
+_NIBBLES[list(b"ABCDEF")] = range(10, 16)
 _Bytes = TypeVar("_Bytes", int, npt.NDArray[np.int64])
 
 
-def deflate_bound(stored: _Bytes) -> _Bytes:
-    """Most bytes that `stored` deflated bytes can hold: deflate writes at most 258 bytes in two bits."""
-    return stored * 1032 + 64
+@frozen
+class ArchiveLimits:
+    """Limits beyond which an archive is refused.
+
+    Attributes:
+        entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
+        document_bytes: The same for all records but shader modules. They are JSON, which takes up to fifty
+            times its size when it is decoded; captures have up to 3 KiB.
+        entries: Most records.
+        total_bytes: Largest sum of the uncompressed sizes.
+        free_bytes: A sum that is allowed for a file of any size.
+        expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
+            2; a larger expansion is an attack.
+        free_document_bytes: As `free_bytes`, for all records but shader modules. Large documents of ray
+            tracing are compressed to a thirtieth.
+    """
+
+    entry_bytes: int = 64 << 20
+    document_bytes: int = 8 << 20
+    entries: int = 4 << 20
+    total_bytes: int = 64 << 30
+    free_bytes: int = 1 << 30
+    expansion: int = 64
+    free_document_bytes: int = 16 << 20
 
 
-def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
-    """Decode a zlib stream that must give exactly `size` bytes."""
-    if len(stored) <= _INFLATED_AT_ONCE and not whole:
+@frozen
+class StoredPayload:
+    """A payload as stored in an archive, with flags, crc32 (0: unchecked) and decoded size of its header."""
+
+    data: bytes
+    flags: int
+    crc: int
+    size: int
+
+    def decoded(self, most: int) -> bytes:
+        """The payload; ValueError where it has another size than its header declares, or more than `most`."""
+        if self.flags == FLAG_RAW and self.size == len(self.data):
+            return self.data
+        if self.flags != FLAG_DEFLATE or self.size > most:
+            raise ValueError(f"flags {self.flags}, size {self.size}: the header was changed")
+        return inflate(self.data, self.size)
+
+
+def _deflate_bound(stored: _Bytes) -> _Bytes:
+    return stored * 1032 + 64  # deflate writes at most 258 bytes in two bits
+
+
+def inflate(stored: bytes, size: int) -> bytes:
+    """Decode a zlib stream that must give exactly `size` bytes, else ValueError."""
+    if len(stored) <= _INFLATED_AT_ONCE:
         # Takes half the time. The input is small, so the output is bounded; errors are reported below.
         with contextlib.suppress(zlib.error):
             data = zlib.decompress(stored, bufsize=size + 1)
@@ -68,301 +125,107 @@ def inflate(stored: bytes, size: int, *, whole: bool = False) -> bytes:
     if len(data) > size:
         raise ValueError(f"the zlib stream holds more than the declared {size} bytes")
     if not decoder.eof:
-        there = (
-            f"{len(data)} of {size} bytes" if len(data) < size else f"its end behind {size} bytes is missing"
-        )
-        raise ValueError(f"the zlib stream is truncated: {there}")
+        raise ValueError(f"the zlib stream is truncated: {len(data)} of {size} bytes, and no end")
     if len(data) < size:
         raise ValueError(f"the zlib stream holds {len(data)} bytes, {size} are declared")
-    if whole and decoder.unused_data:
-        raise ValueError(f"{len(decoder.unused_data)} bytes follow the zlib stream")
     return data
 
 
-MAGIC = b"\x81FOSSILIZEDB\0\0\0"
-FILE_HEADER_SIZE = len(MAGIC) + 1
-VERSIONS = (5, 6)
-RECORD = np.dtype(
-    [("name", np.uint8, (40,)), ("stored", "<u4"), ("flags", "<u4"), ("crc", "<u4"), ("size", "<u4")]
-)
-RECORD_SIZE = RECORD.itemsize
-_STORED_SIZE = struct.Struct("<I")
-_PARAMETERS = struct.Struct("<4I")
-_FIRST_BLOCK, _LAST_BLOCK = 16, 8192
-_BREAKS_MAX = 1000
-_SEARCH_FIRST, _SEARCH_LAST = 1 << 12, 1 << 20  # bytes looked at together for the next header
+@frozen(eq=False)
+class _Index:
+    """Offsets of records in their file; of equal names the first one that is not refused."""
 
-_SHORTENED = "the file was shortened after it was opened"
-_FOREIGN = "the tag is none of a pipeline archive (0 to 10); a shader-cache database, perhaps"
-
-_NIBBLES = np.full(256, 0xFF, np.uint8)
-_NIBBLES[list(b"0123456789abcdef")] = range(16)
-_NIBBLES[list(b"ABCDEF")] = range(10, 16)
-
-_NAME_PATTERN = re.compile(rb"0{23}[0-9aA][0-9a-fA-F]{16}")
-
-
-class ArchiveLimits(msgspec.Struct, frozen=True):
-    """Limits beyond which an archive is refused.
-
-    Attributes:
-        entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
-        document_bytes: The same for all records but shader modules. They are JSON, which takes up to fifty
-            times its size when it is decoded; captures have up to 3 KiB.
-        entries: Most records.
-        total_bytes: Largest sum of the uncompressed sizes.
-        free_bytes: A sum that is allowed for a file of any size.
-        expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
-            2; a larger expansion is an attack.
-        free_document_bytes: The same as `free_bytes` for all records but shader modules. Large documents of
-            ray tracing are compressed to a thirtieth.
-    """
-
-    entry_bytes: int = 64 << 20
-    document_bytes: int = 8 << 20
-    entries: int = 4 << 20
-    total_bytes: int = 64 << 30
-    free_bytes: int = 1 << 30
-    expansion: int = 64
-    free_document_bytes: int = 16 << 20
-
-
-class ArchiveIndex(msgspec.Struct, frozen=True, eq=False):
-    """The records of an archive, one element for each, in file order; immutable.
-
-    Attributes:
-        offsets: Offset of each header in the file, shape (n,).
-        tags: RecordTag of each, shape (n,).
-        keys: Hash of each, shape (n,).
-        stored: Stored size of each, shape (n,).
-        flags: 1 raw, 2 deflate, shape (n,).
-        crcs: crc32 of the stored bytes, 0 unchecked, shape (n,).
-        sizes: Uncompressed size of each, shape (n,).
-        positions: For each tag, the element of each hash; the first of equal names.
-        refusals: Elements whose header is invalid, with the reason.
-        duplicates: Records left out because of an earlier one with the same name.
-        damage: The damage found, in file order.
-    """
-
-    offsets: npt.NDArray[np.int64]
-    tags: npt.NDArray[np.uint8]
-    keys: npt.NDArray[np.uint64]
-    stored: npt.NDArray[np.uint32]
-    flags: npt.NDArray[np.uint32]
-    crcs: npt.NDArray[np.uint32]
-    sizes: npt.NDArray[np.uint32]
-    positions: dict[RecordTag, dict[int, int]]
-    refusals: dict[int, str]
+    offsets: dict[RecordTag, dict[int, int]]
+    refusals: dict[int, str]  # by offset, why a header is invalid
     duplicates: int
     damage: tuple[Damage, ...]
 
 
-def build_index(data: mmap.mmap | bytes, path: str, limits: ArchiveLimits) -> ArchiveIndex:
-    """Scan an archive."""
-    _check_file_header(data, path)
-    damage: list[Damage] = []
-    offsets, headers, nibbles = _scan(data, path, limits, damage)
-    foreign = nibbles[:, :15].any(axis=1) | (nibbles[:, 15] > max(RecordTag))
-    foreign_rows = np.flatnonzero(foreign)
-    names = headers["name"][foreign_rows].tobytes()
-    for number, offset in enumerate(offsets[foreign_rows].tolist()):
-        name = names[40 * number : 40 * number + 40]
-        tag, key = int(name[8:24], 16), int(name[24:], 16)
-        damage.append(Damage(offset, tag, key, _FOREIGN))
-    known = np.flatnonzero(~foreign)
-    offsets, headers, nibbles = offsets[known], headers[known], nibbles[known]
-    tags = nibbles[:, 15].copy()
-    keys = _keys_of(nibbles)
-    refusals = _refusals(headers, tags, limits)
-    for row, reason in refusals.items():
-        damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
-    sizes = headers["size"].astype(np.int64)
-    sizes[list(refusals)] = 0
-    most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
-    _check_total(offsets, sizes, path, most)
-    sizes[tags == RecordTag.SHADER_MODULE] = 0
-    most = max(limits.free_document_bytes, limits.expansion * len(data))
-    _check_total(offsets, sizes, path, most, " of JSON")
-    positions = {tag: _positions(tags, keys, tag, refusals) for tag in RecordTag}
-    return ArchiveIndex(
-        offsets=offsets,
-        tags=tags,
-        keys=keys,
-        stored=headers["stored"].copy(),
-        flags=headers["flags"].copy(),
-        crcs=headers["crc"].copy(),
-        sizes=headers["size"].copy(),
-        positions=positions,
-        refusals=refusals,
-        duplicates=len(offsets) - sum(map(len, positions.values())),
-        damage=tuple(sorted(damage, key=lambda each: each.offset or 0)),
-    )
-
-
-def _check_file_header(data: mmap.mmap | bytes, path: str) -> None:
-    head = data[:FILE_HEADER_SIZE]
+def _check_file_header(head: bytes, path: str) -> None:
     if len(head) < FILE_HEADER_SIZE:
         raise ArchiveError(path, 0, f"not an archive: {len(head)} bytes, less than the file header")
     if head[:-1] != MAGIC:
         raise ArchiveError(path, 0, "not an archive: the magic is not that of a Fossilize archive")
-    if head[-1] not in VERSIONS:
+    if head[-1] not in _VERSIONS:
         raise ArchiveError(
             path, FILE_HEADER_SIZE - 1, f"archive version {head[-1]} is not supported (5 and 6 are)"
         )
 
 
-def _scan(
-    data: mmap.mmap | bytes, path: str, limits: ArchiveLimits, damage: list[Damage]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void], npt.NDArray[np.uint8]]:
-    """Follow the chain of records across breaks; offset, header and digits of all with a hex name."""
-    size = len(data)
-    resume = _Resume(data)
-    offset_blocks: list[npt.NDArray[np.int64]] = [np.empty(0, np.int64)]
-    header_blocks: list[npt.NDArray[np.void]] = [np.empty(0, RECORD)]
-    nibble_blocks: list[npt.NDArray[np.uint8]] = [np.empty((0, 32), np.uint8)]
-    found = 0
-    last: int | None = None  # offset of the last good-looking record, while it ends at `position`
-    position, block = FILE_HEADER_SIZE, _FIRST_BLOCK
-    while position < size:
-        chain, end = _follow(data, position, size, block)
-        headers = np.frombuffer(b"".join([data[at : at + RECORD_SIZE] for at in chain]), RECORD)
-        nibbles = _NIBBLES[headers["name"][:, 8:]]
-        bad_names = np.flatnonzero((nibbles == 0xFF).any(axis=1))
-        good = int(bad_names[0]) if len(bad_names) else len(chain)
-        offset_blocks.append(np.array(chain[:good], np.int64))
-        header_blocks.append(headers[:good])
-        nibble_blocks.append(nibbles[:good])
-        found += good
-        if found > limits.entries:
-            raise ArchiveError(path, position, f"more than {limits.entries} records")
-        last = chain[good - 1] if good else last
-        if good == len(chain) and (good == block or end == size):
-            position, block = end, min(2 * block, _LAST_BLOCK)
-            continue
-        broken = chain[good] if good < len(chain) else end
-        position = resume.after(broken, last, damage)
-        last, block = None, _FIRST_BLOCK
-    return np.concatenate(offset_blocks), np.concatenate(header_blocks), np.concatenate(nibble_blocks)
+def build_index(data: mmap.mmap, path: str, limits: ArchiveLimits) -> _Index:
+    """Scan an archive; ArchiveError where it is over a limit."""
+    chain, end = _chain(data, path, limits)
+    headers = np.frombuffer(b"".join([data[at : at + RECORD_SIZE] for at in chain]), _HEADER)
+    nibbles = _NIBBLES[headers["name"][:, 8:]]
+    nameless = np.flatnonzero((nibbles == 0xFF).any(axis=1))
+    if len(nameless):
+        end = chain[nameless[0]]
+        headers, nibbles = headers[: nameless[0]], nibbles[: nameless[0]]
+    damage = [] if end == len(data) else [Damage(end, None, None, _end_reason(end, len(data), nameless))]
+    offsets = np.array(chain[: len(headers)], np.int64)
+    keys = _hashes(nibbles[:, 16:])
+    foreign = nibbles[:, :15].any(axis=1) | (nibbles[:, 15] > max(RecordTag))
+    for row in np.flatnonzero(foreign).tolist():
+        tag = int(_hashes(nibbles[row : row + 1, :16])[0])
+        damage.append(Damage(int(offsets[row]), tag, int(keys[row]), _FOREIGN))
+    known = ~foreign
+    headers, offsets, keys, tags = headers[known], offsets[known], keys[known], nibbles[known, 15]
+    reasons = _refusals(headers, tags, limits)
+    for row, reason in reasons.items():
+        damage.append(Damage(int(offsets[row]), int(tags[row]), int(keys[row]), reason))
+    sizes = headers["size"].astype(np.int64)
+    sizes[list(reasons)] = 0
+    most = min(limits.total_bytes, max(limits.free_bytes, limits.expansion * len(data)))
+    _check_total(offsets, sizes, path, most)
+    sizes[tags == RecordTag.SHADER_MODULE] = 0
+    _check_total(
+        offsets, sizes, path, max(limits.free_document_bytes, limits.expansion * len(data)), " of JSON"
+    )
+    refusals = {int(offsets[row]): reason for row, reason in reasons.items()}
+    by_tag = {tag: _offsets_of(keys[tags == tag], offsets[tags == tag], refusals) for tag in RecordTag}
+    return _Index(
+        by_tag,
+        refusals,
+        len(offsets) - sum(map(len, by_tag.values())),
+        tuple(sorted(damage, key=lambda each: each.offset or 0)),
+    )
 
 
-def _follow(data: mmap.mmap | bytes, position: int, size: int, count: int) -> tuple[list[int], int]:
-    """Offsets of up to `count` chained records from `position` that fit, and where the next would begin."""
+def _chain(data: mmap.mmap, path: str, limits: ArchiveLimits) -> tuple[list[int], int]:
+    """Offsets of the chained headers whose records fit into the file, and where the next would begin."""
+    size, position = len(data), FILE_HEADER_SIZE
     chain: list[int] = []
     unpack = _STORED_SIZE.unpack_from
-    while len(chain) < count and position + RECORD_SIZE <= size:
+    while position + RECORD_SIZE <= size:
         end: int = position + RECORD_SIZE + unpack(data, position + 40)[0]
         if end > size:
             break
+        if len(chain) == limits.entries:
+            raise ArchiveError(path, position, f"more than {limits.entries} records")
         chain.append(position)
         position = end
     return chain, position
 
 
-class _Resume:
-    """Decides where the scan goes on after a break in the chain, with a bounded effort."""
+def _end_reason(end: int, size: int, nameless: npt.NDArray[np.int64]) -> str:
+    if len(nameless):
+        what = "the record's name is not hexadecimal"
+    elif size - end < RECORD_SIZE:
+        what = "less than a record header is left"
+    else:
+        what = "the record does not fit into the file"
+    return f"{what}: truncated or overwritten; the last {size - end} bytes of the file are not read"
 
-    def __init__(self, data: mmap.mmap | bytes) -> None:
-        self._data = data
-        self._size = len(data)
-        # To hash and inflate. Each search starts behind the last, so together they cost the file once.
-        self._bytes_left = 2 * len(data)
-        self._breaks_left = _BREAKS_MAX
 
-    def after(self, broken: int, last: int | None, damage: list[Damage]) -> int:
-        """Where to go on; the end of the file where no record is found."""
-        size = self._size
-        tag, key = self._name_at(broken)
-        if tag is not None:
-            what = "the record does not fit into the file"
-        elif size - broken < RECORD_SIZE:
-            what = f"{size - broken} bytes are left, less than a record header"
-        else:
-            what = "the record's name is not hexadecimal"
-        self._breaks_left -= 1
-        if self._breaks_left < 0:
-            reason = f"{what}; more than {_BREAKS_MAX} breaks, the rest of the file is not read"
-            damage.append(Damage(broken, tag, key, reason))
-            return size
-        end = self._plausible_end(broken) if tag is None else None
-        if end is not None and (end == size or self._plausible_end(end) is not None):
-            damage.append(Damage(broken, None, None, f"{what}; only this record is left out"))
-            return end
-        start = broken + 1
-        if last is not None and not self._sound(last):
-            start = last + RECORD_SIZE
-        found = self._search(start)
-        if found is None:
-            damage.append(
-                Damage(broken, tag, key, f"{what}: truncated or overwritten; dropped, as is all after it")
-            )
-            return size
-        reason = (
-            f"{what}: a header is damaged here or before; no record can be told from byte {start} to {found}"
-        )
-        damage.append(Damage(broken, tag, key, reason))
-        return found
-
-    def _name_at(self, offset: int) -> tuple[int | None, int | None]:
-        """Tag and hash in a name, None where it is invalid."""
-        name = self._data[offset + 8 : offset + 40]
-        if len(name) < 32 or (_NIBBLES[np.frombuffer(name, np.uint8)] == 0xFF).any():
-            return None, None
-        return int(name[:16], 16), int(name[16:], 16)
-
-    def _plausible_end(self, offset: int) -> int | None:
-        """End of a record with consistent sizes and flags and any name, else None."""
-        if offset + RECORD_SIZE > self._size:
-            return None
-        stored, flags, _, size = _PARAMETERS.unpack_from(self._data, offset + 40)
-        end = offset + RECORD_SIZE + stored
-        sizes_agree = stored == size if flags == FLAG_RAW else size <= deflate_bound(stored)
-        return end if flags in (FLAG_RAW, FLAG_DEFLATE) and sizes_agree and end <= self._size else None
-
-    def _sound(self, offset: int) -> bool:
-        """Whether a record's payload proves its stored size: by its crc, or as zlib that ends with it."""
-        if self._plausible_end(offset) is None:
-            return False
-        stored, flags, crc, size = _PARAMETERS.unpack_from(self._data, offset + 40)
-        effort = stored if crc != 0 else max(stored, size)
-        if effort > self._bytes_left:
-            return True  # unknown; to go on after it needs no more work
-        self._bytes_left -= effort
-        begin = offset + RECORD_SIZE
-        payload = self._data[begin : begin + stored]
-        if crc != 0:
-            return bool(zlib.crc32(payload) == crc)
-        if flags == FLAG_RAW:
-            return True  # there is nothing to check besides the equal sizes
-        try:
-            inflate(payload, size, whole=True)
-        except ValueError:
-            return False
-        return True
-
-    def _search(self, start: int) -> int | None:
-        """Offset of the next bytes that look like a record and fit into the file, or None."""
-        step = _SEARCH_FIRST
-        while start + RECORD_SIZE <= self._size:
-            window = np.frombuffer(self._data[start : start + step + RECORD_SIZE - 1], np.uint8)
-            count = len(window) - RECORD_SIZE + 1
-            # A few bytes exclude nearly all positions; the regular expression alone would take 40 steps at
-            # each position in a long run of zeros.
-            flags = window[44 : 44 + count]
-            candidates = (flags == FLAG_RAW) | (flags == FLAG_DEFLATE)
-            for at, value in ((45, 0), (46, 0), (47, 0), (0, 0x30), (22, 0x30)):
-                candidates &= window[at : at + count] == value
-            for at in (np.flatnonzero(candidates) + start).tolist():
-                if _NAME_PATTERN.match(self._data, at) and self._plausible_end(at) is not None:
-                    return int(at)
-            start += count
-            step = min(2 * step, _SEARCH_LAST)
-        return None
+def _hashes(digits: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
+    """Numbers from 16 digits each, shape (n, 16)."""
+    octets = np.ascontiguousarray(digits[:, 0::2] << np.uint8(4) | digits[:, 1::2])
+    return octets.view(">u8").reshape(-1).astype(np.uint64)
 
 
 def _refusals(
     headers: npt.NDArray[np.void], tags: npt.NDArray[np.uint8], limits: ArchiveLimits
 ) -> dict[int, str]:
-    """Records with an invalid header, with the reason."""
     stored, size, flags = (headers[name].astype(np.int64) for name in ("stored", "size", "flags"))
     raw, deflate = flags == FLAG_RAW, flags == FLAG_DEFLATE
     rules = (
@@ -377,7 +240,7 @@ def _refusals(
         ),
         (raw & (stored != size), "raw, but stored size {stored} is not the declared size {size}"),
         (
-            deflate & (size > deflate_bound(stored)),
+            deflate & (size > _deflate_bound(stored)),
             "declared size {size} cannot come out of {stored} deflated bytes",
         ),
     )
@@ -400,66 +263,29 @@ def _check_total(
         raise ArchiveError(path, int(offsets[over[0]]), reason)
 
 
-def _keys_of(nibbles: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint64]:
-    """Hashes from the digits of names, shape (n, 32)."""
-    digits = nibbles[:, 16:]
-    octets = np.ascontiguousarray(digits[:, 0::2] << np.uint8(4) | digits[:, 1::2])
-    return octets.view(">u8").reshape(-1).astype(np.uint64)
-
-
-def _positions(
-    tags: npt.NDArray[np.uint8], keys: npt.NDArray[np.uint64], tag: RecordTag, refusals: dict[int, str]
+def _offsets_of(
+    keys: npt.NDArray[np.uint64], offsets: npt.NDArray[np.int64], refusals: dict[int, str]
 ) -> dict[int, int]:
-    """Element of each hash of a tag; of equal names the first, preferably one that is not refused."""
-    rows = np.flatnonzero(tags == tag)
-    names = keys[rows].tolist()
-    elements = rows.tolist()
-    positions = dict(zip(names, elements, strict=True))
-    if len(positions) == len(elements):
-        return positions
-    positions = {}
-    for name, row in zip(names, elements, strict=True):
-        held = positions.setdefault(name, row)
-        if held in refusals and row not in refusals:
-            positions[name] = row
-    return positions
+    names, places = keys.tolist(), offsets.tolist()
+    found = dict(zip(names, places, strict=True))
+    if len(found) == len(names):
+        return found
+    found = {}
+    for name, offset in zip(names, places, strict=True):
+        held = found.setdefault(name, offset)
+        if held in refusals and offset not in refusals:
+            found[name] = offset
+    return found
 
 
-class ArchiveRecord(msgspec.Struct, frozen=True):
-    """Where a record is and how it is stored.
-
-    Attributes:
-        tag: What it holds.
-        key: Its hash.
-        offset: Offset of its header in the file, bytes.
-        stored_size: Bytes of the payload in the file.
-        size: Declared bytes of the decoded payload.
-        flags: 1 raw, 2 deflate.
-        crc: crc32 of the stored bytes, 0 where unchecked.
-        refusal: Why its header is refused, or None.
-    """
+@frozen
+class ArchiveRecord:
+    """What the header of a record says: its place in the file, stored size, flags, crc32 and decoded size."""
 
     tag: RecordTag
     key: int
     offset: int
     stored_size: int
-    size: int
-    flags: int
-    crc: int
-    refusal: str | None
-
-
-class StoredPayload(msgspec.Struct, frozen=True):
-    """A payload as stored in an archive.
-
-    Attributes:
-        data: The stored bytes.
-        flags: 1 raw, 2 deflate.
-        crc: crc32 of the stored bytes, 0 where unchecked.
-        size: Bytes when decoded.
-    """
-
-    data: bytes
     flags: int
     crc: int
     size: int
@@ -478,11 +304,10 @@ class Archive(Closing):
         self._size = len(data)
         self._state = _state_of(descriptor)
         self._limits = limits
-        self._scanned: ArchiveIndex | None = None
+        self._scanned: _Index | None = None
         self._scanning = threading.Lock()
         self._descriptor: int | None = descriptor
         self._log = DamageLog()
-        self._keys: dict[RecordTag, tuple[int, ...]] = {}
 
     @classmethod
     def open(
@@ -502,40 +327,30 @@ class Archive(Closing):
         name = os.fspath(path)
         try:
             # Non-blocking, so that a pipe is refused below and not waited for.
-            flags = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
-            descriptor = os.open(name, flags | getattr(os, "O_BINARY", 0))
+            descriptor = os.open(name, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except (OSError, ValueError) as error:
             raise ArchiveError(name, 0, f"cannot be opened: {_cause(error)}") from error
-        try:
-            data = _map(name, descriptor)
-            try:
-                _check_file_header(data, name)
-                archive = cls(name, data, descriptor, limits or ArchiveLimits())
-                if indexed:
-                    archive._index  # noqa: B018 - scans
-            except BaseException:
-                data.close()
-                raise
-        except BaseException:
-            os.close(descriptor)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.close, descriptor)
+            data = undo.enter_context(_map(name, descriptor))
+            _check_file_header(data[:FILE_HEADER_SIZE], name)
+            archive = cls(name, data, descriptor, limits or ArchiveLimits())
+            if indexed:
+                archive._index  # noqa: B018 - scans
+            undo.pop_all()
         return archive
 
     @property
-    def _index(self) -> ArchiveIndex:
-        """The index, which is scanned once."""
-        scanned = self._scanned
-        if scanned is None:
+    def _index(self) -> _Index:
+        if self._scanned is None:
             with self._scanning:
-                scanned = self._scanned
-                if scanned is None:
+                if self._scanned is None:
                     self._require_whole()
                     scanned = build_index(self._data, self._path, self._limits)
                     for damage in scanned.damage:
                         self._log.add(damage)
-                    self._keys = {tag: tuple(positions) for tag, positions in scanned.positions.items()}
                     self._scanned = scanned
-        return scanned
+        return self._scanned
 
     @property
     def name(self) -> str:
@@ -543,11 +358,7 @@ class Archive(Closing):
         return self._path
 
     def content_hash(self, hash_bytes: Callable[[memoryview], bytes]) -> bytes:
-        """The hash of the whole file by a given function.
-
-        Raises:
-            ArchiveError: It was shortened.
-        """
+        """The hash of the whole file by a given function; ArchiveError where it was shortened."""
         self._require_whole()
         with memoryview(self._data) as content:
             return hash_bytes(content)
@@ -580,12 +391,12 @@ class Archive(Closing):
 
     def __len__(self) -> int:
         """Number of records, each (tag, hash) once."""
-        return sum(map(len, self._index.positions.values()))
+        return sum(map(len, self._index.offsets.values()))
 
     def __contains__(self, name: tuple[RecordTag, int]) -> bool:
         """Whether there is a record (tag, hash), damaged or not."""
         tag, key = name
-        return key in self._index.positions[tag]
+        return key in self._index.offsets[tag]
 
     def __repr__(self) -> str:
         state = "closed" if self._descriptor is None else f"{self._size} bytes"
@@ -593,24 +404,16 @@ class Archive(Closing):
 
     def keys(self, tag: RecordTag) -> Sequence[int]:
         """Hashes of all records of a tag in file order, each once."""
-        self._index  # noqa: B018 - scans
-        return self._keys[tag]
+        return tuple(self._index.offsets[tag])
 
-    def records(self) -> Iterator[ArchiveRecord]:
+    def records(self) -> list[ArchiveRecord]:
         """All records in file order, each (tag, hash) once, the refused included."""
-        index = self._index
-        rows = sorted(row for positions in index.positions.values() for row in positions.values())
-        for row in rows:
-            yield ArchiveRecord(
-                tag=RecordTag(int(index.tags[row])),
-                key=int(index.keys[row]),
-                offset=int(index.offsets[row]),
-                stored_size=int(index.stored[row]),
-                size=int(index.sizes[row]),
-                flags=int(index.flags[row]),
-                crc=int(index.crcs[row]),
-                refusal=index.refusals.get(row),
-            )
+        there = [
+            (offset, tag, key)
+            for tag, offsets in self._index.offsets.items()
+            for key, offset in offsets.items()
+        ]
+        return [ArchiveRecord(tag, key, at, *self._header(at)) for at, tag, key in sorted(there)]
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
         """The decoded payload of a record.
@@ -619,56 +422,30 @@ class Archive(Closing):
             KeyError: There is no such record.
             RecordError: It is damaged.
         """
-        index = self._index
-        row = index.positions[tag][key]
-        stored, flags, size = self._read(index, row)
-        if flags == FLAG_RAW:
-            return stored
-        try:
-            return inflate(stored, size)
-        except ValueError as error:
-            raise self._damaged(row, str(error)) from error
+        return self._read(tag, key)[1]
 
     def payload_at(self, offset: int, tag: RecordTag, key: int) -> bytes:
-        """The decoded payload of a record by the offset of its header, without the index.
-
-        Raises:
-            KeyError: There is no such record.
-            RecordError: It is damaged.
-        """
-        index = self._scanned
+        """The decoded payload of a record by the offset of its header, without the index; as `payload`."""
         self._require_open()
-        there = self._data.size()  # of the file now
-        begin = offset + RECORD_SIZE
-        header = self._data[offset:begin] if offset >= FILE_HEADER_SIZE and begin <= there else b""
-        if index is not None or header[:40] != f"{int(tag):024x}{key:016x}".encode():
-            return self.payload(tag, key)
-        stored_size, flags, crc, size = _PARAMETERS.unpack_from(header, 40)
-        stored = self._data[begin : begin + stored_size] if there >= begin + stored_size else b""
-        if len(stored) == stored_size and not (crc and zlib.crc32(stored) != crc):
-            if flags == FLAG_RAW and size == stored_size:
-                return stored
-            if flags == FLAG_DEFLATE and max(size, stored_size) <= self._limits.entry_bytes:
-                with contextlib.suppress(ValueError):
-                    return inflate(stored, size)
-        return self.payload(tag, key)  # raises the right error
+        name = f"{int(tag):024x}{key:016x}".encode()
+        if self._scanned is None and offset >= FILE_HEADER_SIZE and offset + RECORD_SIZE <= self._data.size():
+            with contextlib.suppress(ValueError):  # `payload` raises the right error
+                if self._data[offset : offset + len(name)] == name:
+                    return self._stored(offset).decoded(self._limits.entry_bytes)
+        return self.payload(tag, key)
 
     def stored_payload(self, tag: RecordTag, key: int) -> StoredPayload:
         """A record's payload as stored in the file, to copy it unchanged; raises as `payload`."""
-        self.payload(tag, key)  # the crc, if there is one, says nothing of the size that the header declares
-        index = self._index
-        row = index.positions[tag][key]
-        stored, flags, size = self._read(index, row)
-        return StoredPayload(data=stored, flags=flags, crc=int(index.crcs[row]), size=size)
+        return self._read(tag, key)[0]
 
     def offset(self, tag: RecordTag, key: int) -> int:
         """Offset of a record's header in the file, bytes."""
-        return int(self._index.offsets[self._index.positions[tag][key]])
+        return self._index.offsets[tag][key]
 
     def is_unchecked(self, tag: RecordTag, key: int) -> bool:
         """Whether a record is stored raw and without a crc, so that reading it does not prove its bytes."""
-        row = self._index.positions[tag][key]
-        return self._index.crcs.item(row) == 0 and self._index.flags.item(row) == FLAG_RAW
+        _, flags, crc, _ = self._header(self._index.offsets[tag][key])
+        return crc == 0 and flags == FLAG_RAW
 
     def close(self) -> None:
         """Unmap the file. Idempotent."""
@@ -677,20 +454,39 @@ class Archive(Closing):
             self._data.close()
             os.close(descriptor)
 
-    def _read(self, index: ArchiveIndex, row: int) -> tuple[bytes, int, int]:
-        """Stored bytes of a record, checked against its header and crc, with its flags and size."""
-        if row in index.refusals:
-            raise self._damaged(row, index.refusals[row])
+    def _header(self, offset: int) -> tuple[int, int, int, int]:
         self._require_open()
-        begin = index.offsets.item(row) + RECORD_SIZE  # `item` takes half the time of indexing
-        end = begin + index.stored.item(row)
-        if self._data.size() < end:  # of the file, at a third of what `os.fstat` takes
-            raise self._damaged(row, _SHORTENED)
-        stored = self._data[begin:end]
-        crc = index.crcs.item(row)
-        if crc != 0 and zlib.crc32(stored) != crc:
-            raise self._damaged(row, f"crc32 {zlib.crc32(stored):08x} of the stored bytes is not {crc:08x}")
-        return stored, index.flags.item(row), index.sizes.item(row)
+        if self._data.size() < offset + RECORD_SIZE:  # of the file, at a third of what `os.fstat` takes
+            return 0, 0, 0, 0
+        header: tuple[int, int, int, int] = _PARAMETERS.unpack_from(self._data, offset + 40)
+        return header
+
+    def _stored(self, offset: int) -> StoredPayload:
+        """What is stored at an offset; ValueError where it has another crc or is not in the file."""
+        size, begin = self._data.size(), offset + RECORD_SIZE
+        if size < begin:
+            raise ValueError(_SHORTENED)
+        stored_size, flags, crc, decoded_size = _PARAMETERS.unpack_from(self._data, offset + 40)
+        stored = self._data[begin : begin + stored_size] if size >= begin + stored_size else b""
+        if len(stored) != stored_size:
+            raise ValueError(_SHORTENED)
+        if crc != 0 and (actual := zlib.crc32(stored)) != crc:
+            raise ValueError(f"crc32 {actual:08x} of the stored bytes is not {crc:08x}")
+        return StoredPayload(stored, flags, crc, decoded_size)
+
+    def _read(self, tag: RecordTag, key: int) -> tuple[StoredPayload, bytes]:
+        index = self._index
+        offset = index.offsets[tag][key]
+        self._require_open()
+        reason = index.refusals.get(offset, "")
+        if not reason:
+            try:
+                stored = self._stored(offset)
+                return stored, stored.decoded(self._limits.entry_bytes)
+            except ValueError as error:
+                reason = str(error)
+        self._log.add(Damage(offset, int(tag), key, reason))
+        raise RecordError(tag, key, f"{self._path}: {reason}", offset)
 
     def _require_whole(self) -> None:
         self._require_open()
@@ -702,25 +498,16 @@ class Archive(Closing):
             raise ValueError(f"{self._path}: read from a closed archive")
         return self._descriptor
 
-    def _damaged(self, row: int, reason: str) -> RecordError:
-        index = self._index
-        tag, key, offset = int(index.tags[row]), int(index.keys[row]), int(index.offsets[row])
-        self._log.add(Damage(offset, tag, key, reason))
-        return RecordError(tag, key, f"{self._path}: {reason}", offset)
-
 
 def _state_of(descriptor: int) -> tuple[int, int]:
-    """What changes with each write to a file, even if its time of modification is set back."""
+    # The time of change is another after each write, even if that of modification is set back.
     status = os.fstat(descriptor)
     return status.st_size, status.st_ctime_ns
 
 
 def _map(name: str, descriptor: int) -> mmap.mmap:
-    """Map a whole regular file."""
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
-        from orchestrator.sets.inputs import irregular
-
         raise ArchiveError(name, 0, f"no regular file: it is {irregular(status.st_mode)}")
     if status.st_size == 0:
         raise ArchiveError(name, 0, "not an archive: the file is empty")
@@ -739,62 +526,58 @@ class CombinedRecords(Closing):
 
     Of records with the same name, the first undamaged one is used. Thread-safe as far as its sources are.
     `close` closes the sources that can be closed.
+
+    Attributes:
+        sources: The sources, in order; none of them combines others.
     """
 
     def __init__(self, sources: Sequence[RecordSource]) -> None:
-        self._sources = tuple(sources)
+        self.sources: Final = tuple(part for source in sources for part in parts_of(source))
 
     @functools.cached_property
     def _keys(self) -> dict[RecordTag, tuple[int, ...]]:
         return {
-            tag: tuple(dict.fromkeys(key for source in self._sources for key in source.keys(tag)))
+            tag: tuple(dict.fromkeys(key for source in self.sources for key in source.keys(tag)))
             for tag in RecordTag
         }
 
     @property
-    def sources(self) -> tuple[RecordSource, ...]:
-        """The sources, in order."""
-        return self._sources
-
-    @property
     def name(self) -> str:
         """The names of the sources."""
-        return " + ".join(source.name for source in self._sources)
+        return " + ".join(source.name for source in self.sources)
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """Damage of the sources, source by source; the reason begins with the source's name."""
+        """Damage of the sources, one after the other; the reason begins with the source's name."""
         return tuple(
             Damage(each.offset, each.tag, each.key, f"{source.name}: {each.reason}")
-            for source in self._sources
+            for source in self.sources
             for each in source.damage
         )
 
     def keys(self, tag: RecordTag) -> Sequence[int]:
-        """Hashes of all records of a tag, source by source, each once."""
+        """Hashes of all records of a tag, those of the first source first, each once."""
         return self._keys[tag]
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
         """The decoded payload of a record."""
-        first: RecordError | None = None
-        for source in self._sources:
-            try:
-                return source.payload(tag, key)
-            except KeyError:
-                continue
-            except RecordError as error:
-                first = first or error
-        if first is not None:
-            try:
-                raise first
-            finally:
-                del first  # or it and this frame would keep each other
-        raise KeyError(key)
+        damaged: list[RecordError] = []
+        try:
+            for source in self.sources:
+                try:
+                    return source.payload(tag, key)
+                except KeyError:
+                    continue
+                except RecordError as error:
+                    damaged.append(error)
+            raise damaged[0] if damaged else KeyError(key)
+        finally:
+            damaged.clear()  # or an error and this frame would keep each other
 
     def close(self) -> None:
         """Close the sources that can be closed. Idempotent."""
-        for source in self._sources:
-            if isinstance(source, Archive | CombinedRecords):
+        for source in self.sources:
+            if isinstance(source, Archive):
                 source.close()
 
 
@@ -807,43 +590,15 @@ def open_archives(
     """Open one archive, or several as one source; `indexed` as for `Archive.open`."""
     if not paths:
         raise ValueError("no archive is named")
-    opened: list[Archive] = []
-    try:
-        for path in paths:
-            opened.append(Archive.open(path, limits, indexed=indexed))
-    except BaseException:
-        for archive in opened:
-            archive.close()
-        raise
+    with contextlib.ExitStack() as undo:
+        opened = [undo.enter_context(Archive.open(path, limits, indexed=indexed)) for path in paths]
+        undo.pop_all()
     return opened[0] if len(opened) == 1 else CombinedRecords(opened)
 
 
 def parts_of(source: RecordSource) -> tuple[RecordSource, ...]:
     """The sources that a source combines; itself where it combines none."""
     return source.sources if isinstance(source, CombinedRecords) else (source,)
-
-
-def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
-    """Offset of a record in its file, None for one that is in no file."""
-    if isinstance(source, Archive):
-        return source.offset(tag, key) if (tag, key) in source else None
-    if isinstance(source, CombinedRecords):
-        offsets = (record_offset(each, tag, key) for each in source.sources)
-        return next((offset for offset in offsets if offset is not None), None)
-    return None
-
-
-def is_unchecked(source: RecordSource, tag: RecordTag, key: int) -> bool:
-    """Whether an archive of a source holds a record without proof of its bytes (`Archive.is_unchecked`)."""
-    if isinstance(source, Archive):
-        return (tag, key) in source and source.is_unchecked(tag, key)
-    return isinstance(source, CombinedRecords) and any(
-        is_unchecked(each, tag, key) for each in source.sources
-    )
-
-
-Place = tuple[int, int]
-"""Place of a record in a source of archives: number of the archive, and offset of the record's header."""
 
 
 def archives_of(source: RecordSource) -> tuple[Archive, ...]:
@@ -853,37 +608,45 @@ def archives_of(source: RecordSource) -> tuple[Archive, ...]:
     return found if len(found) == len(parts) else ()
 
 
+Place = tuple[int, int]
+"""Place of a record in a source: number of the archive among its parts, and offset of the record's header."""
+
+
 def record_place(source: RecordSource, tag: RecordTag, key: int) -> Place | None:
     """Place of a record; None for one that is in no archive."""
-    for number, archive in enumerate(archives_of(source)):
-        if (tag, key) in archive:
-            return number, archive.offset(tag, key)
+    for number, part in enumerate(parts_of(source)):
+        if isinstance(part, Archive) and (tag, key) in part:
+            return number, part.offset(tag, key)
     return None
 
 
-def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> bytes:
-    """The payload of a record at a place, or elsewhere in the source if it is not there.
+def record_offset(source: RecordSource, tag: RecordTag, key: int) -> int | None:
+    """Offset of a record in its file; None for one that is in no archive."""
+    place = record_place(source, tag, key)
+    return None if place is None else place[1]
 
-    Raises:
-        KeyError: There is no such record.
-        RecordError: It is damaged.
-    """
+
+def payload_at(source: RecordSource, place: Place, tag: RecordTag, key: int) -> bytes:
+    """The payload of a record at a place, or elsewhere in the source if it is not there; as `payload`."""
     number, offset = place
-    archives = archives_of(source)
-    if not 0 <= number < len(archives):
-        return source.payload(tag, key)
-    try:
-        return archives[number].payload_at(offset, tag, key)
-    except (KeyError, RecordError):
-        return source.payload(tag, key)
+    parts = parts_of(source)
+    part = parts[number] if 0 <= number < len(parts) else None
+    if isinstance(part, Archive):
+        with contextlib.suppress(KeyError, RecordError):
+            return part.payload_at(offset, tag, key)
+    return source.payload(tag, key)
+
+
+def is_unchecked(source: RecordSource, tag: RecordTag, key: int) -> bool:
+    """Whether an archive of a source holds a record without proof of its bytes (`Archive.is_unchecked`)."""
+    return any(
+        isinstance(part, Archive) and (tag, key) in part and part.is_unchecked(tag, key)
+        for part in parts_of(source)
+    )
 
 
 def check_key(key: int) -> None:
-    """Check what a record is to be named by.
-
-    Raises:
-        ValueError: It does not have 64 bits.
-    """
+    """Raise ValueError for a name of a record that does not have 64 bits."""
     if not 0 <= key < 1 << 64:
         raise ValueError(f"hash {key:#x} does not have 64 bits")
 
@@ -915,14 +678,7 @@ class MemoryRecords:
         return key in self._payloads[tag]
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
-        """Add a record.
-
-        Returns:
-            False where a record with that name exists; it stays.
-
-        Raises:
-            ValueError: The key does not have 64 bits.
-        """
+        """Add a record; False where one with that name exists, which stays. ValueError as `check_key`."""
         check_key(key)
         records = self._payloads[tag]
         if key in records:

@@ -20,8 +20,7 @@ Each table entry is a list of steps in words:
 
 The hash leaves out what does not affect the compiled code: members that a dynamic state replaces, state of
 stages or attachments that the pipeline does not have, creation flags that only request statistics or limit
-the time. Recorders changed the rules over the years; `Era` names the changes, so that keys of older recorders
-can be checked too.
+the time. The rules are those of recorders since September 2024; earlier ones gave some records other keys.
 
 Guarantees: pure, thread-safe. Chained structures that recorders do not know are hashed too, member by member,
 so that different records have different keys.
@@ -30,7 +29,6 @@ Assumptions: values were decoded by `documents`, so that each is in its C range.
 
 from __future__ import annotations
 
-import enum
 import functools
 import math
 import operator
@@ -38,11 +36,11 @@ import struct as binary
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from attrs import evolve, frozen
+from attrs import frozen
 
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Member, Struct
-from orchestrator.sets.archive.hashes import OFFSET, hash_values
+from orchestrator.sets.archive.hashes import hash_values
 from orchestrator.sets.image.documents import BARE_ARRAYS, WORD_ARRAYS, count_members, json_members
 
 _ATTACHMENT: Final = (
@@ -263,38 +261,15 @@ _SAMPLER_TYPES: Final = (0, 1)  # VK_DESCRIPTOR_TYPE_SAMPLER, VK_DESCRIPTOR_TYPE
 # VK_BLEND_FACTOR_CONSTANT_COLOR, VK_BLEND_FACTOR_CONSTANT_ALPHA
 _CONSTANT_FACTORS: Final = frozenset({10, 12})
 _USER_DEFINED_RANGE: Final = 1  # VK_DEPTH_CLAMP_MODE_USER_DEFINED_RANGE_EXT
-_SHADER_RECORD_INDEX: Final = 8  # VK_DESCRIPTOR_MAPPING_SOURCE_HEAP_WITH_SHADER_RECORD_INDEX_EXT
 
 _factors: Final = operator.attrgetter(
     "dstAlphaBlendFactor", "srcAlphaBlendFactor", "dstColorBlendFactor", "srcColorBlendFactor"
 )
 
 SubpassUse = tuple[bool, bool]
-"""Whether a subpass has colour attachments, and whether it has a depth/stencil attachment."""
+"""Whether a subpass has colour attachments and a depth/stencil attachment."""
 FindSubpasses = Callable[[int], Sequence[SubpassUse]]
 """Gives the subpasses of a render pass by its key; raises LookupError for an unknown one."""
-
-
-class Era(enum.IntEnum):
-    """Changes of the recorders' rules; each value includes the earlier ones."""
-
-    APART_FROM_APPLICATION = 0  # May 2019: format 6, keys without the application
-    FLAGS_CLEARED = 1  # September 2021: flags that do not reach the code are cleared
-    IGNORED_STATE = 2  # November 2021: dynamic state beyond Vulkan 1.0, and state that the driver ignores
-    WRITE_MASKS = 3  # February 2022: the write mask counts where blending is off
-    WIDE_BARRIERS = 4  # June 2022: 64-bit masks of VkMemoryBarrier2
-    DYNAMIC_STATE_3 = 5  # October 2022: VK_EXT_extended_dynamic_state3
-    DYNAMIC_BLENDING = 6  # January 2023: blend attachments that are all dynamic; formats in libraries
-    PRESENT = 7  # September 2024: alpha blend operation and discard rectangles when dynamic
-
-
-_DYNAMIC_SINCE: Final[tuple[tuple[Era, range], ...]] = (
-    (Era.IGNORED_STATE, range(1000267000, 1000268000)),  # VK_EXT_extended_dynamic_state
-    (Era.IGNORED_STATE, range(1000352000, 1000353000)),  # VK_EXT_vertex_input_dynamic_state
-    (Era.IGNORED_STATE, range(1000377000, 1000378000)),  # VK_EXT_extended_dynamic_state2
-    (Era.DYNAMIC_STATE_3, range(1000455000, 1000456000)),  # VK_EXT_extended_dynamic_state3
-    (Era.PRESENT, range(1000099002, 1000099003)),  # VK_DYNAMIC_STATE_DISCARD_RECTANGLE_MODE_EXT
-)
 
 
 def _no_subpasses(render_pass: int) -> Sequence[SubpassUse]:
@@ -303,59 +278,41 @@ def _no_subpasses(render_pass: int) -> Sequence[SubpassUse]:
 
 @frozen
 class _Context:
-    """What the words of a structure depend on besides the structure.
+    """What the words of a structure depend on besides the structure."""
 
-    Attributes:
-        era: The rules.
-        dynamic: Dynamic states of the pipeline that the era regards.
-        parts: VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines.
-        described: The parts that the pipeline describes; only their state counts. They are fewer than `parts`
-            in a library whose flags are in VkPipelineCreateFlags2CreateInfo: recorders drop the state of
-            other parts, then hash it as a whole pipeline.
-        render_pass: Whether it has a render pass.
-        subpasses: Finds the subpasses of a render pass.
-    """
-
-    era: Era
-    dynamic: frozenset[int] = frozenset()
-    parts: int = 0
+    dynamic: frozenset[int] = frozenset()  # dynamic states of the pipeline
+    parts: int = 0  # VkGraphicsPipelineLibraryFlagsEXT that are hashed; 0 outside graphics pipelines
+    # The parts that the pipeline describes; only their state counts. They are fewer than `parts` in a library
+    # whose flags are in VkPipelineCreateFlags2CreateInfo: recorders drop the state of other parts, then hash
+    # it as a whole pipeline.
     described: int = 0
-    render_pass: bool = True
+    render_pass: bool = True  # whether it has one
     subpasses: FindSubpasses = _no_subpasses
 
     def on(self, name: str) -> bool:
-        """Whether a dynamic state is on."""
         return _dynamic_states()[name] in self.dynamic
 
 
 _Step = Callable[[Any, list[int], _Context], None]
 
 
-def state_hash(
-    value: Any,
-    subpasses: FindSubpasses,
-    *,
-    era: Era = Era.PRESENT,
-    start: int = OFFSET,
-) -> int:
+def state_hash(value: Any, subpasses: FindSubpasses) -> int:
     """The key of a record that holds one structure.
 
     Args:
         value: The structure, as `decode_document` returned it.
         subpasses: Finds the subpasses of the render pass that a graphics pipeline names.
-        era: The rules, by default today's.
-        start: Start value of the hash; in format 5, the key of the application.
 
     Raises:
         LookupError: The render pass or its subpass is missing, so that the key cannot be computed.
     """
     words: list[int] = []
-    _write(value, words, _Context(era, subpasses=subpasses))
-    return hash_values(words, start)
+    _write(value, words, _Context(subpasses=subpasses))
+    return hash_values(words)
 
 
 def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
-    """The attachment uses of the subpasses of a decoded render pass, in order."""
+    """The uses of the subpasses of a decoded render pass, in order."""
     return tuple(
         (
             bool(each.pColorAttachments),
@@ -366,43 +323,10 @@ def subpass_uses(render_pass: Any) -> tuple[SubpassUse, ...]:
     )
 
 
-def is_written_in_full(value: Any) -> bool:
-    """Whether the document of a record holds all that its recorder hashed; if not, its key proves nothing.
-
-    Recorders hash, but do not write, blend constants where blending is dynamic or a constant factor is given
-    with blending disabled, and the offset of a separate sampler in a shader record.
-    """
-    name = type(value).__name__
-    if "PipelineCreateInfo" not in name:
-        return True
-    stages = (value.stage,) if name == "VkComputePipelineCreateInfo" else value.pStages or ()
-    if any(
-        mapping.source == _SHADER_RECORD_INDEX
-        for stage in stages
-        for mappings in _chained(stage, "VkShaderDescriptorSetAndBindingMappingInfoEXT")
-        for mapping in mappings.pMappings or ()
-    ):
-        return False
-    return name != "VkGraphicsPipelineCreateInfo" or not _blend_constants_lost(value)
-
-
-def _blend_constants_lost(pipeline: Any) -> bool:
-    blend = pipeline.pColorBlendState
-    if blend is None or any(blend.blendConstants or ()):
-        return False
-    context = _dynamic_context(pipeline, Era.PRESENT)
-    attachments = blend.pAttachments or ()
-    return not context.on("BLEND_CONSTANTS") and (
-        context.on("COLOR_BLEND_EQUATION_EXT")
-        or (context.on("COLOR_BLEND_ENABLE_EXT") and any(map(_has_constant_factor, attachments)))
-    )
-
-
 # Steps: from the words of the tables to functions that append numbers.
 
 
 def _write(value: Any, words: list[int], context: _Context) -> None:
-    """Append the words of a structure."""
     for step in _steps(type(value).__name__):
         step(value, words, context)
 
@@ -416,13 +340,12 @@ def _steps(name: str) -> tuple[_Step, ...]:
 
 @functools.cache
 def _dynamic_states() -> dict[str, int]:
-    """VkDynamicState values by name, without the prefix."""
     prefix = "VK_DYNAMIC_STATE_"
     return {each.name.removeprefix(prefix): number for number, each in registry().dynamic_states.items()}
 
 
 def _declared_order(struct: Struct) -> str:
-    """Steps for a structure that recorders do not know: every member in declared order."""
+    # Recorders do not know this structure: every member counts.
     counts = count_members(struct)
     order = []
     for member in struct.members:
@@ -435,7 +358,6 @@ def _declared_order(struct: Struct) -> str:
 
 
 def _step(struct: Struct, word: str) -> _Step:
-    """The function of one word of a table."""
     if word.startswith("!"):
         return _RULES[word[1:]]
     if word.startswith("="):
@@ -473,7 +395,6 @@ def _nested(struct: Struct, member: str, rest: str) -> _Step:
 
 
 def _count_step(members: dict[str, Member], array: Member) -> _Step:
-    """The number of elements: the count in the document, else the length of the list."""
     count = members[array.length]
     wide = count.format == "Q"
 
@@ -505,7 +426,6 @@ def _member_step(struct: Struct, member: Member, absent: int | None) -> _Step:
 
 
 def _writer(struct: Struct, member: Member) -> _Step:
-    """The step for the value of a member that is present."""
     if (struct.name, member.name) in WORD_ARRAYS:
         return lambda value, words, _context: words.extend(value)
     if member.length == "null-terminated":
@@ -564,7 +484,6 @@ def _write_chain(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _chained(value: Any, name: str) -> list[Any]:
-    """The structures with that name in a value's chain: one or none."""
     return [each for each in value.pNext or () if type(each).__name__ == name]
 
 
@@ -594,10 +513,9 @@ def _render_pass_flags(value: Any, words: list[int], _context: _Context) -> None
         words.append(value.flags & _MASK)
 
 
-def _flags(value: Any, words: list[int], context: _Context) -> None:
-    cleared = _CLEARED_FLAGS if context.era >= Era.FLAGS_CLEARED else 0
+def _flags(value: Any, words: list[int], _context: _Context) -> None:
     elsewhere = _chained(value, "VkPipelineCreateFlags2CreateInfo")
-    words.append(0 if elsewhere else value.flags & ~cleared & _MASK)
+    words.append(0 if elsewhere else value.flags & ~_CLEARED_FLAGS & _MASK)
 
 
 def _flags_2(value: Any, words: list[int], context: _Context) -> None:
@@ -651,32 +569,24 @@ def _sample_mask(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _logic_op(value: Any, words: list[int], context: _Context) -> None:
-    enabled = value.logicOpEnable or context.on("LOGIC_OP_ENABLE_EXT") or context.era < Era.IGNORED_STATE
+    enabled = value.logicOpEnable or context.on("LOGIC_OP_ENABLE_EXT")
     words.append(value.logicOp & _MASK if enabled and not context.on("LOGIC_OP_EXT") else 0)
 
 
 def _blend_attachments(value: Any, words: list[int], context: _Context) -> None:
-    """The attachments of colour blending, and the blend constants where an attachment may use them."""
-    recent = context.era >= Era.DYNAMIC_BLENDING
     equation = context.on("COLOR_BLEND_EQUATION_EXT")
     enable, mask = context.on("COLOR_BLEND_ENABLE_EXT"), context.on("COLOR_WRITE_MASK_EXT")
-    constants = recent and equation
-    if recent and equation and enable and mask:
+    constants = equation  # whether an attachment may use the blend constants
+    if equation and enable and mask:
         words.append(0)
     else:
         for each in value.pAttachments or ():
-            blends = bool(each.blendEnable or enable)
-            words.append(0 if enable else each.blendEnable & _MASK)
-            if blends or context.era >= Era.WRITE_MASKS:
-                words.append(0 if mask else each.colorWriteMask)
-            if not blends:
-                words.append(0)
-                continue
-            if equation:
+            words += (0 if enable else each.blendEnable & _MASK, 0 if mask else each.colorWriteMask)
+            if equation or not (each.blendEnable or enable):
                 words.append(0)
             else:
                 _write_equation(each, words, context)
-            constants = constants or equation or _has_constant_factor(each)
+                constants = constants or not _CONSTANT_FACTORS.isdisjoint(_factors(each))
     if constants and not context.on("BLEND_CONSTANTS"):
         for constant in value.blendConstants or (0.0,) * 4:
             _write_float(constant, words, context)
@@ -684,13 +594,8 @@ def _blend_attachments(value: Any, words: list[int], context: _Context) -> None:
 
 def _write_equation(attachment: Any, words: list[int], context: _Context) -> None:
     advanced = context.on("COLOR_BLEND_ADVANCED_EXT")
-    words.append(0 if advanced and context.era >= Era.PRESENT else attachment.alphaBlendOp & _MASK)
-    words.append(0 if advanced else attachment.colorBlendOp & _MASK)
+    words += (0, 0) if advanced else (attachment.alphaBlendOp & _MASK, attachment.colorBlendOp & _MASK)
     words += _factors(attachment)
-
-
-def _has_constant_factor(attachment: Any) -> bool:
-    return not _CONSTANT_FACTORS.isdisjoint(_factors(attachment))
 
 
 def _advanced_blend(value: Any, words: list[int], context: _Context) -> None:
@@ -708,9 +613,8 @@ def _depth_bias_representation(value: Any, words: list[int], context: _Context) 
 
 
 def _stipple(value: Any, words: list[int], context: _Context) -> None:
-    counts = context.era < Era.DYNAMIC_STATE_3 or (
-        (value.stippledLineEnable or context.on("LINE_STIPPLE_ENABLE_EXT")) and not context.on("LINE_STIPPLE")
-    )
+    enabled = value.stippledLineEnable or context.on("LINE_STIPPLE_ENABLE_EXT")
+    counts = enabled and not context.on("LINE_STIPPLE")
     words += (value.lineStippleFactor, value.lineStipplePattern) if counts else (0, 0)
 
 
@@ -738,21 +642,19 @@ def _sample_locations(value: Any, words: list[int], context: _Context) -> None:
 
 
 def _rendering_formats(value: Any, words: list[int], context: _Context) -> None:
-    old = context.era < Era.DYNAMIC_BLENDING
-    formats = old or bool(context.parts & _FRAGMENT_OUTPUT)
+    formats = context.parts & _FRAGMENT_OUTPUT
     colors, depth, stencil = _described_formats(value, context)
     if formats:
         words.append(len(colors))
-    if old or context.parts & ~_VERTEX_INPUT:
-        words.append(value.viewMask if old or context.described & ~_VERTEX_INPUT else 0)
+    if context.parts & ~_VERTEX_INPUT:
+        words.append(value.viewMask if context.described & ~_VERTEX_INPUT else 0)
     if formats:
         words.extend(each & _MASK for each in colors)
         words += (depth & _MASK, stencil & _MASK)
 
 
 def _described_formats(value: Any, context: _Context) -> tuple[Sequence[int], int, int]:
-    """Colour, depth and stencil formats; none in a library that does not describe the output."""
-    if context.described & _FRAGMENT_OUTPUT or context.era < Era.DYNAMIC_BLENDING:
+    if context.described & _FRAGMENT_OUTPUT:
         return value.pColorAttachmentFormats or (), value.depthAttachmentFormat, value.stencilAttachmentFormat
     return (), 0, 0
 
@@ -766,11 +668,9 @@ def _custom_resolve_formats(value: Any, words: list[int], context: _Context) -> 
     words.extend(each & _MASK for each in colors)
 
 
-def _barrier(value: Any, words: list[int], context: _Context) -> None:
+def _barrier(value: Any, words: list[int], _context: _Context) -> None:
     for mask in (value.srcStageMask, value.srcAccessMask, value.dstStageMask, value.dstAccessMask):
-        words.append(mask & _MASK)
-        if context.era >= Era.WIDE_BARRIERS:
-            words.append(mask >> 32)
+        _write_long(mask, words)
 
 
 def _shading_rate_attachment(value: Any, words: list[int], context: _Context) -> None:
@@ -794,7 +694,6 @@ def _mapping_kinds(value: Any, words: list[int], _context: _Context) -> None:
 
 
 def _mapping_source(value: Any, words: list[int], context: _Context) -> None:
-    """The alternative of the union that the mapping's kind selects."""
     kind = registry().enums["VkDescriptorMappingSourceEXT"].values.get(value.source)
     for member in registry().struct("VkDescriptorMappingSourceDataEXT").members:
         if kind is not None and kind.name in member.selection:
@@ -813,24 +712,20 @@ def _embedded_sampler(value: Any, words: list[int], context: _Context) -> None:
 # Graphics pipelines: which of their state counts.
 
 
-def _dynamic_context(pipeline: Any, era: Era) -> _Context:
+def _pipeline_context(pipeline: Any, subpasses: FindSubpasses) -> _Context:
     states = frozenset(pipeline.pDynamicState.pDynamicStates or ()) if pipeline.pDynamicState else frozenset()
-    minded = frozenset(
-        each for each in states if not any(era < since and each in block for since, block in _DYNAMIC_SINCE)
-    )
     numbers = _dynamic_states()
     for counted, state in (("SCISSOR_WITH_COUNT", "SCISSOR"), ("VIEWPORT_WITH_COUNT", "VIEWPORT")):
-        if numbers[counted] in minded:
-            minded |= {numbers[state]}
+        if numbers[counted] in states:
+            states |= {numbers[state]}
     libraries = _chained(pipeline, "VkGraphicsPipelineLibraryCreateInfoEXT")
     described = libraries[0].flags if libraries and pipeline.flags & _LIBRARY else _ALL_PARTS
     parts = _ALL_PARTS if _chained(pipeline, "VkPipelineCreateFlags2CreateInfo") else described
     render_pass = bool(described & ~_VERTEX_INPUT and pipeline.renderPass)
-    return _Context(era, minded, parts, described, render_pass)
+    return _Context(states, parts, described, render_pass, subpasses)
 
 
 def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
-    """Whether the pipeline draws into colour and depth/stencil attachments."""
     if context.render_pass:
         uses = context.subpasses(pipeline.renderPass)
         if not pipeline.subpass < len(uses):
@@ -850,10 +745,7 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
 
 
 def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
-    """The state structures by member, with None for those that the driver ignores."""
     states = {name: getattr(pipeline, name) for name in _STATES}
-    if context.era < Era.IGNORED_STATE:
-        return states
     parts = context.described
     stages = 0
     if parts & (_PRE_RASTERIZATION | _FRAGMENT_SHADER):
@@ -893,8 +785,7 @@ _STATES: Final = (
 
 
 def _graphics(pipeline: Any, words: list[int], outer: _Context) -> None:
-    """A graphics pipeline, whose context is its own."""
-    context = evolve(_dynamic_context(pipeline, outer.era), subpasses=outer.subpasses)
+    context = _pipeline_context(pipeline, outer.subpasses)
     shaders = bool(context.described & (_PRE_RASTERIZATION | _FRAGMENT_SHADER))
     stages = pipeline.pStages or () if shaders else ()
     _flags(pipeline, words, context)

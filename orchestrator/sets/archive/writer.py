@@ -61,11 +61,8 @@ class ArchiveWriter:
         self._write(MAGIC + bytes([VERSION]))
 
     def _create(self, target: Path) -> int:
-        """The descriptor of a new temporary file beside the target."""
         self._temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}.tmp")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        for name in ("O_NOFOLLOW", "O_BINARY", "O_CLOEXEC"):
-            flags |= getattr(os, name, 0)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
             # The archive is a document that its owner may share: the umask decides who reads it.
             return os.open(self._temporary, flags, 0o666)
@@ -86,10 +83,7 @@ class ArchiveWriter:
         return name in self._names
 
     def add(self, tag: RecordTag, key: int, payload: bytes) -> bool:
-        """Write a record.
-
-        Returns:
-            False where a record with that name was written before; this one is left out.
+        """Write a record, unless one with that name was written before; says whether it did.
 
         Raises:
             ArchiveError: It cannot be written.
@@ -105,13 +99,10 @@ class ArchiveWriter:
         return self.add_stored(tag, key, stored)
 
     def add_stored(self, tag: RecordTag, key: int, stored: StoredPayload) -> bool:
-        """Write a record with a payload as stored in another archive.
-
-        Returns:
-            False where a record with that name was written before.
+        """As `add`, with a payload as stored in another archive.
 
         Raises:
-            ValueError: It is larger than the format holds, or the key does not have 64 bits.
+            ValueError: As `add`.
         """
         check_key(key)
         if (tag, key) in self._names:
@@ -147,11 +138,10 @@ class ArchiveWriter:
             self.discard()
             raise self._failed("cannot be written", error) from error
         self._file = None
-        if os.name == "posix":
-            try:
-                _sync_directory(Path(self._path).parent)
-            except OSError as error:
-                raise self._failed("is written, but its directory cannot be synced", error) from error
+        try:
+            _sync_directory(Path(self._path).parent)
+        except OSError as error:
+            raise self._failed("is written, but its directory cannot be synced", error) from error
 
     def discard(self) -> None:
         """Remove what was written and close the writer. Idempotent; does nothing after `commit`."""
@@ -196,11 +186,7 @@ class ArchiveWriter:
 def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
     """Copy all readable records of a source; those of archives as stored, in file order.
 
-    Returns:
-        How many records were not copied, because they are damaged in every source (see its `damage`).
-
-    Raises:
-        ArchiveError: The writer's file cannot be written.
+    Returns how many were not copied, because they are damaged in every source (see its `damage`).
     """
     for each in parts_of(source):
         if isinstance(each, Archive):
@@ -216,7 +202,6 @@ def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make a rename in a directory durable."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -59,12 +59,6 @@ def test_a_record_says_where_and_how_it_is_stored(path: Path) -> None:
             source.payload(LAYOUT, 0x34)
 
 
-def test_an_archive_without_records_is_one(path: Path) -> None:
-    with opened(path, archive()) as source:
-        assert len(source) == 0
-        assert source.damage == ()
-
-
 @pytest.mark.parametrize(
     ("data", "offset", "reason"),
     [
@@ -118,11 +112,6 @@ def test_names_in_capitals_and_their_first_digits_are_as_good(path: Path) -> Non
         assert source.payload(SAMPLER, 0xABCDEF) == b"x"
 
 
-def test_a_zero_crc_is_unchecked(path: Path) -> None:
-    with opened(path, archive(record(1, 5, b"x", crc=0))) as source:
-        assert source.payload(SAMPLER, 5) == b"x"
-
-
 GOOD = record(3, 0x33, b"good")
 
 
@@ -141,7 +130,7 @@ GOOD = record(3, 0x33, b"good")
         (record(1, 5, b"", flags=2, size=8 * 1032 + 65), "cannot come out of 8 deflated bytes"),
         (
             record(1, 5, b"abc" * 99, flags=2, stored=zlib.compress(b"abc" * 99)[:-3]),
-            "truncated: its end behind 297 bytes is missing",
+            "truncated: 297 of 297 bytes, and no end",
         ),
         (record(1, 5, b"x", flags=2, stored=b"no zlib stream at all", crc=0), "damaged zlib stream"),
     ],
@@ -174,98 +163,43 @@ def test_foreign_tags_are_left_out(path: Path) -> None:
         assert [each.offset for each in source.damage] == [16, 16 + 57]
 
 
-@pytest.mark.parametrize("cut", range(1, 56 + 4))
-def test_a_last_record_that_does_not_fit_is_dropped(path: Path, cut: int) -> None:
+@pytest.mark.parametrize("cut", [1, 4, 5, 20, 56, 59])
+def test_a_last_record_that_does_not_fit_is_not_read(path: Path, cut: int) -> None:
     first = record(1, 5, b"first")
     with opened(path, archive(first, GOOD[:-cut])) as source:
         assert read_all(source) == {(1, 5): b"first"}
         (damage,) = source.damage
         assert damage.offset == 16 + len(first)
-        assert "dropped" in damage.reason
+        assert f"the last {len(GOOD) - cut} bytes of the file are not read" in damage.reason
 
 
-def test_a_name_that_is_not_hex_costs_one_record(path: Path) -> None:
-    bad = record(1, 5, b"hidden", name=b"0" * 30 + b"xy" + b"0" * 8)
-    with opened(path, archive(record(1, 6, b"a"), bad, GOOD)) as source:
-        assert read_all(source) == {(1, 6): b"a", (3, 0x33): b"good"}
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (record(1, 5, b"hidden", name=b"0" * 30 + b"xy" + b"0" * 8), "the record's name is not hexadecimal"),
+        (record(1, 5, b"x" * 20, stored_size=0xFFFFFFFF), "the record does not fit into the file"),
+        (b"\xff" * 70, "does not fit"),
+        (bytes(80), "not hexadecimal"),
+    ],
+)
+def test_nothing_behind_a_break_is_read(path: Path, bad: bytes, reason: str) -> None:
+    first = record(1, 6, b"a")
+    with opened(path, archive(first, bad, GOOD)) as source:
+        assert read_all(source) == {(1, 6): b"a"}
         (damage,) = source.damage
-        assert damage.offset == 16 + 57
-        assert "not hexadecimal" in damage.reason
+        assert (damage.offset, damage.tag, damage.key) == (16 + len(first), None, None)
+        assert reason in damage.reason
+        assert f"the last {len(bad) + len(GOOD)} bytes of the file are not read" in damage.reason
 
 
-def test_a_name_that_is_not_hex_costs_one_record_however_well_payloads_compress(path: Path) -> None:
-    payload = bytes(1 << 16)
-    bad = record(1, 5, payload, flags=2, name=b"0" * 30 + b"xy" + b"0" * 8)
-    with opened(path, archive(record(1, 6, b"a"), bad, record(3, 0x33, payload, flags=2))) as source:
-        assert read_all(source) == {(1, 6): b"a", (3, 0x33): payload}
-        (damage,) = source.damage
-        assert damage.reason.endswith("only this record is left out")
-
-
-@pytest.mark.parametrize("size", [0, 1, 19, 21, 56 + 20, 100, 150, 0xFFFFFFFF])
-def test_a_wrong_stored_size_does_not_take_the_rest_with_it(path: Path, size: int) -> None:
+@pytest.mark.parametrize("size", [0, 19, 21, 100])
+def test_a_wrong_stored_size_gives_no_wrong_payload(path: Path, size: int) -> None:
     liar = record(1, 5, b"x" * 20, stored_size=size)
-    rest = [record(3, 0x30 + index, b"good%d" % index) for index in range(5)]
-    with opened(path, archive(record(1, 6, b"a"), liar, *rest)) as source:
+    with opened(path, archive(record(1, 6, b"a"), liar, GOOD, GOOD)) as source:
         assert source.payload(SAMPLER, 6) == b"a"
-        for index in range(5):
-            assert source.payload(LAYOUT, 0x30 + index) == b"good%d" % index
-        if 5 in source.keys(SAMPLER):
-            with pytest.raises(RecordError):
-                source.payload(SAMPLER, 5)
+        with pytest.raises(RecordError):
+            source.payload(SAMPLER, 5)
         assert source.damage
-
-
-def test_breaks_are_looked_behind_only_so_often(path: Path) -> None:
-    bad = record(1, 5, b"", name=b"x" * 40)
-    data = archive(*([bad] * 1500), GOOD)
-    with opened(path, data) as source:
-        assert len(source) == 0
-        assert len(source.damage) == 1001
-        assert "not read" in source.damage[-1].reason
-
-
-def stored_record(payload: bytes, *, deflated: bool) -> bytes:
-    """An unchecked record whose payload stands in the file: raw, or in zlib that does not compress."""
-    if not deflated:
-        return record(1, 5, payload)
-    return record(1, 5, payload, flags=2, crc=0, stored=zlib.compress(payload, 0))
-
-
-@pytest.mark.parametrize("deflated", [False, True])
-def test_what_looks_like_a_record_inside_a_good_one_is_its_payload(path: Path, deflated: bool) -> None:
-    # A sound record before a break: what is searched for the next header begins behind it.
-    payload = record(3, 0x44, b"a record within a record")
-    data = archive(stored_record(payload, deflated=deflated), b"\xff" * 70, GOOD)
-    assert payload in data
-    with opened(path, data) as source:
-        assert read_all(source) == {(1, 5): payload, (3, 0x33): b"good"}
-        (damage,) = source.damage
-        assert "not hexadecimal" in damage.reason
-
-
-@pytest.mark.parametrize("liars", [1, 40])
-def test_proofs_cost_so_much_only_and_nothing_behind_a_break(
-    path: Path, liars: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # The first break is followed by a long stretch without a header. Behind it records lie within one
-    # another, each of which claims to end at the second break, so that each is hashed to that end.
-    inside = bytes(40_000)
-    for number in range(liars):
-        inside = record(1, 0x10 + number, inside, crc=1)
-    data = archive(record(1, 6, b"a"), b"\xff" * 64_000, inside, b"\xff" * 70, GOOD)
-    crc32, hashed = zlib.crc32, 0
-
-    def counted(data: bytes) -> int:
-        nonlocal hashed
-        hashed += len(data)
-        return crc32(data)
-
-    monkeypatch.setattr(zlib, "crc32", counted)
-    with opened(path, data) as source:
-        assert 0x33 in source.keys(LAYOUT)
-        assert 40_000 <= hashed <= 2 * len(data)
-        assert source.payload(SAMPLER, 6) == b"a"
 
 
 def test_caps(path: Path) -> None:
@@ -464,17 +398,6 @@ def test_a_failed_sync_leaves_the_old_archive(path: Path, monkeypatch: pytest.Mo
         writer.commit()
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_full_disk_is_an_archive_error(path: Path) -> None:
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here")
-    writer = ArchiveWriter(path)
-    assert writer._file is not None
-    os.dup2(os.open("/dev/full", os.O_WRONLY), writer._file.fileno())
-    with pytest.raises(ArchiveError, match="No space left"):
-        writer.add(SAMPLER, 1, os.urandom(4 << 20))
-    assert list(path.parent.iterdir()) == []
 
 
 def test_a_writer_needs_its_directory(tmp_path: Path) -> None:

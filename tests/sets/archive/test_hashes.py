@@ -1,15 +1,11 @@
-"""Contract: hashes are the format's, for single codes and in lanes; recorded names are recomputed."""
+"""Contract: hashes are the format's; recorded names are recomputed."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from orchestrator.sets.archive import hashes
 from orchestrator.sets.archive.hashes import (
     application_hash,
     hash_string,
@@ -18,7 +14,6 @@ from orchestrator.sets.archive.hashes import (
     hash_words,
     link_hash,
     module_hash,
-    module_hashes,
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.groups import decode_link, read_applications
@@ -54,23 +49,6 @@ def test_flags_come_after_the_code() -> None:
 def test_half_a_word_is_refused() -> None:
     with pytest.raises(ValueError, match="6 bytes"):
         module_hash(b"123456", 0)
-    with pytest.raises(ValueError, match="6 bytes"):
-        module_hashes([(b"123456", 0)])
-
-
-@settings(max_examples=30)
-@given(st.lists(st.integers(0, 300), max_size=120), st.integers(0, 2**32 - 1))
-def test_lanes_give_what_one_by_one_gives(lengths: list[int], seed: int) -> None:
-    random = np.random.default_rng(seed)
-    modules = [(random.bytes(4 * length), int(random.integers(0, 4))) for length in lengths]
-    assert module_hashes(modules) == [module_hash(code, flags) for code, flags in modules]
-
-
-def test_lanes_are_split_when_there_are_very_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hashes, "_LANES_MAX", 30)
-    random = np.random.default_rng(3)
-    modules = [(random.bytes(4 * (200 + index % 7)), 0) for index in range(100)]
-    assert module_hashes(modules) == [module_hash(code, flags) for code, flags in modules]
 
 
 def test_two_structures_are_hashed_in_declaration_order() -> None:

@@ -1,4 +1,4 @@
-"""Keys are the format's: words by hand, members without a say, rules of older recorders, captured keys."""
+"""Keys are the format's: words by hand, members without a say, captured keys."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.state_hashes import (
     CHAINED,
     OBJECTS,
-    Era,
     SubpassUse,
-    _steps,
-    is_written_in_full,
     state_hash,
     subpass_uses,
 )
@@ -43,13 +40,13 @@ def decode(tag: RecordTag, document: object, table: int = 0) -> Any:
     return decode_document(tag, 1, payload)
 
 
-def key_of(tag: RecordTag, document: object, table: int = 0, **options: Any) -> int:
-    return state_hash(decode(tag, document, table), {PASS: BOTH}.__getitem__, **options)
+def key_of(tag: RecordTag, document: object, table: int = 0) -> int:
+    return state_hash(decode(tag, document, table), {PASS: BOTH}.__getitem__)
 
 
-def pipeline(*, uses: Sequence[SubpassUse] = BOTH, era: Era = Era.PRESENT, **changes: object) -> int:
+def pipeline(*, uses: Sequence[SubpassUse] = BOTH, **changes: object) -> int:
     """Key of a graphics pipeline with all state, changed by dotted paths with ``__`` for the dot."""
-    return state_hash(decode(RecordTag.GRAPHICS_PIPELINE, graphics(**changes)), lambda _: uses, era=era)
+    return state_hash(decode(RecordTag.GRAPHICS_PIPELINE, graphics(**changes)), lambda _: uses)
 
 
 def graphics(**changes: object) -> dict[str, Any]:
@@ -365,9 +362,8 @@ def test_sample_locations_count_where_they_may_be_used() -> None:
 
 
 def test_a_logic_operation_counts_where_it_may_be_used() -> None:
-    def of(operation: int, *dynamic: str, enable: int = 0, era: Era = Era.PRESENT) -> int:
+    def of(operation: int, *dynamic: str, enable: int = 0) -> int:
         return pipeline(
-            era=era,
             colorBlendState__logicOpEnable=enable,
             colorBlendState__logicOp=operation,
             dynamicState__dynamicState=[dynamic_state(each) for each in dynamic],
@@ -378,7 +374,6 @@ def test_a_logic_operation_counts_where_it_may_be_used() -> None:
     switch = "LOGIC_OP_ENABLE_EXT"
     assert of(1, switch) != of(2, switch)
     assert of(1, "LOGIC_OP_EXT", enable=1) == of(2, "LOGIC_OP_EXT", enable=1)
-    assert of(1, era=Era.FLAGS_CLEARED) != of(2, era=Era.FLAGS_CLEARED)
 
 
 def test_blend_constants_count_where_a_factor_uses_them() -> None:
@@ -417,30 +412,6 @@ def test_subpasses_say_what_they_have() -> None:
     expected = ((True, False), (False, True), (False, False))
     assert subpass_uses(decode(RecordTag.RENDER_PASS, document)) == expected
     assert subpass_uses(decode(RecordTag.RENDER_PASS, document, 1)) == expected
-
-
-def test_older_recorders_hashed_what_drivers_ignore() -> None:
-    opaque: dict[str, Any] = {"colorBlendState__attachments__0__blendEnable": 0}
-    mask: dict[str, Any] = {"colorBlendState__attachments__0__colorWriteMask": 1}
-    for era, counts in ((Era.IGNORED_STATE, False), (Era.WRITE_MASKS, True)):
-        assert (pipeline(era=era, **opaque) != pipeline(era=era, **opaque, **mask)) is counts
-    cull: dict[str, Any] = {"dynamicState__dynamicState": [CULL_MODE]}
-    for era, counts in ((Era.FLAGS_CLEARED, True), (Era.IGNORED_STATE, False)):
-        assert (
-            pipeline(era=era, **cull) != pipeline(era=era, **cull, rasterizationState__cullMode=1)
-        ) is counts
-    for era, counts in ((Era.APART_FROM_APPLICATION, True), (Era.FLAGS_CLEARED, False)):
-        assert (pipeline(era=era) != pipeline(era=era, flags=0x40)) is counts
-
-
-def test_format_5_starts_from_the_application() -> None:
-    words = (0, 0, 0)
-    assert key_of(RecordTag.PIPELINE_LAYOUT, {}, start=123) == hash_values(words, 123)
-
-
-@pytest.mark.parametrize("name", [*OBJECTS, *CHAINED])
-def test_every_word_of_the_tables_is_one(name: str) -> None:
-    assert _steps(name)
 
 
 def _parent(name: str) -> str:
@@ -510,27 +481,6 @@ def test_structures_that_recorders_do_not_know_count_member_by_member() -> None:
         return pipeline(pNext=[{"sType": s_type, "compilerControlFlags": flags}])
 
     assert len({of(0), of(1), pipeline()}) == 3
-
-
-def test_what_recorders_hash_but_do_not_write_is_known() -> None:
-    def full(**changes: object) -> bool:
-        return is_written_in_full(decode(RecordTag.GRAPHICS_PIPELINE, graphics(**changes)))
-
-    equation: dict[str, Any] = {"dynamicState__dynamicState": [1000455011]}
-    assert full()
-    assert not full(**equation)
-    assert full(**equation, colorBlendState__blendConstants=[1.0, 0.0, 0.0, 0.0])
-    assert full(dynamicState__dynamicState=[1000455011, 4])
-    enable: dict[str, Any] = {"dynamicState__dynamicState": [1000455010]}
-    assert full(**enable)
-    assert not full(**enable, colorBlendState__attachments__0__srcColorBlendFactor=10)
-    mapping = {"source": 8, "sourceData": {"shaderRecordIndex": {}}}
-    chain = [{"sType": 1000135006, "mappings": [mapping]}]
-    stage = {"stage": 32, "name": "main", "module": hexadecimal(MODULE), "pNext": chain}
-    assert not is_written_in_full(decode(RecordTag.COMPUTE_PIPELINE, {"stage": stage}))
-    assert not is_written_in_full(decode(RecordTag.RAY_TRACING_PIPELINE, {"stages": [stage]}))
-    mapping |= {"source": 5, "sourceData": {"pushDataOffset": 1}}
-    assert is_written_in_full(decode(RecordTag.COMPUTE_PIPELINE, {"stage": stage}))
 
 
 def test_mappings_count_by_the_alternative_that_their_kind_selects() -> None:
