@@ -44,7 +44,6 @@ SERVICES = {
     "bench": "orchestrator.bench.take",
     "compile": "orchestrator.supervise.service",
     "devices": "orchestrator.devices.listing_service",
-    "families": "orchestrator.devices.families_service",
     "keys": "orchestrator.key_dependence.looking",
     "packs": "orchestrator.packs.service",
     "spirv-val": "orchestrator.sets.spirv.val_batch",

@@ -1,13 +1,10 @@
 """A GPU for RADV where there is none: its null hardware, or Mesa's drm-shim.
 
 RADV_FORCE_FAMILY selects null hardware. Newer releases refuse it (seen with Mesa 26.1.6; 25.0.7 has it).
-There a library of Mesa's, the drm-shim of amdgpu, stands for the kernel's driver: RADV finds a GPU, and
-nothing that is submitted to it runs. The library is preloaded (LD_PRELOAD), and reads which GPU it is
-(AMDGPU_GPU_ID) when the program starts, so both must be set before (`starts_with`).
-
-Guarantees: null hardware is used where the installed RADV has it. A drm-shim that the environment preloads is
-preferred to the installed one, which must come from the release of RADV. Nothing here changes the environment
-or loads a driver. Thread-safe.
+There a library of Mesa's, the drm-shim of amdgpu, stands for the kernel's driver. It is preloaded
+(LD_PRELOAD), must come from the release of RADV, and reads which GPU it is (AMDGPU_GPU_ID) when the program
+starts, so both must be set before (`starts_with`). One that the environment preloads goes before the
+installed one. Nothing here changes the environment or loads a driver. Thread-safe.
 """
 
 from __future__ import annotations
@@ -25,15 +22,11 @@ from orchestrator.process import PRELOAD
 
 _NULL_HARDWARE: Final = "RADV_FORCE_FAMILY"
 _GPU: Final = "AMDGPU_GPU_ID"
-_PACKAGE: Final = "mesa-drm-shim"
-"""Name of Debian's package."""
+_PACKAGE: Final = "mesa-drm-shim"  # Debian's name
 _LIBRARY: Final = "libamdgpu_noop_drm_shim.so"
-_HAS: Final = b"Null hardware"
-"""What a RADV with null hardware calls the device."""
-_REFUSES: Final = b"Please use AMDGPU drm-shim"
-"""What a RADV without it says of RADV_FORCE_FAMILY."""
-_FIRST_GPU: Final = b"\0renoir\0"
-_NAME: Final = re.compile(rb"[a-z][a-z0-9_]*\0")
+_HAS: Final = b"Null hardware"  # what a RADV with null hardware calls the device
+_REFUSES: Final = b"Please use AMDGPU drm-shim"  # what a RADV without it says of RADV_FORCE_FAMILY
+_GPUS: Final = re.compile(rb"\0(renoir\0(?:[a-z][a-z0-9_]*\0)*)")
 
 
 def variables_of(family: str, environment: Mapping[str, str]) -> dict[str, str]:
@@ -68,17 +61,12 @@ def lacks_null_hardware(environment: Mapping[str, str]) -> bool:
 
 
 def gpus_of(shim: str) -> tuple[str, ...]:
-    """Names of the GPUs that a drm-shim has; none where it cannot be read."""
+    """Names of the GPUs that a drm-shim has, which lie in a row; none where it cannot be read."""
     try:
-        content = Path(shim).read_bytes()
+        row = _GPUS.search(Path(shim).read_bytes())
     except OSError:
         return ()
-    start = content.find(_FIRST_GPU) + 1
-    names = []
-    while start and (found := _NAME.match(content, start)):
-        names.append(found.group()[:-1].decode("ascii"))
-        start = found.end()
-    return tuple(names)
+    return tuple(row[1].decode("ascii").split("\0")[:-1]) if row else ()
 
 
 def starts_with(environment: Mapping[str, str]) -> dict[str, str]:

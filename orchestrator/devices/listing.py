@@ -1,11 +1,7 @@
 """What drivers say of their devices, asked in a child process, because a driver may end its process.
 
-Drivers abort or exit at what they do not expect, already while the loader lists devices. So the program's own
-process loads none here: a child does, which is a fork if this process may fork.
-
 Guarantees: a driver that ends its process, or hangs, is an error that names its manifest; the devices of
-other drivers are listed all the same, by further children, which start only then.
-Blocking. Thread-safe where this process does not fork.
+other drivers are listed all the same, by further children, which start only then. Blocking.
 """
 
 from __future__ import annotations
@@ -13,67 +9,26 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import closing
 from typing import Final
 
 import msgspec
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
-from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 from orchestrator.devices.drm_shim import starts_with
 from orchestrator.devices.families import require_family
+from orchestrator.devices.listing_messages import Answer, Listed, Request
+from orchestrator.devices.listing_messages import DeviceEntry as DeviceEntry
+from orchestrator.devices.listing_service import open_and_describe
 from orchestrator.devices.manifests import driver_manifests
-from orchestrator.devices.opening import open_for_child
-from orchestrator.devices.request import DeviceRequest, OtherFeatures
 from orchestrator.devices.selectors import SIMULATED, environment_of
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError
 from orchestrator.process import may_fork
 
 _ANSWER_S: Final = 60.0
 _FILES: Final = "VK_DRIVER_FILES", "VK_ICD_FILENAMES"
 _ADDED: Final = "VK_ADD_DRIVER_FILES"
 
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: list devices.
-
-    Attributes:
-        selector: The one device; None for all that the loader finds.
-        opens: Whether to open them, too.
-        all_features: Whether to enable everything that they support.
-    """
-
-    selector: str | None = None
-    opens: bool = True
-    all_features: bool = False
-
-
-class DeviceEntry(msgspec.Struct, frozen=True):
-    """A device as its driver describes it.
-
-    Attributes:
-        selector: How `open_device` is told to take it.
-        identity: Its identity.
-        features: Its features; None where it was not opened.
-        problem: Why it cannot be opened, or "".
-        cache_problem: Why it cannot create a pipeline cache, or "".
-    """
-
-    selector: str
-    identity: DeviceIdentity
-    features: DeviceFeatures | None = None
-    problem: str = ""
-    cache_problem: str = ""
-
-
-class Listed(msgspec.Struct, frozen=True, tag="listed"):
-    """The devices, in the order of the loader."""
-
-    devices: tuple[DeviceEntry, ...]
-
-
-Answer = Listed | SentError
 OnOutput = Callable[[bytes], None]
 
 
@@ -101,25 +56,6 @@ class Listing(msgspec.Struct, frozen=True):
     devices: tuple[DeviceEntry, ...]
     dead: tuple[DeadDriver, ...] = ()
     driver_files: str = ""
-
-
-def open_and_describe(selector: str, request: Request) -> DeviceEntry:
-    """Open a device in this process, and close it; its environment is set for the device.
-
-    Raises:
-        DeviceError: It cannot be opened.
-    """
-    # A compile enables only what the application had.
-    everything = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
-    with closing(
-        open_for_child("", selector, everything if request.all_features else DeviceRequest())
-    ) as device:
-        problem = ""
-        try:
-            device.destroy_pipeline_cache(device.create_pipeline_cache(name="listing"))
-        except DriverError as error:
-            problem = str(error)
-        return DeviceEntry(selector, device.identity, device.features, cache_problem=problem)
 
 
 def list_one(selector: str, *, all_features: bool = False, on_output: OnOutput | None = None) -> DeviceEntry:
@@ -198,7 +134,6 @@ def _tried_alone(request: Request, environment: Mapping[str, str]) -> tuple[list
 
 
 def _restricted(environment: Mapping[str, str], files: str) -> dict[str, str]:
-    """An environment in which the loader asks only some drivers."""
     return {**environment, **dict.fromkeys(_FILES, files), _ADDED: ""}
 
 

@@ -1,16 +1,40 @@
-"""The child's side of `devices`: the process that loads drivers to list their devices, which one may end."""
+"""The process that loads drivers to describe their devices, because a driver may end it (listing.py)."""
 
 from __future__ import annotations
 
+import os
+from contextlib import closing
+
 from orchestrator.children.protocol import Channel, SentError
-from orchestrator.devices.listing import Answer, DeviceEntry, Listed, Request, open_and_describe
-from orchestrator.devices.opening import list_devices
-from orchestrator.errors import DeviceError
+from orchestrator.devices.listing_messages import Answer, DeviceEntry, Listed
+from orchestrator.devices.listing_messages import Request as Request
+from orchestrator.devices.opening import list_devices, open_for_child
+from orchestrator.devices.request import DeviceRequest, OtherFeatures
+from orchestrator.errors import DeviceError, DriverError
+
+
+def open_and_describe(selector: str, request: Request) -> DeviceEntry:
+    """Open a device in this process, and close it; its environment is set for the device.
+
+    Raises:
+        DeviceError: It cannot be opened.
+    """
+    # A compile enables only what the application had.
+    everything = DeviceRequest(others=OtherFeatures.ALL, orchestrator_features=True)
+    opened = open_for_child("", selector, everything if request.all_features else DeviceRequest())
+    with closing(opened) as device:
+        problem = ""
+        try:
+            device.destroy_pipeline_cache(device.create_pipeline_cache(name="listing"))
+        except DriverError as error:
+            problem = str(error)
+        return DeviceEntry(selector, device.identity, device.features, cache_problem=problem)
 
 
 def serve(channel: Channel[Request, Answer]) -> None:
     """Answer one request after the other."""
     for request in channel:
+        os.environ.update(request.variables)
         try:
             channel.send(Listed(tuple(_listed(request))))
         except DeviceError as error:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,26 +30,23 @@ _PACKAGES: Final = {
     "lavapipe": "mesa-vulkan-drivers",
     "nvidia": "the NVIDIA driver with its Vulkan library",
 }
-_READ_ONLY: Final = (1, 4)  # PT_LOAD, PF_R of <elf.h>, 64 bits
 
 
 def restricts_to(environment: Mapping[str, str], driver: str) -> bool:
     """Whether an environment names manifests of the driver, and no others."""
-    paths = _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
+    paths = _named(environment)
     return bool(paths) and all(_is_driver(each, driver) for each in paths)
 
 
 def driver_manifests(environment: Mapping[str, str]) -> list[str]:
     """Manifests of the drivers that a loader asks in an environment; not those in folders of the user's."""
-    named = _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
     # Where drivers are named, the loader ignores those that are added.
-    places = named or [*map(Path, _MANIFEST_FOLDERS), *_paths(environment.get("VK_ADD_DRIVER_FILES"))]
+    places = _named(environment) or [
+        *map(Path, _MANIFEST_FOLDERS),
+        *_paths(environment.get("VK_ADD_DRIVER_FILES")),
+    ]
     found = (sorted(each.glob("*.json")) if each.is_dir() else [each] for each in places)
     return [str(each) for some in found for each in some if each.is_file()]
-
-
-def _paths(variable: str | None) -> list[Path]:
-    return [Path(each) for each in (variable or "").split(os.pathsep) if each]
 
 
 def manifests_of(driver: str) -> str:
@@ -72,69 +68,25 @@ def manifests_of(driver: str) -> str:
     )
 
 
-def _is_driver(manifest: Path, driver: str) -> bool:
-    try:
-        library = library_path(manifest)
-    except (OSError, msgspec.MsgspecError):
-        return False  # not a manifest: the loader passes over it too
-    return LIBRARIES[driver] in Path(library).name.lower()
-
-
-class _Icd(msgspec.Struct):
-    library_path: str
-
-
-class _Manifest(msgspec.Struct, rename={"icd": "ICD"}):
-    icd: _Icd
-
-
-def library_path(manifest: Path) -> str:
-    """What a driver's manifest says of its library (loader interface documentation, "ICD manifest files").
-
-    Raises:
-        OSError: It cannot be read.
-        msgspec.MsgspecError: It is none.
-    """
-    return msgspec.json.decode(manifest.read_bytes(), type=_Manifest).icd.library_path
-
-
 def driver_library(environment: Mapping[str, str]) -> Path | None:
     """The library of the first driver that a loader asks in an environment; None where it cannot be found."""
     try:
-        named = [library_path(Path(each)) for each in driver_manifests(environment)]
+        named = [_library_path(Path(each)) for each in driver_manifests(environment)]
         libraries = (Path(at, each) for each in named for at in library_folders())
         # A system may have drivers of other architectures beside its own.
-        return next(filter(_is_loadable, libraries), None)
+        own = _architecture(Path(sys.executable))
+        return next((each for each in libraries if each.is_file() and _architecture(each) == own), None)
     except (OSError, msgspec.MsgspecError):
         return None
 
 
-def _is_loadable(library: Path) -> bool:
-    """Whether a file is a library for the architecture of this process."""
-    return library.is_file() and _architecture(library) == _architecture(Path("/proc/self/exe"))
-
-
-def _architecture(file: Path) -> tuple[bytes, bytes]:
-    """Class and byte order, and machine, of an ELF file (<elf.h>: e_ident, e_machine)."""
-    with file.open("rb") as stream:
-        head = stream.read(20)
-    return head[:6], head[18:]
-
-
 def has_constant(library: Path, text: bytes) -> bool:
-    """Whether a text is among the constants of a library; False where it cannot be read."""
+    """Whether a text is in a library; False where it cannot be read."""
     try:
         with library.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return content.find(text, constants_of(content)) >= 0
-    except (OSError, ValueError, struct.error):
+            return content.find(text) >= 0
+    except (OSError, ValueError):
         return False
-
-
-def constants_of(content: mmap.mmap) -> int:
-    """Where the constants of a library begin: texts are found there at once, without its code."""
-    (headers,), (size, count) = struct.unpack_from("<Q", content, 32), struct.unpack_from("<HH", content, 54)
-    segments = (struct.unpack_from("<IIQ", content, headers + each * size) for each in range(count))
-    return max((start for kind, flags, start in segments if (kind, flags) == _READ_ONLY), default=0)
 
 
 def library_folders() -> list[str]:
@@ -147,3 +99,39 @@ def library_folders() -> list[str]:
         "/usr/lib",
         "/usr/local/lib",
     ]
+
+
+class _Icd(msgspec.Struct):
+    library_path: str
+
+
+class _Manifest(msgspec.Struct, rename={"icd": "ICD"}):
+    icd: _Icd
+
+
+def _library_path(manifest: Path) -> str:
+    # Loader interface documentation, "ICD manifest files".
+    return msgspec.json.decode(manifest.read_bytes(), type=_Manifest).icd.library_path
+
+
+def _is_driver(manifest: Path, driver: str) -> bool:
+    try:
+        library = _library_path(manifest)
+    except (OSError, msgspec.MsgspecError):
+        return False  # not a manifest: the loader passes over it too
+    return LIBRARIES[driver] in Path(library).name.lower()
+
+
+def _architecture(file: Path) -> tuple[bytes, bytes]:
+    # Class and byte order, and machine, of an ELF file (<elf.h>: e_ident, e_machine).
+    with file.open("rb") as stream:
+        head = stream.read(20)
+    return head[:6], head[18:]
+
+
+def _named(environment: Mapping[str, str]) -> list[Path]:
+    return _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
+
+
+def _paths(variable: str | None) -> list[Path]:
+    return [Path(each) for each in (variable or "").split(os.pathsep) if each]

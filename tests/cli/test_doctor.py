@@ -9,8 +9,9 @@ import pytest
 from attrs import evolve
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.devices import listing
-from orchestrator.devices.listing import Listing, Request
+from orchestrator.devices import listing, listing_service
+from orchestrator.devices.listing import Listing
+from orchestrator.devices.listing_service import Request
 from orchestrator.devices.simulated import (
     CacheOperation,
     DriverBugs,
@@ -123,10 +124,9 @@ def test_a_device_that_lacks_things(call: Call, tmp_path: Path, monkeypatch: pyt
     )
     bugs = DriverBugs(out_of_memory_operations={CacheOperation.CREATE})
     poor = SimulatedOptions(features=features, bugs=bugs)
-    monkeypatch.setattr(listing, "open_for_child", lambda *_: SimulatedDevice(poor))
-    monkeypatch.setattr(
-        listing, "list_all", lambda **_: Listing((listing.open_and_describe("0", Request()),))
-    )
+    monkeypatch.setattr(listing_service, "open_for_child", lambda *_: SimulatedDevice(poor))
+    entry = listing_service.open_and_describe("0", Request())
+    monkeypatch.setattr(listing, "list_all", lambda **_: Listing((entry,)))
     monkeypatch.setattr(spirv_validation, "find_spirv_val", lambda: None)
     done = call("doctor", "--cache-dir", tmp_path, "--json")
     found = findings(done)
