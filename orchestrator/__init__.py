@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from orchestrator.version import VERSION
 
-TYPE_CHECKING = False  # as in cli/early.py
+TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
     from orchestrator.devices import adopt_device as adopt_device
     from orchestrator.devices import environment_of as environment_of

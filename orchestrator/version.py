@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # as in cli/early.py
+TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
     from typing import Final
 

@@ -51,7 +51,7 @@ LIBRARIES = {
     "vulkan_object": ("orchestrator.registry.codegen", "orchestrator.devices.vulkan.codegen"),
     "pickle": (),
     "_pickle": (),
-    "marshal": ("orchestrator.bytecode",),  # byte code, where the interpreter keeps its own
+    "marshal": (),
     "shelve": (),
     "dill": (),
     "cloudpickle": (),

@@ -28,6 +28,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import msgspec
@@ -61,7 +62,6 @@ from orchestrator.stores.profile_file import (
     Finding,
     remember_distrusted,
 )
-from orchestrator.temporary import temporary_folder
 
 ROUNDS = 7
 """Rounds without a time limit: two more than a verdict needs."""
@@ -137,14 +137,14 @@ def calibrate(
         NoDeviceError: There is no such device.
         BenchError: The set cannot be compiled on it; or set, driver or machine changed meanwhile.
     """
-    with temporary_folder("calibrate") as directory:
+    with TemporaryDirectory(prefix="orchestrator-calibrate-") as directory:
         calibration = _Calibration(
             set_paths=tuple(set_paths),
             device=device,
             rounds=rounds,
             most=available_workers() if workers is None else workers,
             deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
-            directory=directory,
+            directory=Path(directory),
             profiles="" if profiles is None else str(profiles),
             on_progress=on_progress,
             run_job=run_job,

@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import enum
 import os
-import sys
 import time
 
 import msgspec
 
 from orchestrator.bench.rows import Sample, Turn
 from orchestrator.children.parent import Child, Ended
-from orchestrator.children.protocol import ChildLimits
 from orchestrator.devices.device import CacheMode, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
-from orchestrator.process import may_fork
+from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import BATCH_LIMIT
 
 _JOB_TIMEOUT_S = 3600.0
 _ENDING_S = 60.0
 _REASON_LENGTH = 400
-_LIMITS = ChildLimits(frame_bytes=64 << 20)
 
 
 class SampleJob(Turn, frozen=True, kw_only=True, tag_field="job", tag="sample"):
@@ -179,17 +176,10 @@ Answer = Sample | Filled | Probed | Refused
 
 
 def run_in_process(job: Job) -> Answer:
-    """Do a job in its own process. Blocking. The answer is `Refused` if the process crashes or hangs.
-
-    The process is a fork if this process may fork and the device needs no new program, like the child of a
-    compile: a fork has all imports and no driver, and saves the 0.3 to 0.5 s that a new interpreter takes,
-    half of a short sample.
-    """
+    """Do a job in its own process. Blocking. The answer is `Refused` if the process crashes or hangs."""
     began = time.perf_counter()
-    at_start = needed_at_start(job.device)
-    program = None if may_fork() and not at_start else sys.executable
-    environment = os.environ | at_start
-    with Child[Answer]("bench", Answer, limits=_LIMITS, environment=environment, program=program) as child:
+    environment = compiling_environment(os.environ | needed_at_start(job.device))
+    with Child[Answer]("bench", Answer, environment=environment) as child:
         try:
             answer = child.ask(job, _JOB_TIMEOUT_S)
         except TimeoutError:

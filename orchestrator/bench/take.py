@@ -59,7 +59,7 @@ from orchestrator.bench.rows import (
     turn_of,
 )
 from orchestrator.bench.trace import Span, encode_trace, run_spans
-from orchestrator.children.protocol import Channel
+from orchestrator.children.serving import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind

@@ -1,7 +1,5 @@
-"""Serves the process that started this one (internal): `python -m orchestrator.children SERVICE LIMITS`."""
+"""Serves the process that started this one (internal): `python -m orchestrator.children SERVICE [LIMITS]`."""
 
-import sys
+from orchestrator.children.serving import main
 
-from orchestrator.children.protocol import main
-
-sys.exit(main())
+main()

@@ -1,8 +1,5 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
-A child is a new interpreter, or a fork of this process, which costs only milliseconds. Either has a session
-and a process group of its own.
-
 `Child` is a context manager that leaves no process behind: it also kills what the child started. How a child
 ended is a value (`Ended`), also if the child sent something invalid. The last 4 KiB of what a child prints
 are kept. A child shares with its parent only its three pipes and the descriptors that it was given.
@@ -15,8 +12,6 @@ descriptors itself and uses `write_some`, `read_some`, `take` and `is_over`, whi
 from __future__ import annotations
 
 import contextlib
-import gc
-import importlib
 import os
 import select
 import signal
@@ -26,27 +21,16 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import IO, Any, Generic, Self, TypeVar, cast
 
 import msgspec
 from attrs import frozen
 
-from orchestrator.children.protocol import (
-    SERVICES,
-    ChildLimits,
-    Ends,
-    FrameError,
-    FrameReader,
-    pack_frame,
-    serve_as_fork,
-)
+from orchestrator.children.protocol import FrameError, FrameReader, pack_frame
+from orchestrator.children.starting import start_service
 from orchestrator.errors import OrchestratorError
-from orchestrator.process import flush_c_streams, has_exited, kill_group
-
-ENTRY: Final = "orchestrator.children"
+from orchestrator.process import kill_group
 
 _READ_SIZE = 1 << 16
 _OUTPUT_KEPT = 4096
@@ -93,17 +77,16 @@ class Ended:
 
 
 class Child(Generic[_A]):
-    """A process that runs one of the `SERVICES`. One thread at a time; any thread may call `kill`.
+    """A process that runs a service. One thread at a time; any thread may call `kill`.
 
     Args:
         service: Name of the service.
         answers: Type of its answers; a union of tagged structs if there are several.
-        limits: Its limits.
+        limits: CPU seconds of each process of it, and bytes of its address space; 0 for no limit.
         environment: All its environment variables, except PYTHONPATH; None for those of this process.
-        program: The Python interpreter; None to fork this process, which must then have only one thread, no
-            running event loop, and no driver.
-        descriptors: Further open files that it inherits, under the same numbers.
+        program: The Python interpreter.
         reads_output: Whether to read what it prints at once, which takes a thread; else call `read_output`.
+        process: What `start_service` gave, if it was started before.
 
     Attributes:
         process_id: Its process id, which is also the id of its process group.
@@ -118,41 +101,27 @@ class Child(Generic[_A]):
         service: str,
         answers: Any,
         *,
-        limits: ChildLimits | None = None,
+        limits: Sequence[int] = (),
         environment: Mapping[str, str] | None = None,
-        program: str | None = sys.executable,
-        descriptors: Sequence[int] = (),
+        program: str = sys.executable,
         reads_output: bool = True,
+        process: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        if service not in SERVICES:
-            raise ValueError(f"{service!r} is no service; the services are {', '.join(SERVICES)}")
-        self._limits = limits or ChildLimits()
-        self._reader: FrameReader[_A] = FrameReader(answers, bound=self._limits.frame_bytes)
+        self._reader: FrameReader[_A] = FrameReader(answers)
         self._at_end = False
         self._fault = ""
         self._ended: Ended | None = None
         self._reaping = threading.Lock()
         self._output = b""
         self.on_output: Callable[[bytes], None] | None = None
-        pipes = [os.pipe() for _ in range(3)]
-        theirs = Ends(pipes[0][0], pipes[1][1], pipes[2][1])
-        ours = pipes[0][1], pipes[1][0], pipes[2][0]
-        try:
-            start = _forked if program is None else partial(_spawned, program)
-            self.process_id, self._reap = start(service, self._limits, environment, theirs, descriptors)
-        except BaseException:
-            for each in ours:
-                os.close(each)
-            raise
-        finally:
-            for each in theirs:
-                os.close(each)
-        modes = "wb", "rb", "rb"
-        self._requests, self._answers, self._printed = (
-            os.fdopen(each, mode, buffering=0) for each, mode in zip(ours, modes, strict=True)
+        self._process = process or start_service(
+            service, *map(str, limits), environment=environment, program=program
         )
-        for each in ours[:2]:
-            os.set_blocking(each, False)
+        self.process_id = self._process.pid
+        pipes = self._process.stdin, self._process.stdout, self._process.stderr
+        self._requests, self._answers, self._printed = (cast("IO[bytes]", each) for each in pipes)
+        for each in (self._requests, self._answers):
+            os.set_blocking(each.fileno(), False)
         self._output_thread: threading.Thread | None = None
         if reads_output:
             self.read_output()
@@ -216,7 +185,7 @@ class Child(Generic[_A]):
         exited = not self._fault and self._exits_within(grace_s)
         with self._reaping:
             kill_group(self.process_id)
-            status = self._reap()
+            status = self._process.wait()
             for pipe in (self._requests, self._answers):
                 pipe.close()
             self._drain_output()
@@ -262,7 +231,7 @@ class Child(Generic[_A]):
         Raises:
             FrameError: It is larger than the limit.
         """
-        return memoryview(pack_frame(request, bound=self._limits.frame_bytes))
+        return memoryview(pack_frame(request))
 
     def write_some(self, data: memoryview) -> int:
         """Write as much as the pipe takes now; returns how many bytes need not be written again."""
@@ -307,8 +276,6 @@ class Child(Generic[_A]):
         thread.join(1.0)
         while thread.is_alive() and self._has_unread_output() and time.monotonic() < deadline:
             thread.join(0.1)  # it had no processor yet
-        while not (thread.is_alive() or has_exited(thread)) and time.monotonic() < deadline:
-            time.sleep(0.001)  # or this process could not fork the next child
 
     def _has_unread_output(self) -> bool:
         """Whether there is something to read of what it printed, or the end of that."""
@@ -358,57 +325,6 @@ class ChildGroup:
             self._ended = True
             for each in list(self._children):
                 each.kill()
-
-
-def _import_path() -> str:
-    """This process's import path, so that a child finds the same modules, this package among them."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [str(path) for each in sys.path if (path := Path(each).absolute()).exists()]
-    return os.pathsep.join(paths if root in paths else [root, *paths])
-
-
-def _spawned(
-    program: str,
-    service: str,
-    limits: ChildLimits,
-    environment: Mapping[str, str] | None,
-    ends: Ends,
-    descriptors: Sequence[int],
-) -> tuple[int, Callable[[], int]]:
-    """Start an interpreter; returns its process id, and a function that waits for its exit status."""
-    process = subprocess.Popen(
-        # -P: does not import modules from the working directory, unless this process does.
-        [program, "-P", "-m", ENTRY, service, msgspec.json.encode(limits).decode()],
-        stdin=ends.requests,
-        stdout=ends.answers,
-        stderr=ends.output,
-        env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
-        start_new_session=True,
-        pass_fds=descriptors,
-    )
-    return process.pid, process.wait
-
-
-def _forked(
-    service: str,
-    limits: ChildLimits,
-    environment: Mapping[str, str] | None,
-    ends: Ends,
-    descriptors: Sequence[int],
-) -> tuple[int, Callable[[], int]]:
-    """Fork; as `_spawned`."""
-    importlib.import_module(SERVICES[service])  # before the fork, so that both share it
-    gc.freeze()  # so that garbage collection does not copy shared pages
-    flush_c_streams()
-    # Until the fork has reset them, this process's handlers must not handle a signal there.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-    try:
-        process_id = os.fork()
-        if process_id == 0:
-            serve_as_fork(service, limits, environment, ends, descriptors, mask)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-    return process_id, lambda: os.waitstatus_to_exitcode(os.waitpid(process_id, 0)[1])
 
 
 def _deadline(timeout_s: float | None) -> float | None:

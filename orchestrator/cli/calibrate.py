@@ -87,7 +87,7 @@ def calibrate_verb(
     directory = usable_directory(cache_dir)
     restart_for(device)
     own_process(device)
-    keep_freed_memory()  # as where a compile does its work; processes of samples are forks of this one
+    keep_freed_memory()  # as where a compile does its work
     output = Output(json=json)
     damage = damage_to_measure(names)
     if damage:

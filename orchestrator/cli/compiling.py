@@ -9,17 +9,13 @@ Guarantees:
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
 
-from orchestrator.bytecode import leave_module_code
-from orchestrator.cli.early import are_new, cache_directory
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.output import OutputError, display
 from orchestrator.cli.values import (
@@ -34,8 +30,8 @@ from orchestrator.cli.values import (
     usable_directory,
     write_beside,
 )
-from orchestrator.errors import DeviceError, OrchestratorError
-from orchestrator.process import ending_signals, first_signal_waits, without_searching
+from orchestrator.errors import DeviceError
+from orchestrator.process import ending_signals, first_signal_waits
 
 if TYPE_CHECKING:
     import trio
@@ -59,8 +55,6 @@ _T = TypeVar("_T")
 _LEAST_MEMORY = 64 << 20
 _MANIFEST = "manifest.json"  # of orchestrator.stores.pack, which few compiles need
 _LEAST_STORE = 4 << 20
-_FEW_PROCESSORS = 2
-"""On so few, every processor has a compiler, and what this process does meanwhile slows one down."""
 
 
 class _Company(NamedTuple):
@@ -114,47 +108,6 @@ def _only_device(arguments: CompileArguments) -> str | None:
     given = arguments.device or [""]
     several = len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given)
     return None if several else given[0]
-
-
-def decode_ahead(sets: list[str], arguments: CompileArguments) -> None:
-    """Begin to decode a set for `compile_sets` in another process, if that pays and the set is probably new.
-
-    It decodes while this process imports what compiles. If something is wrong with the set or the options,
-    this does nothing, and `compile_sets` says so. Call it in a process that may be forked, and `compile_sets`
-    in `closing_shared_sets`.
-    """
-    from orchestrator.devices.selectors import lacking
-    from orchestrator.run.options import available_workers
-    from orchestrator.sets.opening import is_manifest, open_paths
-    from orchestrator.sets.shared_set import (
-        LEAST_DECODED_BESIDE,
-        Shared,
-        decoding_processes,
-        shared_sets,
-    )
-
-    selector, processors = _only_device(arguments), available_workers()
-    if selector is None or arguments.in_process or arguments.nice:
-        return
-    if arguments.progress or arguments.control is not None:
-        return  # a descriptor that the caller forgot to open would be that of a set
-    with suppress(OrchestratorError, OSError), ExitStack() as held:
-        paths = archive_paths(sets)
-        options = compile_options(arguments, selector)
-        if (
-            options.trial_limits.memory_bytes  # a limit is of the process that compiles, and its forks
-            or any(map(is_manifest, paths))
-            or not are_new(paths, LEAST_DECODED_BESIDE, lambda: cache_directory(arguments.cache_dir))
-        ):
-            return
-        source = held.enter_context(open_paths(paths, indexed=False))
-        count = decoding_processes(source.file_bytes, processors, options.workers or processors)
-        if count:
-            from orchestrator.sets.decoder import Decoder
-
-            decoder = Decoder.start(source, count, options.subset, partial(lacking, selector))
-            shared_sets[tuple(paths)] = Shared(source, decoder=decoder)
-            held.pop_all()
 
 
 def compile_options(arguments: CompileArguments, selector: str) -> CompileOptions:
@@ -272,23 +225,10 @@ def _compile_one(
         options = compile_options(arguments, selector)
         directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
         require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
-        # A fork has what is imported by now, and this process loads the rest beside it.
-        server, loads_late = None, False
+        server: CompileServer | None = None
         if not arguments.in_process:
-            from orchestrator.run.options import available_workers
-            from orchestrator.sets.shared_set import shared_sets
-
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
-            shared = shared_sets.get(tuple(paths))
-            if shared is not None and shared.decoder is not None:
-                shared.decoder.hand_over()
-                loads_late = available_workers() <= _FEW_PROCESSORS
-        with without_searching():
-            importlib.import_module("trio")
-        if server is not None:
-            importlib.import_module("orchestrator.supervise.supervisor")
-        leave_module_code()  # what follows depends on the terminal, on --json and on --in-process
         from orchestrator.cli.output import write_document
         from orchestrator.cli.progress import progress_view
         from orchestrator.run.records import encode_report
@@ -297,7 +237,7 @@ def _compile_one(
         if lines is not None:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
-        with progress_view(output, loads_late=loads_late) as shown:
+        with progress_view(output) as shown:
             company = _Company(shown, control)
             if lines is not None:
                 from orchestrator.cli.control import LinesBeside
@@ -370,11 +310,10 @@ def _started(
     paths: Sequence[str], options: CompileOptions, directory: Path | None, control: ControlLines | None
 ) -> Iterator[CompileServer]:
     """A child that compiles the set, for the block; it begins at once where nobody may say more before."""
-    from orchestrator.process import may_fork
     from orchestrator.supervise.server import CompileServer, first_request
 
     first = first_request(options, directory) if control is None else None
-    server = CompileServer.start(paths, options, fork=may_fork(), first=first)
+    server = CompileServer.start(paths, options, first=first)
     try:
         yield server
     finally:
@@ -458,8 +397,7 @@ def _compile_targets(
     output: Output,
 ) -> ExitCode:
     """Compile for several targets, each in a child process, and make a pack where one is asked for."""
-    with without_searching():
-        import trio
+    import trio
     from attrs import evolve
 
     from orchestrator.cli.compile_report import show_failed
@@ -472,7 +410,7 @@ def _compile_targets(
     from orchestrator.sets.opening import open_paths
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.pack import PackError
-    from orchestrator.supervise.targets import compile_targets, selectors_of, target_servers
+    from orchestrator.supervise.targets import compile_targets, selectors_of
 
     of_one = {
         "--trace": arguments.trace is not None,
@@ -498,8 +436,6 @@ def _compile_targets(
             directory = usable_directory(arguments.cache_dir).absolute()
         pack = None if out is None else writes.enter_context(GrowingPack.writing(out, key, targets))
         with ExitStack() as held:
-            # Before anything here starts a thread.
-            servers = held.enter_context(target_servers(source, paths, options))
             lines = lines or ProgressLines(None)
             lines.start(targets, pipelines)
             shown = held.enter_context(progress_view(output))
@@ -514,7 +450,6 @@ def _compile_targets(
                     listener=view,
                     stop=steering,
                     keep=None if pack is None else pack.take,
-                    compiler=servers.compile,
                 )
 
             results = trio.run(_until_signal, job, view.say, control)

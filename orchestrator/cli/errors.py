@@ -180,6 +180,9 @@ _SYSTEM_STEPS: Final = {
 }
 
 
+_TEMPORARY = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
+
+
 def memory_step(step: str) -> str:
     """What to do about an error that a limit on the address space may cause: raise it, where there is one."""
     limit = address_space_limit()
@@ -220,9 +223,8 @@ def _is_nowhere() -> bool:
 
 def _temporary_step(path: str) -> str:
     """What to do if a temporary file of ours cannot be written, whose place no option names; else ""."""
-    from orchestrator.temporary import is_temporary
-
-    return "make room there, or name another folder with TMPDIR" if is_temporary(path) else ""
+    is_temporary = any(each.startswith(_TEMPORARY) for each in Path(path).parts)
+    return "make room there, or name another folder with TMPDIR" if is_temporary else ""
 
 
 def _refused_step(reason: str) -> str:

@@ -41,14 +41,8 @@ class ProgressView(Protocol):
 
 
 @contextmanager
-def progress_view(output: Output, *, loads_late: bool = False) -> Iterator[ProgressView]:
-    """The view that fits where stderr goes, closed at the end of the block.
-
-    Args:
-        output: The streams.
-        loads_late: Whether what shows the report is loaded once all is compiled, because every processor has
-            a compiler until then; else at once.
-    """
+def progress_view(output: Output) -> Iterator[ProgressView]:
+    """The view that fits where stderr goes, closed at the end of the block."""
     if display.quiet:
         yield QuietView()
     elif output.live:
@@ -57,7 +51,7 @@ def progress_view(output: Output, *, loads_late: bool = False) -> Iterator[Progr
         with LiveView(output) as live:
             yield live
     else:
-        yield PlainView(output, loads_late=loads_late)
+        yield PlainView(output)
 
 
 class QuietView:
@@ -76,13 +70,14 @@ class QuietView:
 class PlainView:
     """Lines, for a file or a pipe."""
 
-    def __init__(self, output: Output, *, loads_late: bool = False) -> None:
+    def __init__(self, output: Output) -> None:
         self._output = output
         self._quiet = not output.tells
         self._next = 0.0
         self._stage = ""
-        if not loads_late:
-            self._load()
+        # What shows a report, while others compile.
+        for name in () if output.json else _SHOWS_REPORT:
+            importlib.import_module(name)
 
     def stage(self, name: str) -> None:
         """Write the stage's name once. Stages that change often must not keep the lines of progress away."""
@@ -93,8 +88,6 @@ class PlainView:
 
     def progress(self, progress: records.Progress) -> None:
         """Write a line, if the last one is some seconds old."""
-        if progress.done == progress.total:
-            self._load()
         now = time.monotonic()
         if not self._quiet and now >= self._next:
             from orchestrator.cli.progress_bar import counts_text, slow_text, speed_text
@@ -111,11 +104,6 @@ class PlainView:
     def say(self, text: str) -> None:
         """Write a message."""
         self._output.message(text)
-
-    def _load(self) -> None:
-        """Load what shows a report, or nothing where a document is shown."""
-        for name in () if self._output.json else _SHOWS_REPORT:
-            importlib.import_module(name)
 
 
 _SILENT_S = 2.0

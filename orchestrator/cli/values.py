@@ -14,11 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from orchestrator.cli.early import cache_directory, is_program
 from orchestrator.cli.errors import UsageError
 from orchestrator.cli.output import OutputError
 from orchestrator.errors import ArchiveError, shell_text
-from orchestrator.malloc import restart
 from orchestrator.process import flush_c_streams
 
 if TYPE_CHECKING:
@@ -26,6 +24,7 @@ if TYPE_CHECKING:
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.stores.files.mac import MacKey
 
+_PROGRAM = "orchestrator"
 MOST_WORKERS = 4096
 MOST_SAMPLES = 1000
 """Of a cell or contender: before each sample, all that are left are gone through."""
@@ -104,7 +103,9 @@ def cache_files_directory(given: Path | None) -> Path:
         UsageError: None is given, and the user has no home directory, as in a container.
     """
     try:
-        return cache_directory(given)
+        import platformdirs
+
+        return platformdirs.user_cache_path(_PROGRAM) if given is None else given
     except RuntimeError as error:
         said = "name one with --cache-dir, or set HOME or XDG_CACHE_HOME"
         raise UsageError(f"there is no directory for cache files: {error}", said) from None
@@ -250,15 +251,25 @@ def _words_shown() -> Iterator[None]:
             show_words(words.read())
 
 
+def _is_program() -> bool:
+    """Whether Python was started for this program, and not for another one that calls its `main`."""
+    name, *arguments = sys.argv
+    package = Path(__file__).parents[1]
+    is_ours = Path(name).name == _PROGRAM or Path(name) == package / "__main__.py"
+    return is_ours and sys.orig_argv[len(sys.orig_argv) - len(arguments) :] == arguments
+
+
 def restart_for(selector: str) -> None:
     """Start this program again if its process cannot open a device; nothing must be open or printed yet."""
     from orchestrator.devices.families import require_family
     from orchestrator.devices.selectors import needed_at_start
 
-    if is_program() and (at_start := needed_at_start(selector)):
+    if _is_program() and (at_start := needed_at_start(selector)):
         require_family(selector)  # the drm-shim ends a program that it starts with at a GPU that it lacks
         os.dup2(sys.stdout.fileno(), 1)  # with --json it is apart from what libraries print
-        restart(os.environ | at_start)
+        with suppress(OSError):
+            # The same program again.
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], os.environ | at_start)  # noqa: S606
 
 
 @contextmanager

@@ -18,9 +18,9 @@ from typing import Final
 
 from orchestrator.devices.manifests import driver_library, has_constant, library_folders
 from orchestrator.errors import NoDeviceError
-from orchestrator.process import PRELOAD
 
 _NULL_HARDWARE: Final = "RADV_FORCE_FAMILY"
+PRELOAD: Final = "LD_PRELOAD"  # ld.so(8)
 _GPU: Final = "AMDGPU_GPU_ID"
 _PACKAGE: Final = "mesa-drm-shim"  # Debian's name
 _LIBRARY: Final = "libamdgpu_noop_drm_shim.so"

@@ -7,7 +7,6 @@ other drivers are listed all the same, by further children, which start only the
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Mapping
 from typing import Final
 
@@ -15,7 +14,6 @@ import msgspec
 
 from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
-from orchestrator.devices.drm_shim import starts_with
 from orchestrator.devices.families import require_family
 from orchestrator.devices.listing_messages import Answer, Listed, Request
 from orchestrator.devices.listing_messages import DeviceEntry as DeviceEntry
@@ -23,7 +21,6 @@ from orchestrator.devices.listing_service import open_and_describe
 from orchestrator.devices.manifests import driver_manifests
 from orchestrator.devices.selectors import SIMULATED, environment_of
 from orchestrator.errors import DeviceError
-from orchestrator.process import may_fork
 
 _ANSWER_S: Final = 60.0
 _FILES: Final = "VK_DRIVER_FILES", "VK_ICD_FILENAMES"
@@ -141,10 +138,7 @@ def _asked(
     request: Request, environment: Mapping[str, str], on_output: OnOutput | None = None
 ) -> Answer | str:
     """What a child answers; a text says what a driver did to it instead."""
-    program = None if may_fork() and not starts_with(environment) else sys.executable
-    with Child[Answer](
-        "devices", Answer, environment=environment, program=program, reads_output=False
-    ) as child:
+    with Child[Answer]("devices", Answer, environment=environment, reads_output=False) as child:
         child.on_output = on_output
         child.read_output()
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from contextlib import closing
 
-from orchestrator.children.protocol import Channel, SentError
+from orchestrator.children.protocol import SentError
+from orchestrator.children.serving import Channel
 from orchestrator.devices.listing_messages import Answer, DeviceEntry, Listed
 from orchestrator.devices.listing_messages import Request as Request
 from orchestrator.devices.opening import list_devices, open_for_child

@@ -12,10 +12,8 @@ from __future__ import annotations
 import importlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-
-from outcome import Outcome, Value, capture
 
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
 from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, shim_at_hand, starts_with
@@ -230,52 +228,6 @@ def open_for_child(
         return device
     _own(selector, driver_caches=driver_caches)
     return open_device(selector, request=request, driver_caches=driver_caches)
-
-
-class OpeningAhead:
-    """A device that a thread opens before the one that needs it asks for it. One thread at a time.
-
-    The loader and the driver take most of that time, and let other threads run Python.
-
-    Args:
-        request: What it is opened as.
-        opener: Opens it.
-        begin: Begins to do something with it, in that thread; who finishes that meets its errors again.
-    """
-
-    def __init__(
-        self,
-        request: DeviceRequest,
-        opener: Callable[[DeviceRequest], Device],
-        begin: Callable[[Device], object] = lambda _: None,
-    ) -> None:
-        self._request: DeviceRequest | None = request
-        self._opener, self._begin = opener, begin
-        self._opened: Outcome[Device] | None = None
-        self._thread = threading.Thread(target=self._open, args=(request,), name="open-device", daemon=True)
-        self._thread.start()
-
-    def opened(self, request: DeviceRequest) -> Device:
-        """A device that the caller closes: this one where it was asked for first and as this, else another.
-
-        Raises:
-            OrchestratorError: What the opener raises.
-        """
-        begun_as, self._request = self._request, None
-        if begun_as is not None:
-            self._thread.join()
-            assert self._opened is not None  # noqa: S101 - the thread has ended
-            if begun_as == request:
-                return self._opened.unwrap()
-            if isinstance(self._opened, Value):
-                self._opened.value.close()
-        return self._opener(request)
-
-    def _open(self, request: DeviceRequest) -> None:
-        self._opened = capture(self._opener, request)
-        if isinstance(self._opened, Value):
-            with suppress(OrchestratorError):
-                self._begin(self._opened.value)
 
 
 def list_layers(selector: str = "") -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Final
 
 from attrs import define, evolve, field, frozen
@@ -53,7 +54,6 @@ from orchestrator.key_dependence.variations import (
     structures,
 )
 from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, Tried
-from orchestrator.temporary import temporary_folder
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
@@ -108,14 +108,14 @@ def find_key_dependence(
     count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
     runner = JobRunner()
     try:
-        with temporary_folder("keys") as folder:
+        with TemporaryDirectory(prefix="orchestrator-keys-") as folder:
             return _Bisection(
                 selector=selector,
                 only=tuple(only),
                 processes=count,
                 deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
                 opener=opener,
-                folder=folder,
+                folder=Path(folder),
                 runner=runner,
                 on_progress=on_progress,
             ).run()

@@ -23,7 +23,8 @@ import numpy as np
 from attrs import define, field, frozen
 from msgspec.structs import replace
 
-from orchestrator.children.protocol import Channel, SentError
+from orchestrator.children.protocol import SentError
+from orchestrator.children.serving import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,

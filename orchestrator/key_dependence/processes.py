@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
 from typing import Final
 
 import msgspec
 from attrs import evolve, field, frozen
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
-from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (
@@ -31,11 +32,9 @@ from orchestrator.key_dependence.messages import (
     LookJob,
     Untried,
 )
-from orchestrator.temporary import temporary_folder
 
 _SILENCE_S: Final = 120.0  # after which a process that sends nothing counts as hanging
 _OUTPUT_SHOWN: Final = 300
-_LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
 class KeyDependenceError(OrchestratorError):
@@ -132,7 +131,7 @@ class JobRunner:
             child = None if executable else self._free()
             if child is None:
                 program, environment = stack.enter_context(_interpreter(executable, job.device))
-                child = Child("keys", Answer, limits=_LIMITS, environment=environment, program=program)
+                child = Child("keys", Answer, environment=environment, program=program)
             stack.enter_context(child)
             self.children.add(child)
             try:
@@ -165,9 +164,9 @@ def _interpreter(name: str, device: str) -> Iterator[tuple[str, dict[str, str]]]
     if not name:
         yield sys.executable, environment
         return
-    with temporary_folder("keys") as folder:
+    with TemporaryDirectory(prefix="orchestrator-keys-") as folder:
         # Without pyvenv.cfg beside the link, the interpreter needs PYTHONHOME to find its modules.
-        link = folder / name
+        link = Path(folder, name)
         try:
             link.symlink_to(Path(sys.executable).resolve())
         except OSError as error:

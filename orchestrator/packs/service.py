@@ -13,7 +13,8 @@ import msgspec
 from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
-from orchestrator.children.protocol import Channel, SentError
+from orchestrator.children.protocol import SentError
+from orchestrator.children.serving import Channel
 from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest

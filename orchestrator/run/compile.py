@@ -107,7 +107,6 @@ from orchestrator.sets.prepare import (
     planned_group,
 )
 from orchestrator.sets.records import FeatureGroup, PipelineJob
-from orchestrator.sets.shared_set import decoder_of
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
@@ -555,7 +554,7 @@ class CompileJob:
         waits for that.
         """
         try:
-            if not (self._plan.is_shared or self.source.left_out):
+            if not (self.source.in_turn or self.source.left_out):
                 await self._begun.wait()
         finally:
             with trio.CancelScope(shield=True):
@@ -636,19 +635,12 @@ class CompileJob:
         self._waiting.extend(opened.split)
         self._plan.take(opened)
         rest = tuple(_group(each) for each in self._waiting if each is not waiting)
-        if not rest:
-            self._end_decoding(beside)
         if self.source.left_out:
             # The driver may soon end this process too, and what follows it need not decode then.
             await self._save_plan(rest)
-        elif not rest or self._plan.is_shared:
+        elif not rest or self.source.in_turn:
             # Others need not wait for what is decoded when this group was compiled.
             beside.start_soon(self._save_plan, rest)
-
-    def _end_decoding(self, beside: trio.Nursery) -> None:
-        """Close the decoder: no other group is decoded."""
-        if (decoder := decoder_of(self.source)) is not None:
-            beside.start_soon(trio.to_thread.run_sync, decoder.close)
 
     def _open_ahead(self, beside: trio.Nursery) -> None:
         """Begin to open the next group, if that may be."""
@@ -704,7 +696,7 @@ class CompileJob:
             if not opening.is_done:
                 self.on_stage(_OPENING)
         else:
-            if not (self._groups or isinstance(waiting, PlannedGroup)) and decoder_of(self.source) is None:
+            if not (self._groups or isinstance(waiting, PlannedGroup)):
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
             opening = self._opening(waiting, beside)
         ready: _Ready | None = None
@@ -755,7 +747,6 @@ class CompileJob:
         self._leave_out(OutcomeTable.of(list(jobs), failed, [reason] * len(jobs)))
         self._refused.append(group)
         if not self._waiting:
-            self._end_decoding(beside)
             beside.start_soon(self._save_plan, ())
 
     @property

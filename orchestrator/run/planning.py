@@ -9,11 +9,11 @@ look again.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +21,6 @@ import msgspec
 from attrs import define, field
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
 from orchestrator.sets.archive.reader import MemoryRecords
@@ -33,22 +32,17 @@ from orchestrator.sets.plan import (
     SetPlan,
     decode_plan,
     encode_plan,
-    first_request_of,
 )
 from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJobs
-from orchestrator.sets.shared_set import DecodingTurn, SharedSet
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128, likely_cause
 from orchestrator.stores.plan_file import (
     PlanIdentity,
-    StoredPlan,
     find_plans,
     find_plans_of_others,
-    has_plans,
     mark_used,
     read_plan,
-    read_plan_head,
     save_plan,
 )
 from orchestrator.version import VERSION
@@ -84,6 +78,7 @@ class CompilePlan:
     _saving: threading.Lock = field(factory=threading.Lock, init=False)
     _is_saved: bool = field(default=False, init=False)
     _kept: Path | None = field(default=None, init=False)
+    _turn: int = field(default=-1, init=False)
 
     def find(self) -> SetPlan | None:
         """The plan of the set that was kept for this device, else for another one; another one at each call.
@@ -97,8 +92,8 @@ class CompilePlan:
         if identity is None:
             return None
         plan = self._found(self.directory, identity)
-        if plan is None and self._turn is not None:
-            self._turn.take()
+        if plan is None and self.source.in_turn:
+            self._take_turn(self.directory)
             plan = self._found(self.directory, identity)
         if plan is not None:
             self.give_turn()
@@ -112,8 +107,7 @@ class CompilePlan:
             if path in self._tried:
                 continue
             self._tried.add(path)
-            early = _early.pop(path, None)
-            stored, problem = read_plan(path, identity) if early is None else early.take()
+            stored, problem = read_plan(path, identity)
             if stored is not None:
                 try:
                     plan = decode_plan(stored.data, self.source)
@@ -128,14 +122,16 @@ class CompilePlan:
                 self.outdated(problem)
         return None
 
-    @property
-    def _turn(self) -> DecodingTurn | None:
-        return self.source.turn if isinstance(self.source, SharedSet) else None
+    def _take_turn(self, directory: Path) -> None:
+        if self._turn < 0:
+            self._turn = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._turn, fcntl.LOCK_EX)
 
     def give_turn(self) -> None:
         """Let another process that has the set decode it, or take what this one kept."""
-        if self._turn is not None:
-            self._turn.give_back()
+        turn, self._turn = self._turn, -1
+        if turn >= 0:
+            os.close(turn)
 
     def outdated(self, why: str) -> None:
         """The plan that was found does not fit."""
@@ -148,11 +144,6 @@ class CompilePlan:
         if self._identity is not None:
             self._beside = self._beside or opened.device.identity
             self._groups.append(PlannedGroup(opened.group, opened.whole, opened.answers))
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other processes wait for it."""
-        return self._turn is not None
 
     def save(self, rest: Sequence[FeatureGroup] = (), *, last: bool = True) -> None:
         """Keep what was taken; nothing where it is a plan that was found. Thread-safe.
@@ -210,53 +201,6 @@ def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
     if stored.identity.rules != rules():
         return plan, "of no use: another version of the program, or of its Vulkan registry, made it"
     return plan, ""
-
-
-class _EarlyPlan:
-    """A plan that a thread reads while something else is done."""
-
-    def __init__(self, path: Path, identity: PlanIdentity) -> None:
-        self._found: tuple[StoredPlan | None, str] = None, ""
-        self._thread = threading.Thread(target=self._read, args=(path, identity), daemon=True)
-        self._thread.start()
-
-    def _read(self, path: Path, identity: PlanIdentity) -> None:
-        self._found = read_plan(path, identity)
-
-    def take(self) -> tuple[StoredPlan | None, str]:
-        """What `read_plan` gives. Blocking."""
-        self._thread.join()
-        return self._found
-
-
-_early: Final[dict[Path, _EarlyPlan]] = {}
-
-
-def expect_plan(
-    source: PipelineSet, options: CompileOptions, directory: Path, *, whole: bool = True
-) -> DeviceRequest | None:
-    """What a plan of a set, kept for this device, has its first group opened as; None without a plan.
-
-    A thread begins to read it, for `CompilePlan.find`, which knows whether it is damaged.
-
-    Args:
-        source: The set.
-        options: Of the compile.
-        directory: Of cache files.
-        whole: Whether it must be of all groups: with one of these the set will hardly be decoded.
-    """
-    if not options.plan or not has_plans(directory):
-        return None
-    identity = _identity_of(source, options)
-    if identity is None:
-        return None
-    for path in find_plans(directory, identity)[:1]:
-        with suppress(ValueError, msgspec.MsgspecError):  # it is found damaged, and decoded anew
-            first = first_request_of(partial(read_plan_head, path, identity), whole=whole)
-            if first is not None:
-                _early[path] = _EarlyPlan(path, identity)
-            return first
-    return None
 
 
 def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:

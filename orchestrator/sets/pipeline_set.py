@@ -54,7 +54,12 @@ if TYPE_CHECKING:
 
 
 class PipelineSet(Closing):
-    """A set of pipelines. Close it when it was opened from files, or use it as a context manager."""
+    """A set of pipelines. Close it when it was opened from files, or use it as a context manager.
+
+    Attributes:
+        decoders: How many processes decode its first group; more than 1 only in a process that may fork.
+        in_turn: Whether other processes compile it, too, and one at a time decodes it.
+    """
 
     def __init__(self, source: RecordSource, *, owned: Archive | CombinedRecords | None = None) -> None:
         """Use `PipelineSet.open` or `PipelineSet.from_records`."""
@@ -64,6 +69,8 @@ class PipelineSet(Closing):
         self._left_out: Mapping[int, str] = {}
         self._provider: SpirvProvider | None = None
         self._files_hash: bytes | None = None
+        self.decoders = 1
+        self.in_turn = False
 
     @classmethod
     def open(
@@ -198,19 +205,6 @@ class PipelineSet(Closing):
     def damage(self) -> tuple[Damage, ...]:
         """What was found damaged so far; grows as payloads are read."""
         return tuple(dict.fromkeys((*self._source.damage, *self._log.entries)))
-
-    def adopt(
-        self,
-        pipelines: PipelineJobs,
-        groups: tuple[FeatureGroup, ...],
-        content_hash: int,
-        application_names: tuple[str, ...],
-        damage: Iterable[Damage],
-    ) -> None:
-        """Take what another process read that has the set open too, so that this one need not read it."""
-        self.pipelines, self.counts, self.groups = pipelines, pipelines.counts(), groups
-        self._content_hash, self.application_names = content_hash, application_names
-        self.note_damage(damage)
 
     def note_damage(self, damage: Iterable[Damage]) -> None:
         """Write down what another process found that has the set open too."""

@@ -41,7 +41,6 @@ from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
-from orchestrator.sets.shared_set import decoder_of
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""
@@ -171,10 +170,12 @@ class OpenedGroup:
 
 
 def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
-    """The image of some pipelines, by the decoder of the set where it has one."""
-    decoder = decoder_of(source)
-    if decoder is not None and (built := decoder.build_image(source, jobs, capabilities)) is not None:
-        return built
+    processes, source.decoders = source.decoders, 1  # later there are threads that compile
+    if processes > 1:
+        from orchestrator.sets.decoder import build_in_slices
+
+        columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
+        return build_in_slices(source, columns, capabilities, processes)
     from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
 
     return build_image(source, jobs, capabilities)
@@ -251,22 +252,6 @@ def opened_group(
             yield opened.leaving_out(source.left_out)
     finally:
         device.close()
-
-
-def begin_to_decode(
-    source: PipelineSet, group: FeatureGroup, device: Device, *, subset: Subset = WHOLE
-) -> None:
-    """Ask the decoder of a set for a group that `opened_group` will open as this device.
-
-    Does nothing for a set without a decoder.
-    """
-    if (decoder := decoder_of(source)) is None:
-        return
-    asked = AskedDevice(device)
-    if group.request.others is OtherFeatures.NONE:
-        decoder.begin(group.pipelines, _could_have(group, asked))
-    else:
-        decoder.begin(subset.of(group.pipelines), asked.capabilities)
 
 
 class PlanOutdatedError(OrchestratorError):

@@ -4,8 +4,7 @@
     process, or trial processes
                <── answers of all of them, one pipe ──────────────────┘
 
-The server is a fork of a process that is ours and has nothing but one thread yet, as that of the command
-line; what the child needs is imported once then. In any other process it is an interpreter of its own.
+The server is an interpreter of its own, so that its environment can be what a driver's compiler needs.
 
 Every frame is short enough to be whole in the pipe, whoever writes beside it or is killed. What may be longer
 (the report, the tables of an image) lies in shared memory, and the frame says where.
@@ -14,9 +13,8 @@ Every frame is short enough to be whole in the pipe, whoever writes beside it or
 from __future__ import annotations
 
 import os
-import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, Self
 
@@ -24,16 +22,15 @@ import msgspec
 from attrs import define, evolve
 
 from orchestrator.children.parent import Child
-from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import OrchestratorError
-from orchestrator.malloc import compiling_environment
 from orchestrator.run.commands import AnyCommand
 from orchestrator.run.limits import error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.records import PipelineJob
-from orchestrator.sets.shared_set import shared_sets
+from orchestrator.supervise.starting import SERVICE, started_server
 
 _MESSAGE_BYTES: Final = 1600
 _FIELD_BYTES: Final = 500
@@ -49,6 +46,8 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
         payloads: Descriptor of shared memory for what is longer than a frame.
         opener: What devices are opened by, as in `TrialLimits`.
         selector: What device will be opened.
+        in_turn: Whether servers of other devices have the set, too. Then one decodes it at a time, and the
+            others use the plan that it keeps.
     """
 
     archives: tuple[str, ...]
@@ -56,6 +55,7 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
     payloads: int
     opener: str
     selector: str
+    in_turn: bool = False
 
 
 class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
@@ -350,10 +350,6 @@ def append(descriptor: int, data: bytes) -> tuple[int, int]:
     return offset, len(data)
 
 
-SERVICE: Final = "compile"
-
-LIMITS: Final = ChildLimits(frame_bytes=64 << 20)
-
 _CHECKPOINTS: Final = SavePolicy(overdue_ns=10_000_000_000)
 """A crash costs what was compiled since the last save."""
 _SHARE_LOST: Final = 0.25
@@ -366,7 +362,7 @@ class CompileServer:
     """A child that compiles a set, with the memory that it shares with this process. `close` it.
 
     Attributes:
-        child: The process; it opens the set, or has it from the process that it is a fork of.
+        child: The process, which opens the set.
         table: Descriptor of the memory of an `InFlightTable`.
         payloads: Descriptor of shared memory for what is longer than a frame.
     """
@@ -382,75 +378,37 @@ class CompileServer:
         archives: Sequence[str],
         options: CompileOptions,
         *,
-        fork: bool = False,
         first: Compile | None = None,
+        in_turn: bool = False,
     ) -> Self:
         """Start one, and let it open a set.
 
         Args:
             archives: Paths of the set.
             options: Of all that it will be asked to compile, workers and the like aside.
-            fork: Fork this process, unless the device needs a new program; see `Child`.
             first: What it is asked for at once, a `first_request`; whoever supervises it takes that over.
+            in_turn: Whether others compile the set, too, for other devices; see `Open`.
 
         Raises:
             OSError: It cannot be started.
         """
-        at_start = {} if options.trial_limits.opener else needed_at_start(options.selector)
-        server = (
-            cls.fork(archives)
-            if fork and not at_start
-            else cls._started(sys.executable, environment=compiling_environment(os.environ | at_start))
+        limits = options.trial_limits
+        started = started_server({} if limits.opener else needed_at_start(options.selector))
+        child: Child[Answer] = Child(SERVICE, Answer, process=started.process, reads_output=False)
+        os.setpriority(os.PRIO_PGRP, child.process_id, os.getpriority(os.PRIO_PROCESS, 0))
+        server = cls(child, started.table, started.payloads)
+        opening = Open(
+            tuple(archives), started.table, started.payloads, limits.opener, options.selector, in_turn
         )
         try:
-            server.open(archives, options)
+            child.send(opening)
             if first is not None:
-                server.child.send(first)
+                child.send(first)
                 server._asked = True
         except BaseException:
             server.close()
             raise
         return server
-
-    @classmethod
-    def fork(cls, archives: Sequence[str]) -> Self:
-        """Fork this process, and start no thread, so that it can be forked again; `open` says what it is for.
-
-        Args:
-            archives: Paths of the set; the fork has it too if it is one of the `shared_sets`.
-
-        Raises:
-            OSError: It cannot be started.
-        """
-        shared = shared_sets.get(tuple(archives))
-        return cls._started(program=None, kept=() if shared is None else shared.descriptors)
-
-    @classmethod
-    def _started(
-        cls, program: str | None, *, environment: Mapping[str, str] | None = None, kept: Sequence[int] = ()
-    ) -> Self:
-        table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
-        payloads = os.memfd_create("orchestrator-payloads", os.MFD_CLOEXEC)
-        try:
-            child: Child[Answer] = Child(
-                SERVICE,
-                Answer,
-                limits=LIMITS,
-                environment=environment,
-                program=program,
-                descriptors=(table, payloads, *kept),
-                reads_output=False,
-            )
-        except BaseException:
-            os.close(table)
-            os.close(payloads)
-            raise
-        return cls(child, table, payloads)
-
-    def open(self, archives: Sequence[str], options: CompileOptions) -> None:
-        """Let it open a set, once; the arguments are those of `start`."""
-        limits = options.trial_limits
-        self.child.send(Open(tuple(archives), self.table, self.payloads, limits.opener, options.selector))
 
     def take_over(self) -> bool:
         """Whether it was asked for a `first_request`, and nobody took that over before."""

@@ -1,49 +1,32 @@
 """Compiles one set for several devices, each in a supervised child process, side by side or in turn.
 
-    target_servers:  open the set, import ──> fork, fork, fork ... ──> threads, an event loop
-    compile_targets: targets ──> as many at a time as there are processors and memory
-                             ──> compile_supervised, each in its fork ──> report or problem
+    targets ──> as many at a time as there are processors and memory
+            ──> compile_supervised, each in a child of its own ──> report or problem
 
-Drivers read their target once, so a process is one target. Most of a compile is the driver's own, and that of
-two families has nothing in common. What has, is done once: a process may only be forked while it has one
-thread, so all forks are made first, of one that has imported everything and opened the set, and each waits
-for its turn. A waiting fork costs its page tables; what it reads is this process's own memory. Of those that
-begin together one decodes the set, with all processors; the others wait for its plan, and decode in turn
-where it does not fit. A target that begins later takes the plan of an earlier one.
+Drivers read their target once, so a process is one target. Of those that begin together one decodes the set,
+with all processors; the others wait for its plan, and decode in turn where it does not fit. A target that
+begins later takes the plan of an earlier one.
 
 Guarantees: what happens to one target changes no other one. Each has a cache file of its own, by the identity
-of its device. The total is fixed from the start, and what is done never gets less. No process is left: a fork
-holds no pipe of another one, so each ends with this process.
-Assumptions: the set lies in files. Of two selectors that are one device the second finds everything. Forks as
-`may_fork`; where that does not hold, a device needs a new program, or files may not be open in such numbers,
-a target's process is an interpreter of its own.
+of its device. The total is fixed from the start, and what is done never gets less. No process is left.
+Assumptions: the set lies in files. Of two selectors that are one device the second finds everything.
 """
 
 from __future__ import annotations
 
-import importlib
-import os
-import resource
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 import trio
 from attrs import define, evolve, field, frozen
 
-from orchestrator.devices.opening import preload
-from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-from orchestrator.process import may_fork
-from orchestrator.registry import registry
 from orchestrator.run.first_error import first_error
 from orchestrator.run.limits import memory_sizes
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.shared_set import Shared, shared_sets
 from orchestrator.supervise.server import CompileServer
 from orchestrator.supervise.supervisor import compile_supervised
 
@@ -94,6 +77,11 @@ class TargetListener(Protocol):
 
 
 Compiler = Callable[..., Awaitable[CompileReport]]
+
+
+async def _compile_in_turn(archives: Sequence[str], options: CompileOptions, **given: Any) -> CompileReport:
+    server = CompileServer.start(archives, options, in_turn=True)
+    return await compile_supervised(archives, options, server=server, **given)
 
 
 @define(eq=False)
@@ -179,7 +167,7 @@ async def compile_targets(
     listener: TargetListener,
     stop: trio.Event | Steering | None = None,
     keep: Callable[[TargetResult], None] | None = None,
-    compiler: Compiler = compile_supervised,
+    compiler: Compiler = _compile_in_turn,
 ) -> list[TargetResult]:
     """Compile a set for several devices.
 
@@ -307,58 +295,3 @@ def selectors_of(devices: Sequence[str]) -> tuple[str, ...]:
     for each in map(one_spelling, devices or ("",)):
         found.update(dict.fromkeys([one.selector for one in expand(each)] if is_pattern(each) else [each]))
     return tuple(found)
-
-
-_DESCRIPTORS: Final = 5
-"""Files that this process has open for a fork."""
-_SHARE: Final = 2
-"""Part of the files which may be open that forks do not take."""
-
-
-@frozen(eq=False)
-class TargetServers:
-    """Forks that wait for their target."""
-
-    _waiting: dict[str, CompileServer]
-
-    async def compile(self, archives: Sequence[str], options: CompileOptions, **given: Any) -> CompileReport:
-        """Compile for a target as `compile_supervised` does, in its fork where it has one."""
-        server = self._waiting.pop(options.selector, None)
-        if server is not None:
-            server.open(archives, options)
-        return await compile_supervised(archives, options, server=server, **given)
-
-
-@contextmanager
-def target_servers(
-    source: PipelineSet, archives: Sequence[str], options: Sequence[CompileOptions]
-) -> Iterator[TargetServers]:
-    """Forks for targets, for the block.
-
-    Args:
-        source: The set, open until the block ends.
-        archives: Its paths.
-        options: Of each target.
-    """
-    paths = tuple(archives)
-    waiting: dict[str, CompileServer] = {}
-    with ExitStack() as held:
-        if may_fork() and not any(needed_at_start(each.selector) for each in options):
-            importlib.import_module("orchestrator.supervise.worker")  # which its forks have then
-            registry()
-            for each in options:
-                preload(each.trial_limits.opener, each.selector)
-            turn = os.memfd_create("orchestrator-decoding", os.MFD_CLOEXEC)
-            held.callback(os.close, turn)
-            shared_sets[paths] = Shared(source, turn)
-            held.callback(shared_sets.pop, paths)
-            with suppress(OSError):  # no more processes: those without one start it, or say what is wrong
-                for each in options[: _most_forks()]:
-                    server = waiting[each.selector] = CompileServer.fork(paths)
-                    held.callback(server.close)
-        yield TargetServers(waiting)
-
-
-def _most_forks() -> int | None:
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return None if files == resource.RLIM_INFINITY else files // _SHARE // _DESCRIPTORS

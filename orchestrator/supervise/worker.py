@@ -23,7 +23,8 @@ import numpy.typing as npt
 import trio
 from attrs import define
 
-from orchestrator.children.protocol import Channel, FrameReader
+from orchestrator.children.protocol import FrameReader
+from orchestrator.children.serving import Channel
 from orchestrator.devices.device import (
     NO_SOURCE,
     Device,
@@ -50,7 +51,6 @@ from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import PipelineJob
 from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
 from orchestrator.supervise.server import (
-    LIMITS,
     Answer,
     Applied,
     Compile,
@@ -306,7 +306,7 @@ def _obey(control: int, obey: Callable[[Steer], object]) -> None:
     """Hear what the server says, and end with it, also amid a driver call."""
 
     def listen() -> None:
-        reader: FrameReader[Steer] = FrameReader(Steer, bound=LIMITS.frame_bytes)
+        reader: FrameReader[Steer] = FrameReader(Steer)
         while data := os.read(control, _READ_SIZE):
             reader.feed(data)
             while (told := reader.take()) is not None:

@@ -10,8 +10,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +39,6 @@ from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from tests.bench import support
 from tests.bench.support import ENVIRONMENT, sample_of
-from tests.drivers import REPOSITORY
 
 PLAN = Matrix(
     set_paths=(str(sample_path()),),
@@ -478,27 +475,3 @@ def evolve_job(**changes: str) -> SampleJob:
         workers=1,
         **values,  # type: ignore[arg-type]
     )
-
-
-def test_a_program_s_samples_are_forks_of_it(tmp_path: Path) -> None:
-    """What it has imported is there: no interpreter is started, and each sample has a process of its own."""
-    program = f"""
-import subprocess
-from orchestrator.process import own_interpreter
-own_interpreter()
-from orchestrator.bench.jobs import FillJob, run_in_process
-real = subprocess.Popen
-def no_interpreter(words, *rest, **more):
-    assert "python" not in str(words[0]), "an interpreter was started"
-    return real(words, *rest, **more)
-subprocess.Popen = no_interpreter
-for name in ("one", "two"):
-    print(run_in_process(FillJob(set_paths=({str(sample_path())!r},), device="simulated", workers=2,
-        cache_directory={str(tmp_path)!r} + "/" + name)).pipelines)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=REPOSITORY, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    first, second = done.stdout.split()
-    assert first == second != "0"

@@ -10,11 +10,11 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from orchestrator.children.protocol import SERVICES, Channel, main, pack_frame
+from orchestrator.children.protocol import pack_frame
+from orchestrator.children.serving import SERVICES, Channel, main
 
 
 class Do(msgspec.Struct, tag="do"):
@@ -40,9 +40,6 @@ SERVICE = "misbehaving"
 def serve(channel: Channel[Do, Said]) -> None:
     """Do what is asked."""
     for request in channel:
-        if request.what == "returns":
-            sys.stdout.write("held at the end\n")
-            return
         found = DEEDS[request.what](channel, request)
         if isinstance(found, Said):
             channel.send(found)
@@ -164,17 +161,6 @@ def descriptors(_: Channel[Do, Said], request: Do) -> Said:
     return Said(",".join(sorted(os.listdir("/proc/self/fd"), key=int)))  # noqa: PTH208
 
 
-def state(_: Channel[Do, Said], request: Do) -> Said:
-    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP
-    handlers: dict[str, Any] = {each.name: signal.getsignal(each) for each in numbers}
-    names = " ".join(
-        f"{name}={getattr(each, '__name__', '') or each.name}" for name, each in handlers.items()
-    )
-    wakeup = signal.set_wakeup_fd(-1)
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return Said(f"{names}, wakeup {wakeup}, blocked {blocked}, leader {os.getsid(0) == os.getpid()}")
-
-
 def threads(channel: Channel[Do, Said], request: Do) -> None:
     def say(number: int) -> None:
         for _number in range(20):
@@ -195,7 +181,7 @@ DEEDS = {
     each.__name__: each
     for each in (
         echo, prints, reads, floods, streams, garbage, other, oversized, truncated, exits, dies, hangs_up,
-        hangs, burns, swells, begets, environment, imports, descriptors, state, threads, too_much,
+        hangs, burns, swells, begets, environment, imports, descriptors, threads, too_much,
     )
 }  # fmt: skip
 
@@ -203,4 +189,4 @@ DEEDS = {
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)
     SERVICES[SERVICE] = "tests.children.misbehaving"
-    sys.exit(main())
+    main()

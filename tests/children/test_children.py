@@ -2,42 +2,35 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from orchestrator.children import parent
+from orchestrator.children import starting
 from orchestrator.children.parent import Child, ChildGroup, ChildrenEndedError, Ended
-from orchestrator.children.protocol import SERVICES, ChildLimits, FrameError
+from orchestrator.children.protocol import FRAME_BYTES, FrameError
 from tests.children.misbehaving import SERVICE, Do, Said
 from tests.drivers import REPOSITORY
 
 PATIENCE_S = 60.0
 
 
-@pytest.fixture(autouse=True, params=[sys.executable, None], ids=["interpreter", "fork"])
-def program(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
-    """Both ways to start a child; what is said of one is said of the other."""
-    monkeypatch.setattr(parent, "ENTRY", "tests.children.misbehaving")
-    monkeypatch.setitem(SERVICES, SERVICE, "tests.children.misbehaving")
-    way: str | None = request.param
-    monkeypatch.setitem(Child.__init__.__kwdefaults__ or {}, "program", way)
-    return way
+@pytest.fixture(autouse=True)
+def misbehaving(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Children are those of misbehaving.py."""
+    monkeypatch.setattr(starting, "ENTRY", "tests.children.misbehaving")
 
 
 @contextmanager
-def started(
-    limits: ChildLimits | None = None, environment: dict[str, str] | None = None
-) -> Iterator[Child[Said]]:
+def started(limits: Sequence[int] = (), environment: dict[str, str] | None = None) -> Iterator[Child[Said]]:
     with Child[Said](SERVICE, Said, limits=limits, environment=environment) as child:
         yield child
     assert is_gone(child.process_id)
@@ -77,7 +70,7 @@ def test_requests_are_answered_in_order() -> None:
 
 def test_large_frames_go_both_ways() -> None:
     data = os.urandom(9 << 20)
-    with started(ChildLimits(frame_bytes=16 << 20)) as child:
+    with started() as child:
         assert said(child.ask(Do("echo", data=data), PATIENCE_S)).data == data
 
 
@@ -119,26 +112,6 @@ def test_only_the_last_output_is_kept_however_many_there_are() -> None:
         output = ended(child.ask(Do("exits", 1), PATIENCE_S)).output
     assert len(output) <= 4096
     assert output.endswith("the last words\nwhy it ended")
-
-
-def test_output_that_is_read_late_is_kept_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a busy machine the thread that reads may have no processor for a second."""
-    keep, join, joined = Child._keep_output, threading.Thread.join, threading.Event()
-
-    def late(child: Child[Said]) -> None:
-        assert joined.wait(PATIENCE_S)
-        keep(child)
-
-    def in_vain(thread: threading.Thread, timeout: float | None = None) -> None:
-        if timeout == 1.0:
-            joined.set()
-        else:
-            join(thread, timeout)
-
-    monkeypatch.setattr(Child, "_keep_output", late)
-    monkeypatch.setattr(threading.Thread, "join", in_vain)
-    with started() as child:
-        assert ended(child.ask(Do("exits", 1), PATIENCE_S)).output == "why it ended"
 
 
 @pytest.mark.parametrize("code", [0, 7])
@@ -193,16 +166,16 @@ def test_a_child_that_ends_amid_a_frame(number: int) -> None:
 )
 def test_what_is_no_answer_ends_a_child_and_is_shown(what: str, words: str) -> None:
     with started() as child:
-        end = ended(child.ask(Do(what, (1 << 20) + 1), PATIENCE_S))
+        end = ended(child.ask(Do(what, FRAME_BYTES + 1), PATIENCE_S))
         assert words in end.fault
         assert end.killed
 
 
 def test_a_child_does_not_say_more_than_the_bound() -> None:
-    with started(ChildLimits(frame_bytes=1000)) as child:
-        with pytest.raises(FrameError, match="over the bound of 1000"):
-            child.send(Do("echo", data=bytes(1001)))
-        end = ended(child.ask(Do("too_much", 1001), PATIENCE_S))
+    with started() as child:
+        with pytest.raises(FrameError, match=f"over the bound of {FRAME_BYTES}"):
+            child.send(Do("echo", data=bytes(FRAME_BYTES + 1)))
+        end = ended(child.ask(Do("too_much", FRAME_BYTES + 1), PATIENCE_S))
     assert "FrameError: frame: a Said of" in end.output
 
 
@@ -223,40 +196,32 @@ def test_a_child_that_does_not_answer_can_be_waited_for_again() -> None:
 
 
 def test_a_child_that_does_not_listen_is_not_waited_for() -> None:
-    with started(ChildLimits(frame_bytes=16 << 20)) as child:
+    with started() as child:
         os.kill(child.process_id, signal.SIGSTOP)
         with pytest.raises(TimeoutError):
             child.ask(Do("echo", data=bytes(1 << 20)), 0.1)
 
 
 def test_cpu_time_is_limited() -> None:
-    with started(ChildLimits(cpu_s=1)) as child:
+    with started((1, 0)) as child:
         end = ended(child.ask(Do("burns"), PATIENCE_S))
     assert end.signal in ("SIGKILL", "SIGXCPU")
     assert not end.killed
 
 
 def test_memory_is_limited() -> None:
-    with started(ChildLimits(memory_bytes=1 << 30)) as child:
+    with started((0, 1 << 30)) as child:
         assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
         end = ended(child.ask(Do("swells", 1 << 31), PATIENCE_S))
     assert "MemoryError" in end.output
 
 
-def test_memory_of_the_parent_counts_for_no_child() -> None:
-    with mmap.mmap(-1, 1 << 30), started(ChildLimits(memory_bytes=1 << 29)) as child:
-        assert said(child.ask(Do("swells", 1 << 20), PATIENCE_S)).number == 1 << 20
-
-
-def test_the_environment_is_a_value(program: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OF_THE_PARENT", "1")
     with started(environment={"ONLY": "this"}) as child:
         lines = said(child.ask(Do("environment"), PATIENCE_S)).text.splitlines()
-    of_python = {"PYTHONPATH"} if program else set()
-    assert {each.partition("=")[0] for each in lines} - {"LC_CTYPE", "OPENBLAS_NUM_THREADS"} == {
-        "ONLY",
-        *of_python,
-    }
+    names = {each.partition("=")[0] for each in lines} - {"LC_CTYPE", "OPENBLAS_NUM_THREADS"}
+    assert names == {"ONLY", "PYTHONPATH"}
     with started() as child:
         assert "OF_THE_PARENT=1" in said(child.ask(Do("environment"), PATIENCE_S)).text
 
@@ -320,20 +285,20 @@ def test_an_error_inside_leaves_no_child() -> None:
 
 PARENT = """
 import sys
-from orchestrator.children import parent
+from orchestrator.children import starting
 from orchestrator.children.protocol import SERVICES
 from tests.children.misbehaving import SERVICE, Do, Said
 parent.ENTRY = SERVICES[SERVICE] = "tests.children.misbehaving"
-with parent.Child(SERVICE, Said, program={program!r}) as child:
+with parent.Child(SERVICE, Said) as child:
     print(child.process_id, child.ask(Do("begets")).number, flush=True)
     child.send(Do("hangs"))
     sys.stdin.read()
 """
 
 
-def test_a_child_ends_when_its_parent_is_killed(program: str | None) -> None:
+def test_a_child_ends_when_its_parent_is_killed() -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT.format(program=program)],
+        [sys.executable, "-c", PARENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=REPOSITORY,
@@ -368,10 +333,3 @@ def test_a_group_ends_the_children_of_all_threads() -> None:
     assert [ended(each).signal for each in ends] == ["SIGKILL"] * 3
     with started() as late, pytest.raises(ChildrenEndedError):
         group.add(late)
-
-
-def test_every_service_is_one() -> None:
-    with pytest.raises(
-        ValueError, match=r"'nothing' is no service; the services are bench, compile, devices, families, keys"
-    ):
-        Child("nothing", Said)

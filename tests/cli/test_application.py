@@ -142,42 +142,6 @@ def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(
     assert done.document["error"]["kind"] == "interrupted"
 
 
-def test_a_signal_waits_for_what_a_compile_imports(small_set: Path, tmp_path: Path) -> None:
-    hook = _SIGNAL_AT_IMPORT.format(modules=["orchestrator.cli.compiling"]).replace(
-        "        if name in", "        print(name, file=sys.stderr)\n        if name in"
-    )
-    # With one processor the command line is parsed first, and nothing is imported beside that.
-    two = "import os\nos.sched_getaffinity = lambda _: {0, 1}\n"
-    (tmp_path / "sitecustomize.py").write_text(two + hook)
-    environment = {"PYTHONPATH": f"{tmp_path}:{REPOSITORY}"}
-    done = run_program("compile", small_set, "-d", "simulated", "--json", environment=environment)
-    assert done.code == ExitCode.INTERRUPTED, done.err
-    assert done.document["error"]["kind"] == "interrupted"
-    imported = done.err.split()
-    assert "orchestrator.supervise.service" in imported[imported.index("orchestrator.cli.compiling") :]
-
-
-_IGNORED = """
-import os, signal
-from orchestrator.process import interrupted_by_signals
-class Dying:
-    def __del__(self):
-        os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(1000): pass
-def main():
-    with interrupted_by_signals():
-        try:
-            Dying()
-            signal.pause()
-        except KeyboardInterrupt:
-            return "interrupted"
-"""
-
-
-def test_a_signal_where_python_ignores_exceptions_comes_again() -> None:
-    assert run_on_device(None, _IGNORED) == "interrupted"
-
-
 _ALARM = """
 import signal
 from orchestrator.process import interrupted_by_signals
@@ -186,10 +150,6 @@ def main():
         signal.raise_signal(signal.SIGALRM)
         return "nothing"
 """
-
-
-def test_an_alarm_from_outside_is_nothing() -> None:
-    assert run_on_device(None, _ALARM) == "nothing"
 
 
 def test_help_loads_nothing_that_only_work_needs() -> None:

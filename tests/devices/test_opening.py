@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.device import Device
 from orchestrator.devices.drm_shim import variables_of
-from orchestrator.devices.opening import OpeningAhead
-from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.selectors import Selector, environment_of, needed_at_start
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 
@@ -191,77 +186,6 @@ def test_a_child_sets_the_environment_of_the_device_that_it_opens() -> None:
     name, caches = run_on_device(None, _CHILD, environment=_UNSET | needed_at_start("radv:navi31"))
     assert "NAVI31" in name
     assert caches.startswith("disabled: ")
-
-
-class _Opener:
-    """Opens simulated devices and notes as what, and in which thread."""
-
-    def __init__(self) -> None:
-        self.asked: list[DeviceRequest] = []
-        self.threads: list[threading.Thread] = []
-        self.devices: list[_Closing] = []
-
-    def __call__(self, request: DeviceRequest) -> Device:
-        self.asked.append(request)
-        self.threads.append(threading.current_thread())
-        if len(self.asked) > 2:
-            raise NoDeviceError("there are no more")
-        self.devices.append(_Closing(SimulatedOptions(request=request)))
-        return self.devices[-1]
-
-
-class _Closing(SimulatedDevice):
-    closed = False
-
-    def close(self) -> None:
-        self.closed = True
-        super().close()
-
-
-def test_a_device_is_opened_before_it_is_asked_for_and_given_once() -> None:
-    opener, request = _Opener(), DeviceRequest()
-    ahead = OpeningAhead(request, opener)
-    device = ahead.opened(DeviceRequest())
-    other = ahead.opened(request)
-    assert opener.asked == [request, request]
-    assert [each is threading.current_thread() for each in opener.threads] == [False, True]
-    assert [device, other] == opener.devices
-    assert device is not other
-    assert not any(each.closed for each in opener.devices)
-    with pytest.raises(NoDeviceError, match="no more"):
-        ahead.opened(request)
-
-
-def test_a_device_opened_as_another_one_is_closed() -> None:
-    opener, wanted = (
-        _Opener(),
-        DeviceRequest().plus(frozenset({("VkPhysicalDeviceFeatures", "geometryShader")})),
-    )
-    device = OpeningAhead(DeviceRequest(), opener).opened(wanted)
-    assert opener.asked == [DeviceRequest(), wanted]
-    assert device is opener.devices[1]
-    assert [each.closed for each in opener.devices] == [True, False]
-
-
-@pytest.mark.parametrize("error", [None, NoDeviceError("it is gone")])
-def test_something_begins_with_a_device_before_it_is_given(error: NoDeviceError | None) -> None:
-    opener, begun = _Opener(), []
-
-    def begin(device: Device) -> None:
-        begun.append((device, threading.current_thread()))
-        if error is not None:
-            raise error
-
-    device = OpeningAhead(DeviceRequest(), opener, begin).opened(DeviceRequest())
-    assert begun == [(device, opener.threads[0])]
-
-
-def test_what_is_wrong_with_a_device_is_told_to_who_asks_for_it() -> None:
-    def refuse(request: DeviceRequest) -> Device:
-        raise NoDeviceError(f"nothing is opened as {request.others}")
-
-    with pytest.raises(NoDeviceError, match="nothing is opened"):
-        OpeningAhead(DeviceRequest(), refuse).opened(DeviceRequest())
 
 
 _LOADED = """

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import trio
-from attrs import evolve
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device
@@ -26,7 +25,6 @@ from orchestrator.run import planning
 from orchestrator.run.compile import compile_set
 from orchestrator.run.keeping import CacheFileStore
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.planning import CompilePlan, expect_plan
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.steering import Steering
 from orchestrator.sets.archive import reader
@@ -34,16 +32,15 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import SetPlan, encode_plan
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_store import BinaryStore, DiskFullError, PutReport
-from orchestrator.stores.cache_file import SaveReport, cache_path
+from orchestrator.stores.cache_file import SaveReport
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
-from orchestrator.stores.files.atomic_file import FileOperations, content_hash128
+from orchestrator.stores.files.atomic_file import FileOperations
 from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN
-from orchestrator.stores.plan_file import read_plan, save_plan
+from orchestrator.stores.plan_file import save_plan
 from tests.run.small_sets import BLUR
 
 NAVI21 = "radv:navi21"
@@ -444,44 +441,3 @@ def test_a_device_without_a_plan_takes_that_of_another(
         assert again.skipped == before.skipped
         assert told(again) == []
     assert len(plans(tmp_path)) == 2
-
-
-def test_whether_a_plan_of_all_of_a_set_is_there_is_known_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    options = CompileOptions(workers=1)
-    compiled(sample_path(), tmp_path)
-    (path,) = plans(tmp_path)
-    with PipelineSet.open(sample_path()) as source:
-        found = CompilePlan(source, options, tmp_path).find()
-        assert found is not None
-        assert expect_plan(source, options, tmp_path) == found.groups[0].group.request
-        assert not expect_plan(source, evolve(options, plan=False), tmp_path)
-        assert not expect_plan(source, evolve(options, selector="lavapipe"), tmp_path)
-        assert not expect_plan(source, evolve(options, subset=Subset(1, 2)), tmp_path)
-        assert not expect_plan(PipelineSet.from_records(MemoryRecords()), options, tmp_path)
-        with monkeypatch.context() as patched:
-            patched.setattr("orchestrator.run.planning.VERSION", "another")
-            assert not expect_plan(source, options, tmp_path)
-        whole = path.read_bytes()
-        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-        assert expect_plan(source, options, tmp_path)  # what it holds is proven when it is taken
-        damaged = CompilePlan(source, options, tmp_path)
-        assert damaged.find() is None
-        assert [each.rpartition(": ")[2] for each in damaged.notes] == [
-            "the content does not have the hash that was saved with it"
-        ]
-        path.write_bytes(whole)
-        assert expect_plan(source, options, tmp_path)
-        plan = CompilePlan(source, options, tmp_path).find()
-        identity = read_plan(path)[0]
-        assert plan is not None
-        assert identity is not None
-        part = SetPlan(plan.facts, plan.groups, (plan.groups[-1].group,))
-        of = evolve(identity.identity, device=content_hash128(b""))
-        cache_file = cache_path(tmp_path, opener()(DeviceRequest()).identity)
-        assert save_plan(cache_file, of, encode_plan(part, source.module_place)) == path
-        assert not expect_plan(source, options, tmp_path)
-        assert expect_plan(source, options, tmp_path, whole=False) == plan.groups[0].group.request
-        path.write_bytes(path.read_bytes()[:-1])
-        assert not expect_plan(source, options, tmp_path)

@@ -340,6 +340,10 @@ def open_newer(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(identity=simulated_identity(driver_version=2), request=request))
 
 
+def open_with_a_bug(request: DeviceRequest) -> SimulatedDevice:
+    raise ZeroDivisionError("a bug")
+
+
 def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     raise NoDeviceError("none here")
 

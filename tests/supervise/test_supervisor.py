@@ -7,7 +7,6 @@ import random
 import re
 import resource
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -15,7 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import msgspec
 import numpy as np
 import pytest
 import trio
@@ -25,32 +23,23 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from orchestrator.devices.binaries import PipelineBinary
 from orchestrator.devices.device import (
     CacheMode,
-    DeviceCapabilities,
     DriverStep,
 )
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import (
-    SimulatedDevice,
     simulated_identity,
 )
 from orchestrator.errors import ArchiveError, DeviceError, NoDeviceError
-from orchestrator.registry import registry
 from orchestrator.run.compile import compile_set
 from orchestrator.run.limits import AddressSpaceError, MemoryLimitError
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus, Progress, SaveReason, Supervision
 from orchestrator.run.steering import Steering
-from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.decoder import Decoder
-from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
-from orchestrator.sets.shared_set import Shared, SharedSet, decoding_processes
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
@@ -59,9 +48,8 @@ from orchestrator.stores.run_notes import durations_path, read_durations
 from orchestrator.supervise import server as server_module
 from orchestrator.supervise import supervisor
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.in_flight import Flight, InFlightTable
-from orchestrator.supervise.server import CompileServer, ImageTables, Open, Try, first_request
-from orchestrator.supervise.service import _decoded, _processes_to_fork, _Server
+from orchestrator.supervise.in_flight import InFlightTable
+from orchestrator.supervise.server import CompileServer, ImageTables, first_request
 from orchestrator.supervise.supervisor import (
     DriverOutput,
     _Death,
@@ -74,7 +62,7 @@ from orchestrator.supervise.trial import SuspectTrials, Verdict
 from tests.children.test_children import until
 from tests.run.small_sets import MARKER, write_applications, write_small_set
 from tests.supervise.processes import children
-from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly, open_good
+from tests.supervise.supervised_devices import KEYS, SHORT_S, open_deadly
 
 DEVICES = "tests.supervise.supervised_devices"
 ONE_GIB = TrialLimits(memory_bytes=1 << 30)
@@ -158,133 +146,15 @@ async def test_it_compiles_as_in_one_process(archive: Path, tmp_path: Path) -> N
     assert again.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
 
-def test_a_decoder_is_told_what_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[tuple[object, ...]] = []
-
-    def noted(
-        source: PipelineSet, count: int, subset: Subset, lacking: Callable[[], tuple[object, ...]]
-    ) -> None:
-        told.append((source, count, subset, lacking()[0]))
-
-    monkeypatch.setattr(Decoder, "start", noted)
-    subset = Subset(1, 2)
-    with PipelineSet.open(sample_path()) as sample:
-        for selector in ("", "radv:navi21"):
-            _decoded(Shared(sample), CompileOptions(selector=selector, subset=subset), 2)
-    depth_24 = {number for number, each in registry().formats.items() if "_D24_" in each.name}
-    assert told == [(sample, 2, subset, frozenset()), (sample, 2, subset, depth_24)]
-
-
-@pytest.mark.parametrize(
-    ("options", "opens"),
-    [
-        (CompileOptions(), True),
-        (CompileOptions(mode=CacheMode.BINARIES), False),
-        (CompileOptions(identifiers=True), False),
-        (CompileOptions(trial_limits=TrialLimits(opener=f"{DEVICES}:open_good")), False),
-        (CompileOptions(subset=Subset(keys=frozenset({1}))), False),
-    ],
-)
-def test_the_first_device_is_opened_while_a_worker_imports(
-    options: CompileOptions, opens: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[tuple[DeviceRequest, list[Flight]]] = []
-
-    def opened(
-        _opener: str, _selector: str, request: DeviceRequest, *, driver_caches: bool
-    ) -> SimulatedDevice:
-        assert not driver_caches
-        asked.append((request, table.flights()))
-        return open_good(request)
-
-    monkeypatch.setattr("orchestrator.supervise.service.open_for_child", opened)
-    table = InFlightTable(os.memfd_create("table"))
-    with PipelineSet.open(sample_path()) as sample:
-        first = sample.groups[0].request
-        planned = first.plus(frozenset({("VkPhysicalDeviceFeatures", "geometryShader")}))
-        for expected in (None, planned) if opens else (None,):
-            asked.clear()
-            server = _Server(cast("Any", None), Shared(sample), table, Open((), table.descriptor, 0, "", ""))
-            opener = server._opener(options, sample, expected)
-            for each in [each for each in threading.enumerate() if each.name == "open-device"]:
-                each.join()
-            assert [request for request, _ in asked] == ([expected or first] if opens else [])
-            opener(expected or first).close()
-            assert [request for request, _ in asked] == [expected or first]
-            assert [[each.step for each in flights] for _, flights in asked] == [[DriverStep.OPEN]]
-    assert not table.flights()
-    os.close(table.descriptor)
-
-
-def test_what_every_trial_needs_is_done_once_before_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    events: list[object] = []
-
-    def load(opener: str, selector: str, *, driver_caches: bool, wait: bool) -> None:
-        events.append((opener, selector, driver_caches, wait))
-
-    def fork(_: object, number: int, _work: object) -> None:
-        events.append((number, opened._scanned is not None))
-
-    monkeypatch.setattr("orchestrator.supervise.service.load_driver", load)
-    monkeypatch.setattr(_Server, "_fork", fork)
-    opened = Archive.open(sample_path(), indexed=False)
-
-    def build(source: PipelineSet, jobs: Sequence[PipelineJob], device: DeviceCapabilities) -> BuiltImage:
-        events.append([each.key for each in jobs])
-        return build_image(source, jobs, device)
-
-    monkeypatch.setattr("orchestrator.sets.image.builder.build_image", build)
-    with PipelineSet.from_records(opened) as sample:
-        server = _Server(cast("Any", None), Shared(sample), cast("Any", None), Open((), 0, 0, "", "lavapipe"))
-        options = msgspec.msgpack.encode(CompileOptions(selector="lavapipe", driver_caches=True))
-        job = sample.pipelines[0]
-        jobs = ((job.kind.value, job.key),)
-        server.do(Try(1, options, b"", jobs))
-        server.do(Try(2, options, b"", jobs))
-    opened.close()
-    loaded = ("", "lavapipe", True, True)
-    assert events == [[job.key], loaded, (1, True), (2, True)]
-
-
-async def test_a_large_set_is_decoded_by_several_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_set_is_decoded_by_several_processes(tmp_path: Path) -> None:
     large = tmp_path / "large.foz"
     with PipelineSet.open(sample_path()) as sample, ArchiveWriter(large) as writer:
         sample.copy_to(writer)
-        monkeypatch.setattr("orchestrator.supervise.service.available_workers", lambda: 2)
-        assert _processes_to_fork(Shared(sample), CompileOptions(workers=1), has_imported=False) == 0
-        assert _decoded(Shared(sample), CompileOptions(workers=1), 0) is sample
-        assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=False) == 1
-        assert _processes_to_fork(Shared(sample), CompileOptions(workers=2), has_imported=True) == 0
         writer.add(RecordTag.SHADER_MODULE, 1, random.Random(1).randbytes(4 << 20))  # of no pipeline
-        whole = sample.pipelines
-    with PipelineSet.open(large) as opened:
-        monkeypatch.setattr("orchestrator.supervise.service.available_workers", lambda: 8)
-        count = _processes_to_fork(Shared(opened), CompileOptions(), has_imported=True)
-        assert count > 1
-        shared = _decoded(Shared(opened), CompileOptions(), count)
-        assert isinstance(shared, SharedSet)
-        assert shared.decoder is not None
-        shared.decoder.close()
     report = await supervised(large, "open_good", tmp_path / "cache")
     alone = await supervised(sample_path(), "open_good", tmp_path / "other")
-    assert len(report.pipelines) == len(whole) > 128
+    assert len(report.pipelines) > 128
     assert (report.counts(), report.skipped, report.failed) == (alone.counts(), alone.skipped, alone.failed)
-
-
-def test_as_many_processes_decode_as_pay() -> None:
-    def count(processors: int, workers: int | None = None) -> int:
-        return decoding_processes(set_bytes, processors, workers or processors)
-
-    set_bytes = 5 << 19
-    assert [count(each) for each in (1, 2, 4, 16)] == [0, 1, 3, 6]
-    assert [count(16, 2), count(16, 1), count(2, 16)] == [2, 0, 1]
-    set_bytes = 1 << 17
-    assert [count(each) for each in (1, 2, 16)] == [0, 1, 1]
-    assert [count(16, 1), count(16, 2)] == [0, 1]
-    set_bytes = 1 << 14
-    assert count(16) == 0
 
 
 async def test_whoever_ends_the_process_is_blamed_and_the_rest_is_kept(archive: Path, tmp_path: Path) -> None:
@@ -664,20 +534,10 @@ async def test_memory_that_is_too_little_for_all_together_blames_nobody(
     assert load_quarantine(tmp_path / "cache", simulated_identity()).profile is None
 
 
-async def test_a_bug_before_any_driver_is_called_one_at_once(
-    archive: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("of the program")
-
-    # A fork has what this process has, so it fails, too.
-    monkeypatch.setattr("orchestrator.supervise.service.open_paths", fail)
-    server = CompileServer.start([str(archive)], CompileOptions(), fork=True)
-    with pytest.raises(
-        RuntimeError, match="ZeroDivisionError in the process that compiles: of the program"
-    ) as bug:
-        await compile_supervised([str(archive)], CompileOptions(), server=server)
-    assert "Traceback (most recent call last)" in "".join(bug.value.__notes__)
+async def test_a_bug_is_called_one_at_once(archive: Path) -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError in the process that compiles: a bug") as bug:
+        await supervised(archive, "open_with_a_bug")
+    assert "in open_with_a_bug" in "".join(bug.value.__notes__)
 
 
 async def test_the_next_run_leaves_culprits_out_and_says_the_same(archive: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from orchestrator.children.protocol import Channel
+from orchestrator.children.serving import Channel
 
 _TEXT_CAP = 2000
 _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")

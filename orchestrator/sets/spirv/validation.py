@@ -19,14 +19,14 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from attrs import field, frozen, validators
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
-from orchestrator.children.protocol import ChildLimits
 from orchestrator.sets.spirv.val_batch import Judge, Judged
 from orchestrator.sets.spirv.walk import OP_FUNCTION, SpirvError, instructions, spirv_words
-from orchestrator.temporary import temporary_folder
 
 PROGRAM = "spirv-val"
 OPTIONS = (
@@ -120,10 +120,10 @@ def validate_modules(
         OSError: There is no place for temporary files, or no process can be started.
     """
     bounds, group = limits or ValidationLimits(), children or ChildGroup()
-    with temporary_folder("spirv") as folder:
+    with TemporaryDirectory(prefix="orchestrator-spirv-") as folder:
         paths: list[tuple[int, str]] = []
         for key, code in modules:
-            path = folder / f"{key:016x}.spv"
+            path = Path(folder, f"{key:016x}.spv")
             path.write_bytes(without_source_notes(code))
             paths.append((key, str(path)))
         batches = [paths[number::processes] for number in range(min(processes, len(paths)))]
@@ -153,7 +153,7 @@ def _judge(
     """Judge a batch, with a new child after each module that ended one."""
     found: dict[int, Judgement] = {}
     left = deque(paths)
-    bounds = ChildLimits(cpu_s=limits.cpu_s, memory_bytes=limits.memory_bytes)
+    bounds = limits.cpu_s, limits.memory_bytes
     while left:
         with Child[Judged]("spirv-val", Judged, limits=bounds) as child:
             group.add(child)

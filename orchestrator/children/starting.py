@@ -1,0 +1,49 @@
+"""Starts a child: a new interpreter that serves this one. Imports little, so that a program may begin so."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+ENTRY = "orchestrator.children"
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120
+
+
+def start_service(
+    service: str,
+    *arguments: str,
+    environment: Mapping[str, str] | None = None,
+    program: str = sys.executable,
+    descriptors: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a child in a session and a process group of its own, with a pipe at each standard stream.
+
+    Args:
+        service: Name of the service.
+        arguments: See `serving.main`.
+        environment: All its environment variables, except PYTHONPATH; None for those of this process.
+        program: The Python interpreter.
+        descriptors: Further open files that it inherits, under the same numbers.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    return subprocess.Popen(
+        # -P: does not import modules from the working directory, unless this process does.
+        [program, "-P", "-m", ENTRY, service, *arguments],
+        bufsize=0,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**(os.environ if environment is None else environment), "PYTHONPATH": _import_path()},
+        start_new_session=True,
+        pass_fds=descriptors,
+    )
+
+
+def _import_path() -> str:
+    """This process's import path, so that a child finds the same modules, this package among them."""
+    paths = [path for each in sys.path if os.path.exists(path := os.path.abspath(each))]  # noqa: PTH100, PTH110
+    return os.pathsep.join(paths if _ROOT in paths else [_ROOT, *paths])

@@ -1,0 +1,71 @@
+"""Starts the process that compiles, with the memory that it shares with this one; it can be begun ahead.
+
+A program that will compile begins that process before it imports anything large (`start_ahead`): both import
+at the same time. So this module imports little.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from orchestrator.children.starting import start_service
+from orchestrator.malloc import compiling_environment
+
+SERVICE = "compile"
+
+
+class StartedServer:
+    """A process that waits to be told what to compile, and descriptors of memory that it has, too.
+
+    Attributes:
+        process: The process.
+        table: Of an `InFlightTable`.
+        payloads: For what is longer than a frame.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
+        self.payloads = os.memfd_create("orchestrator-payloads", os.MFD_CLOEXEC)
+        try:
+            self.process: subprocess.Popen[bytes] = start_service(
+                SERVICE,
+                environment=compiling_environment(os.environ | environment),
+                descriptors=(self.table, self.payloads),
+            )
+        except BaseException:
+            self.close_memory()
+            raise
+
+    def close_memory(self) -> None:
+        """Close the descriptors."""
+        os.close(self.table)
+        os.close(self.payloads)
+
+
+_ahead: list[StartedServer] = []
+
+
+@contextmanager
+def server_ahead() -> Iterator[None]:
+    """Start a server for the first `started_server` of the block; it is ended if nobody takes it."""
+    _ahead.append(StartedServer({}))
+    try:
+        yield
+    finally:
+        while _ahead:
+            left = _ahead.pop()
+            left.process.kill()
+            left.process.communicate()
+            left.close_memory()
+
+
+def started_server(environment: Mapping[str, str]) -> StartedServer:
+    """A server; one that was started ahead where nothing must be added to its environment.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    return _ahead.pop() if _ahead and not environment else StartedServer(environment)

@@ -1,0 +1,90 @@
+"""The start of `compile`: its command line is parsed while its child imports, and no process stays."""
+
+from __future__ import annotations
+
+import signal
+import uuid
+from pathlib import Path
+
+import pytest
+
+from orchestrator.cli.errors import ExitCode
+from tests.children.test_children import until
+from tests.cli.conftest import run_program, run_python
+
+
+def test_wrong_usage_is_told_once() -> None:
+    done = run_program("compile", "sample", "--mode", "fast")
+    assert done.code == ExitCode.BAD_INPUT
+    assert done.out == ""
+    assert done.err.count("fast") == 1
+    assert "`orchestrator compile --help`" in done.err
+
+
+KILLED = """
+import os, signal, sys
+
+class Killer:
+    def find_spec(self, name, path=None, target=None):
+        if name == WHERE and os.getpid() == PROGRAM:
+            os.kill(PROGRAM, signal.SIGKILL)
+
+PROGRAM, WHERE = os.getpid(), sys.argv.pop(1)
+sys.meta_path.insert(0, Killer())
+from orchestrator.cli import main
+main()
+"""
+MOMENTS = (
+    "cyclopts",  # the child imports
+    "orchestrator.cli.compiling",
+    "orchestrator.supervise.server",  # the child may wait for its first request
+    "orchestrator.cli.progress",  # it compiles
+    "orchestrator.supervise.supervisor",
+)
+
+
+@pytest.mark.parametrize("where", MOMENTS)
+def test_no_process_stays_wherever_the_start_is_killed(where: str, small_set: Path, tmp_path: Path) -> None:
+    mark = f"ORCHESTRATOR_TEST_MARK={uuid.uuid4().hex}"
+    name, _, value = mark.partition("=")
+    arguments = ["compile", str(small_set), "-d", "simulated", "-q", "--cache-dir", str(tmp_path / "cache")]
+    done = run_python("-c", KILLED, where, *arguments, environment={name: value})
+    assert done.code == -signal.SIGKILL, done.err
+    until(lambda: not _marked(mark.encode()))
+
+
+def _marked(mark: bytes) -> list[int]:
+    """Processes with a variable in their environment."""
+    found = []
+    for each in Path("/proc").iterdir():
+        if each.name.isdigit():
+            try:
+                variables = (each / "environ").read_bytes()
+            except OSError:
+                continue  # it has ended, or is somebody else's
+            if mark in variables.split(b"\0"):
+                found.append(int(each.name))
+    return found
+
+
+@pytest.mark.parametrize("where", ["cyclopts", "orchestrator.cli.compiling", "orchestrator.cli.progress"])
+def test_a_signal_to_all_while_it_is_parsed_ends_it_with_a_document(where: str, tmp_path: Path) -> None:
+    source = KILLED.replace("os.kill(PROGRAM, signal.SIGKILL)", "os.killpg(0, signal.SIGINT)")
+    arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path)]
+    done = run_python("-c", source, where, *arguments, start_new_session=True)
+    assert done.code == ExitCode.INTERRUPTED
+    assert done.document["error"]["kind"] == "interrupted"
+    assert done.err == "error: interrupted before it was done\n"
+
+
+def test_a_caller_that_ignores_the_end_of_children_is_no_reason_to_wait_for_ever(tmp_path: Path) -> None:
+    # What is ignored stays so across execve, and then the system reaps what this process waits for.
+    source = """
+import os, signal, sys
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+os.execv(sys.executable, [sys.executable, "-m", "orchestrator", *sys.argv[1:]])
+"""
+    arguments = ["compile", "sample", "-d", "simulated", "--json", "--cache-dir", str(tmp_path / "cache")]
+    done = run_python("-c", source, *arguments)
+    assert done.code == ExitCode.OK, done.err
+    assert done.document["outcomes"]["compiled"] > 0
