@@ -51,7 +51,7 @@ from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Featu
 from orchestrator.errors import DeviceError, DriverError, OrchestratorError, expect
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
-from orchestrator.run.execution import lacking_code, run_pipelines, scheduler_of
+from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.limits import memory_is_short
@@ -83,17 +83,16 @@ from orchestrator.run.records import (
     RunReport,
     Savings,
     SetRecord,
-    SlowInFlight,
     Stage,
     SubsetRecord,
     Tally,
-    TimeToGo,
     Timing,
     Versions,
     problem_outcomes,
     status_code,
 )
 from orchestrator.run.steering import STEERED_BATCHES_S, Settlement, Steering
+from orchestrator.run.workers import lacking_code
 from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
 from orchestrator.sets.image.built import BuiltImage
@@ -179,7 +178,6 @@ class CompileSchedule:
     _keys: list[bytes | None] | None = field(default=None, init=False, repr=False)
     _asked: int = field(default=0, init=False)
     _scheduler: Scheduler | None = field(default=None, init=False)
-    _time_to_go: TimeToGo | None = field(default=None, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._estimated_ns = estimated_costs(self.image, self.recorded_ns)
@@ -284,29 +282,7 @@ class CompileSchedule:
             pipeline_keys=self._keys,
             priority=Priority.BACKGROUND if self.steered else Priority.SOON,
         )
-        # Recorded costs are known at once; estimates, and how much of a cache is there, have to be tried.
-        recorded_ns = self._estimated_ns[self.recorded_ns > 0].sum()
-        trusted = self.held is None and bool(recorded_ns > _MOSTLY * self._estimated_ns.sum())
-        self._time_to_go = TimeToGo(made, self.workers, trusted=trusted)
         return made
-
-    def eta_s(self, now_ns: int) -> float | None:
-        """Seconds to go in this run, by costs; None until something is known of them. Any one clock."""
-        return None if self._time_to_go is None else self._time_to_go.eta_s(now_ns)
-
-    def slowest(self, now_ns: int) -> SlowInFlight | None:
-        """What has been in the driver the longest, of what `eta_s` saw; the same clock."""
-        found = None if self._time_to_go is None else self._time_to_go.slowest(now_ns)
-        if found is None or not len(found[0].indices):
-            return None
-        assignment, age_ns = found
-        index = int(assignment.indices[self._estimated_ns[assignment.indices].argmax()])
-        return SlowInFlight(
-            Hash(int(self.image.keys[index])),
-            self.image.kind_of(index),
-            len(assignment.indices),
-            round(age_ns / 1e9, 1),
-        )
 
     def savings(self, report: RunReport) -> Savings:
         """Compiles that the run did not make, because it made the same one before.
@@ -932,10 +908,6 @@ class CompileJob:
         self._tell_saved(cache)
         if self._schedule is not None:
             self._cancelled = len(self._schedule.image) - progress.total
-        if self._schedule is not None and progress.done < progress.total:
-            now_ns = progress.started_ns + round(progress.elapsed_s * 1e9)
-            eta_s = self._schedule.eta_s(now_ns)
-            progress = msgspec.structs.replace(progress, eta_s=eta_s, slowest=self._schedule.slowest(now_ns))
         cancelled = self._cancelled_before + self._cancelled
         self.on_progress(self._tally.during(progress, len(self._beside), cancelled))
 

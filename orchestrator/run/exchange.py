@@ -1,16 +1,12 @@
-"""`Exchange`: where workers end batches and get new ones, and where a caller steers.
+"""`Exchange`: the scheduler of a run behind one lock, with a clock, and a place to wait for changes.
 
-The scheduler of a run behind one lock, with a clock, and a place to wait until something changed.
+    worker:   swap ──> its batch has ended, and its next one, or what to wait for
+    session:  with steering() ──> change ──> workers that wait ask again
 
-    worker:  swap ──> its batch has ended, and its next one, or what to wait for
-    caller:  with steering() ──> change ──> workers that wait ask again
-
-Guarantees: events reach the scheduler one at a time. No change is missed by who waits: an answer comes with
-the number of changes up to it, and waiting ends as soon as there was another. A worker is not woken by what
-gives it no work: each time costs a change of threads, and with many workers those add up to more than a frame
-has. After the end of the time limit no batch begins; one that has begun is never cut short.
-Assumptions: the lock is held for microseconds, and what belongs to each batch does not release the GIL in it,
-so it is hardly ever contended. What is rare may: large sets put in order, followers, links.
+Guarantees: events reach the scheduler one at a time. A waiting task misses no change: an answer comes with
+the number of changes up to it. A change without work for a worker does not wake it, because each waking
+costs a change of threads. No batch begins after the end of a time limit; one that has begun is never cut.
+Assumptions: the lock is held for microseconds, so it is hardly ever contended.
 """
 
 from __future__ import annotations
@@ -20,180 +16,105 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-import numpy as np
 import trio
+from attrs import define, field
 
 from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
 from orchestrator.schedule.jobs import Int32s
 
-_NONE = np.empty(0, np.int32)
 _WAIT = Wait()
 
 
-class Exchange:
-    """The scheduler, shared by the workers and who steers.
+@define(eq=False)
+class BatchResult:
+    """What became of a batch.
 
-    `swap`, `unneeded`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; all
-    else belongs to the trio thread.
+    Attributes:
+        reasons: Pipelines that were not created, with the reason.
+        hits: How many of the others a cache held; the rest counts as compiled.
+        elapsed_ns: What the batch took; of compiles, in the driver.
+        missed: Pipelines that were not found without their code; None for none.
+    """
+
+    reasons: Mapping[int, str] = field(factory=dict)
+    hits: int = 0
+    elapsed_ns: int = 0
+    missed: Int32s | None = None
+
+
+class Exchange:
+    """The scheduler, shared by the workers and the session.
+
+    `swap`, `unneeded`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; the
+    rest belongs to the trio thread.
 
     Args:
-        scheduler: Who decides what is next; nobody else may use it from now on.
-        on_change: Called in the trio thread after changes while somebody listens.
+        scheduler: The scheduler; nobody else may change it from now on.
         clock_ns: A monotonic clock, nanoseconds.
 
     Attributes:
+        scheduler: The scheduler; without the lock only single numbers of it may be read.
         cancelled: Whether nothing more is handed out.
         device_lost: Why the device is gone, or "".
         out_of_time: Whether a worker was sent away, though there were jobs, because the time was over.
+        held: Whether workers wait for more time when it is over.
+        on_change: Called once in the trio thread after the next change, or when nothing goes on any more.
         on_missed: Called in the trio thread with jobs that wait for their code from now on.
         on_steered: Called in the trio thread when the order of jobs may have changed.
-        held: Whether workers wait for more time when it is over.
-        patient: How many look at `changes` now and then: they are told when nothing goes on any more.
-        on_next: Called once in the trio thread after the next change, for them.
         on_begun: Called once in the trio thread when all workers have asked for work.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        on_change: Callable[[], None] | None = None,
-        clock_ns: Callable[[], int] = time.perf_counter_ns,
-    ) -> None:
-        self._scheduler = scheduler
-        self._on_change = on_change
+    def __init__(self, scheduler: Scheduler, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+        self.scheduler = scheduler
         self._clock_ns = clock_ns
         self._timed = False
         self._lock = threading.Lock()
         self._changes = 0
         self._waiting = 0
-        self._listeners = 0
-        # Workers that asked in vain, and those of them to whom the end of a batch may give something to do.
+        # Workers that asked in vain, and those of them for which the end of a batch may give work.
         self._idle: set[int] = set()
         self._expectant: set[int] = set()
         # Whether some of them wait although hits are left, since enough workers take hits.
         self._not_needed = False
+        self._asked: set[int] = set()
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()
         self.cancelled = False
         self.device_lost = ""
         self.out_of_time = False
+        self.held = False
+        self.on_change: Callable[[], None] | None = None
         self.on_missed: Callable[[Int32s], None] | None = None
         self.on_steered: Callable[[], None] | None = None
-        self.held = False
-        self.patient = 0
-        self.on_next: Callable[[], None] | None = None
         self.on_begun: Callable[[], None] | None = None
-        self._asked: set[int] = set()
-
-    @property
-    def call_limit(self) -> int:
-        """Most pipelines in one call to the driver."""
-        return self._scheduler.options.batch_limit
-
-    @property
-    def in_flight(self) -> int:
-        """Pipelines in a driver call."""
-        return self._scheduler.in_flight
-
-    @property
-    def unassignable(self) -> Mapping[int, str]:
-        """Pipelines that the scheduler will not assign, with the reason; read while no worker runs."""
-        return self._scheduler.unassignable
-
-    @property
-    def shares_outcomes(self) -> bool:
-        """Whether pipelines may get the outcome of others and not be created."""
-        return self._scheduler.shares_outcomes
-
-    @property
-    def shared(self) -> tuple[Int32s, Int32s]:
-        """Pipelines that have the outcome of others now, and those others."""
-        if not self.shares_outcomes:
-            return _NONE, _NONE
-        with self._lock:
-            return self._scheduler.shared()
-
-    @property
-    def changes(self) -> int:
-        """How many changes there were; at any time, from any thread."""
-        return self._changes
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, and no worker gets anything unless something new happens."""
-        return len(self._idle) == self._scheduler.workers and not self._scheduler.in_flight
-
-    # --- workers
+        return len(self._idle) == self.scheduler.workers and not self.scheduler.in_flight
 
     def swap(
-        self,
-        worker: int,
-        ended: Assignment | None,
-        reasons: Mapping[int, str],
-        hits: int = 0,
-        elapsed_ns: int = 0,
-        missed: Int32s | None = None,
+        self, worker: int, ended: Assignment | None = None, result: BatchResult | None = None
     ) -> tuple[Assignment | Wait | Done, int]:
         """End an assignment, if there is one, and ask for the next.
 
-        Args:
-            worker: Who asks.
-            ended: What it has ended.
-            reasons: The pipelines of it that were not created.
-            hits: How many of the others were cache hits; the rest counts as compiled.
-            elapsed_ns: What the batch took.
-            missed: Those that were not found without their code, and now wait for it.
-
         Returns:
-            The answer, and the number of changes up to it, for `wait_changed`. Where the time is over but
-            there may be more, that is Wait.
+            The answer, and the number of changes up to it, for `wait_changed`. Wait if the time is over but
+            there may be more.
         """
-        scheduler = self._scheduler
         with self._lock:
             if ended is not None:
-                compiles = len(ended.indices) - len(reasons) - hits
-                if missed is not None:
-                    compiles -= len(missed)
-                scheduler.finished(
-                    worker,
-                    ended,
-                    reasons,
-                    hits=hits,
-                    compiles=compiles,
-                    elapsed_ns=elapsed_ns,
-                    missed=missed,
-                )
-                if missed is not None and self.on_missed is not None:
-                    self._token.run_sync_soon(self.on_missed, missed)
-                # Who is idle stays so, except those that wait for the end of a batch.
-                self._changed(wake=bool(self._expectant))
-                self._idle -= self._expectant
-                self._expectant.clear()
-            answer = scheduler.request(worker, self._clock_ns() if self._timed else 0)
+                self._end(worker, ended, result or BatchResult())
+            answer = self.scheduler.request(worker, self._clock_ns() if self._timed else 0)
             self._note_asked(worker)
-            if self._not_needed and not scheduler.satisfied:
+            if self._not_needed and not self.scheduler.satisfied:
                 self._not_needed = False
                 self._rouse()
             if isinstance(answer, Assignment):
                 self._idle.discard(worker)
                 self._expectant.discard(worker)
-                return answer, self._changes
-            self._idle.add(worker)
-            if isinstance(answer, Paused):
-                if scheduler.exempts or self.held:
-                    self._expectant.add(worker)
-                if scheduler.open or self.held:
-                    answer = _WAIT
-                else:
-                    self.out_of_time = True
-            elif scheduler.satisfied:
-                self._not_needed = True
-            elif scheduler.queued:
-                self._expectant.add(worker)
-            if isinstance(answer, Wait):
-                self._waiting += 1
-                if (self._listeners or self.patient) and self.at_rest:
-                    self._tell()
+            else:
+                answer = self._idled(worker, answer)
             return answer, self._changes
 
     def unneeded(self, worker: int) -> tuple[Wait | Done | None, int]:
@@ -202,7 +123,7 @@ class Exchange:
         Quick enough for the trio thread, so that such a worker needs no thread of its own.
         """
         with self._lock:
-            answer = self._scheduler.unneeded(worker)
+            answer = self.scheduler.unneeded(worker)
             if answer is not None:
                 self._note_asked(worker)
             if isinstance(answer, Wait):
@@ -215,7 +136,7 @@ class Exchange:
         """Hand out nothing more."""
         with self._lock:
             self.cancelled = True
-            self._scheduler.cancel()
+            self.scheduler.cancel()
             self._rouse()
 
     def lose_device(self, reason: str) -> None:
@@ -234,32 +155,21 @@ class Exchange:
             with self._lock:
                 self._waiting -= 1
 
-    # --- the caller
-
     @contextmanager
     def looking(self) -> Iterator[Scheduler]:
         """Hold the lock, to ask something."""
         with self._lock:
-            yield self._scheduler
+            yield self.scheduler
 
     @contextmanager
     def steering(self, *, reorders: bool = True) -> Iterator[Scheduler]:
         """Hold the lock, to change something, such as the order; workers that wait ask again afterwards."""
         with self._lock:
-            yield self._scheduler
+            yield self.scheduler
             self._rouse()
             if reorders and self.on_steered is not None:
                 with suppress(trio.RunFinishedError):  # a caller that steers what is over
                     self._token.run_sync_soon(self.on_steered, idempotent=True)
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Be told of changes by `on_change`. Look at the schedule only after entering this."""
-        self._listeners += 1
-        try:
-            yield
-        finally:
-            self._listeners -= 1
 
     def limit_time(self, limit_ns: int | None, *, held: bool = False) -> None:
         """Let batches begin for some time from now, and drop an earlier limit; None is no limit.
@@ -274,17 +184,53 @@ class Exchange:
             owes = held or (scheduler.open and scheduler.queued > 0 and not scheduler.in_flight)
             scheduler.set_deadline(deadline_ns, at_least_one=owes and bool(limit_ns))
 
-    # --- inside
+    def _end(self, worker: int, ended: Assignment, result: BatchResult) -> None:
+        missed = result.missed
+        lacking = 0 if missed is None else len(missed)
+        self.scheduler.finished(
+            worker,
+            ended,
+            result.reasons,
+            hits=result.hits,
+            compiles=len(ended.indices) - len(result.reasons) - result.hits - lacking,
+            elapsed_ns=result.elapsed_ns,
+            missed=missed,
+        )
+        if missed is not None and self.on_missed is not None:
+            self._token.run_sync_soon(self.on_missed, missed)
+        # Idle workers stay so, except those that wait for the end of a batch.
+        self._changed(wake=bool(self._expectant))
+        self._idle -= self._expectant
+        self._expectant.clear()
+
+    def _idled(self, worker: int, answer: Wait | Done) -> Wait | Done:
+        scheduler = self.scheduler
+        self._idle.add(worker)
+        if isinstance(answer, Paused):
+            if scheduler.exempts or self.held:
+                self._expectant.add(worker)
+            if scheduler.open or self.held:
+                answer = _WAIT
+            else:
+                self.out_of_time = True
+        elif scheduler.satisfied:
+            self._not_needed = True
+        elif scheduler.queued:
+            self._expectant.add(worker)
+        if isinstance(answer, Wait):
+            self._waiting += 1
+            if self.at_rest:
+                self._tell()
+        return answer
 
     def _note_asked(self, worker: int) -> None:
         if self.on_begun is not None:
             self._asked.add(worker)
-            if len(self._asked) == self._scheduler.workers:
+            if len(self._asked) == self.scheduler.workers:
                 self._token.run_sync_soon(self.on_begun)
                 self.on_begun = None
 
     def _rouse(self) -> None:
-        """Something happened that may give work to any worker."""
         self._idle.clear()
         self._expectant.clear()
         self._changed(wake=True)
@@ -293,12 +239,10 @@ class Exchange:
         self._changes += 1
         if wake and self._waiting:
             self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
-        if self._listeners:
-            self._tell()
-        if (on_next := self.on_next) is not None:
-            self.on_next = None
-            self._token.run_sync_soon(on_next)
+        self._tell()
 
     def _tell(self) -> None:
-        if self._on_change is not None:
-            self._token.run_sync_soon(self._on_change, idempotent=True)
+        if (on_change := self.on_change) is not None:
+            self.on_change = None
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(on_change)

@@ -526,7 +526,6 @@ class OutcomeRecorder:
 
     Attributes:
         table: The outcomes; driver time and worker are set by `attribute`.
-        settled_at_start: Number of pipelines whose outcome was known at the start.
     """
 
     def __init__(
@@ -552,7 +551,6 @@ class OutcomeRecorder:
             )
         self._libraries_of = image.libraries_of if libraries_of is None else libraries_of
         self._links = _links_of(image)
-        self.settled_at_start = 0
         self._show(table)
 
     def _show(self, table: OutcomeTable) -> None:
@@ -637,39 +635,6 @@ class OutcomeRecorder:
         # A pipeline is listed twice where a failed call was repeated; the last cost counts.
         self.table.worker[calls.indices] = np.repeat(calls.worker, calls.sizes)
         self.table.driver_ns[calls.indices] = durations_ns
-
-    def progress(self, *, in_flight: int, started_ns: int, now_ns: int) -> Progress:
-        """Progress of the run.
-
-        Args:
-            in_flight: Pipelines in a driver call.
-            started_ns: When the first job was submitted.
-            now_ns: Now, on the same clock.
-        """
-        counts, total = self.table.counts(), len(self.table)
-        done = total - counts[OutcomeStatus.NOT_RUN]
-        elapsed = max(0, now_ns - started_ns) / 1e9
-        # Pipelines that were settled at the start say nothing about the speed.
-        returned = done - self.settled_at_start
-        rate = returned / elapsed if elapsed > 0 else 0.0
-        eta: float | None = None
-        if done == total:
-            eta = 0.0
-        elif returned > 0 and elapsed >= _ETA_AFTER_S:
-            eta = (total - done) / rate
-        return Progress(
-            total=total,
-            done=done,
-            compiled=counts[OutcomeStatus.COMPILED],
-            hits=counts[OutcomeStatus.CACHE_HIT],
-            failed=counts[OutcomeStatus.FAILED],
-            skipped=counts[OutcomeStatus.SKIPPED],
-            in_flight=min(in_flight, total - done),  # an outcome is here before its batch has ended
-            started_ns=started_ns,
-            elapsed_s=elapsed,
-            rate=rate,
-            eta_s=eta,
-        )
 
 
 def _links_of(image: CreateInfoImage) -> npt.NDArray[np.intp]:
@@ -1989,14 +1954,12 @@ class CompileReport(Record, frozen=True, kw_only=True):
 INTERVAL_S: Final = 0.1
 """Least time between two reports of progress, seconds, except the last one."""
 
-_ETA_AFTER_S: Final = 0.5
-
 
 class SlowInFlight(Record, frozen=True, rename=None):
     """The longest driver call in flight.
 
     Attributes:
-        key: Hash of its pipeline in the set; of several, the one with the highest estimated cost.
+        key: Hash of its pipeline in the set; of several, of the first.
         kind: Its kind.
         pipelines: Number of pipelines in that call.
         age_s: Seconds since the call began, to a tenth.

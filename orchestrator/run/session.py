@@ -4,13 +4,11 @@
                                        ├──────  limit_time, run_for       ├──> exchange ──> workers
     finish / close <── merge, report ──┘        cancel ───────────────────┘
 
-It is the run of `run_pipelines` (execution.py) with a streamed schedule: pipelines are queued as they are
-submitted.
+`run_pipelines` (execution.py) is a session in which everything is submitted before the first batch.
 
-Guarantees, in addition to those of a run:
+Guarantees, in addition to those of a run (workers.py):
 - When `cancel` returns, no driver call for the cancelled pipelines is in flight: none uses a cache for them.
-- A time limit stops between batches. The other pipelines stay queued for the next limit, and their order may
-  be changed in between.
+- A time limit stops between batches. The other pipelines stay queued for the next limit.
 - `submit` waits while the queue is full, and queues pipelines in the given order.
 - Leaving the block waits for all submitted pipelines. Leaving it by an exception, or cancelled, waits only
   for the calls in flight, merges the compiled pipelines, and destroys kept pipelines that were not taken. The
@@ -28,10 +26,9 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -39,22 +36,25 @@ import trio
 from attrs import define, evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, unexpected
 from orchestrator.run.caches import MergedHook
 from orchestrator.run.exchange import Exchange
-from orchestrator.run.execution import Run, execute, lacking_code
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, time_limit_ns
 from orchestrator.run.records import (
     INTERVAL_S,
+    Hash,
     OutcomeStatus,
+    OutcomeTable,
     PipelineOutcome,
     Progress,
     ProgressCallback,
     RunReport,
+    SlowInFlight,
     TimeToGo,
     status_code,
 )
 from orchestrator.run.steering import checked_priority
+from orchestrator.run.workers import Run, execute, lacking_code
 from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.schedule.jobs import Int32s
 
@@ -87,38 +87,39 @@ class PipelineTicket:
         indices: The pipelines, ascending, shape (n,), int32.
     """
 
-    _session: PipelineSession = field(repr=False)
+    session: PipelineSession = field(repr=False)
     indices: Int32s = field(repr=False)
 
     def __len__(self) -> int:
-        """Number of pipelines."""
         return len(self.indices)
 
     @property
     def done(self) -> bool:
         """Whether all of them have an outcome or were cancelled."""
-        return not len(self._session.unsettled(self.indices))
+        return not len(self.session.unsettled(self.indices))
 
     async def wait(self) -> tuple[PipelineOutcome, ...]:
         """Wait until all of them have an outcome or were cancelled, or the session has ended."""
-        return await self._session.wait(self.indices)
+        return await self.session.wait(self.indices)
 
 
 Pipelines: TypeAlias = PipelineTicket | int | Iterable[int]
-"""Pipelines of an image: a ticket, one index, or several."""
+"""Pipelines of a session: a ticket, one index, or several."""
 
-NO_GROUP = -1
-"""Group of pipelines without a group."""
+MOST_LATER: Final = 1 << 18
+"""Most pipelines that may be added to an open session."""
+
+_TICK_S: Final = 0.008  # news of each batch would take the interpreter from workers
+_AT_ONCE: Final = 1024  # most pipelines that enter at once, because workers wait meanwhile
+_NO_GROUP: Final = -1
+_NOTHING: Int32s = np.empty(0, np.int32)
 
 
 def checked_pipelines(count: int, pipelines: Pipelines) -> Int32s:
-    """Indices of pipelines, ascending and distinct.
-
-    Args:
-        count: Number of all pipelines.
-        pipelines: The given ones.
+    """Indices of pipelines below `count`, ascending and distinct.
 
     Raises:
+        TypeError: They are no numbers.
         ValueError: There is no such pipeline.
     """
     if isinstance(pipelines, PipelineTicket):
@@ -134,14 +135,9 @@ def checked_pipelines(count: int, pipelines: Pipelines) -> Int32s:
     return np.unique(wide).astype(np.int32)
 
 
-def checked_group(group: int | None) -> int:
-    """A group's number; `NO_GROUP` for None.
-
-    Raises:
-        ValueError: It is out of range.
-    """
+def _checked_group(group: int | None) -> int:
     if group is None:
-        return NO_GROUP
+        return _NO_GROUP
     if not isinstance(group, int | np.integer) or not 0 <= group < 2**31:
         raise ValueError(f"a group is a number from 0 to 2^31 - 1, not {group!r}")
     return int(group)
@@ -181,55 +177,6 @@ class News:
     settled: Int32s = field(repr=False)
 
 
-MOST_LATER = 1 << 18
-"""Most pipelines that may be added to an open session."""
-
-TICK_S = 0.008
-"""Longest delay of news for tickets and `poll`, s, while workers are busy.
-
-News of each batch would take the interpreter from workers and host some hundred times a second.
-"""
-
-_NOTHING: Int32s = np.empty(0, np.int32)
-_AT_ONCE = 1024
-"""Most pipelines that enter at once, because workers that request a batch wait meanwhile."""
-
-
-_FADE = 0.97
-"""Factor on the weight of earlier frames with each frame, for the share of time that they give."""
-
-
-@frozen
-class Allowance:
-    """The time of late in which a limit lets batches begin.
-
-    Attributes:
-        since_ns: When the last limit was set.
-        limit_ns: That limit.
-        given_ns: Time that earlier limits gave, faded.
-        passed_ns: Time that passed under them, faded alike.
-    """
-
-    since_ns: int
-    limit_ns: int
-    given_ns: float = 0.0
-    passed_ns: float = 0.0
-
-    def then(self, now_ns: int, limit_ns: int) -> Allowance:
-        """The allowance with another limit from now on."""
-        given_ns, passed_ns = self._until(now_ns)
-        return Allowance(now_ns, limit_ns, _FADE * given_ns, _FADE * passed_ns)
-
-    def stretched(self, seconds: float, now_ns: int) -> float | None:
-        """How long work of so many seconds takes if limits go on like this; None if they give no time."""
-        given_ns, passed_ns = self._until(now_ns)
-        return seconds * passed_ns / given_ns if given_ns else None
-
-    def _until(self, now_ns: int) -> tuple[float, float]:
-        passed_ns = now_ns - self.since_ns
-        return self.given_ns + min(passed_ns, self.limit_ns), self.passed_ns + passed_ns
-
-
 @define(eq=False)
 class _Waiter:
     """A task that waits until some pipelines are settled."""
@@ -244,12 +191,10 @@ class PipelineSession:
     It owns its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
-    def __init__(self, run: Run, scheduler: Scheduler, *, costs_known: bool = False) -> None:
-        """Wrap a run; only `open_session` does this."""
+    def __init__(self, run: Run, scheduler: Scheduler, *, trusted: bool = False) -> None:
+        self.exchange = Exchange(scheduler)
         self._run = run
         self._loop = trio.lowlevel.current_trio_token()
-        self._capacity = scheduler.options.capacity
-        self._exchange = Exchange(scheduler, self._take_news)
         self._lot = trio.lowlevel.ParkingLot()
         self._waiting: dict[int, list[_Waiter]] = {}
         self._producers = {priority: trio.Lock() for priority in Priority}
@@ -258,23 +203,24 @@ class PipelineSession:
         self._ended = trio.Event()
         self._report: RunReport | None = None
         self._told_lost = False
-        self._allowance: Allowance | None = None
-        self._to_go = TimeToGo(scheduler, run.worker_count, trusted=costs_known)
+        self._limit_ns: int | None = None
+        self._to_go = TimeToGo(scheduler, run.worker_count, trusted=trusted)
+        # Tasks that want news, and those of them that want it at once.
+        self._listeners = self._urgent = 0
+        self._changed, self._hurry = trio.Event(), trio.Event()
         # The following are under the lock, because any thread may read them.
         self._news_lock = threading.RLock()
         self._fresh: list[Int32s] = []
         self._unheard: set[int] = set()
         self._counts = np.zeros(len(OutcomeStatus), np.int64)
-        self._done_ns = 0
-        self._total_ns = 0
-        self._stale_total = False
+        self._done_ns = self._total_ns = 0
+        self._stale_total = True
         self._begun_ns = 0
-        # News that `tick` prepares for `poll`, so that a frame has next to nothing to do.
-        self._wanted = trio.Event()
-        self._ticking = False
-        self._mail_lock = threading.Lock()  # around an exchange of what is in the mail
-        self._mail: deque[News] = deque()
-        self._last = News(Progress(), _NOTHING)
+
+    @property
+    def table(self) -> OutcomeTable:
+        """The outcomes so far, one row for each pipeline."""
+        return self._run.table
 
     # --- pipelines in
 
@@ -298,20 +244,20 @@ class PipelineSession:
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = self._chosen(pipelines)
-        number, priority = checked_group(group), checked_priority(priority)
+        number, priority = _checked_group(group), checked_priority(priority)
         self._check_loop()
         async with self._producers[priority]:
             rest = asked
             while True:
                 self._check_open()
-                with self._exchange.steering() as schedule:
+                with self.exchange.steering() as schedule:
                     taken = self._fitting(schedule, rest)
                     self._enter(schedule, rest[:taken], priority, number)
                     rest = rest[taken:]
                 if not len(rest):
                     return PipelineTicket(self, asked)
                 if taken == 0:
-                    await self._until(lambda schedule: self._room(schedule) != 0)
+                    await self._until(lambda schedule: _room(schedule) != 0)
                 else:
                     await trio.lowlevel.checkpoint()
 
@@ -326,11 +272,10 @@ class PipelineSession:
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         asked = self._chosen(pipelines)
-        number, priority = checked_group(group), checked_priority(priority)
+        number, priority = _checked_group(group), checked_priority(priority)
         self._check_open()
-        with self._exchange.steering() as schedule:
-            room = self._room(schedule)
-            if room is not None and int(np.count_nonzero(schedule.absent(asked))) > room:
+        with self.exchange.steering() as schedule:
+            if int(np.count_nonzero(schedule.absent(asked))) > _room(schedule):
                 raise trio.WouldBlock
             self._enter(schedule, asked, priority, number)
         return PipelineTicket(self, asked)
@@ -364,13 +309,11 @@ class PipelineSession:
         """
         self._check_open()
         if not isinstance(prepared, PreparedPipelines):
-            raise TypeError(
-                f"what comes later is what device.prepare(image) gave, not {type(prepared).__name__}"
-            )
+            raise unexpected(prepared, "what device.prepare(image) gave")
         jobs = JobGraph.of_image(prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared))
         numbers = self._run.add(prepared, skipped or {})
-        reasons = self._run.table.reasons
-        with self._exchange.steering() as schedule:
+        reasons = self.table.reasons
+        with self.exchange.steering() as schedule:
             schedule.extend(jobs)
             schedule.exclude({each: reasons[each] for each in numbers if each in reasons})
         return numbers
@@ -399,18 +342,14 @@ class PipelineSession:
         return self.outcome_of(pipeline)
 
     def begin_require(self, pipeline: int) -> None:
-        """The part of `require` that does not wait; `end_require` must follow.
-
-        Raises:
-            ValueError: It is not one pipeline, or there is no such.
-        """
+        """The part of `require` that does not wait; `end_require` must follow. Raises as `require`."""
         asked = self._chosen(pipeline)
         if len(asked) != 1:
             raise ValueError(
                 f"one pipeline is required at a time, not {len(asked)}: submit several, and wait"
             )
         self._check_open()
-        with self._exchange.steering() as schedule:
+        with self.exchange.steering() as schedule:
             self._enter(schedule, asked, Priority.NOW)
             self._required += 1
             schedule.exempt(Priority.NOW)
@@ -418,9 +357,9 @@ class PipelineSession:
     async def end_require(self, pipeline: int) -> PipelineOutcome:
         """Wait for a pipeline after `begin_require`."""
         try:
-            (outcome,) = await self._wait(pipeline, patient=False)
+            (outcome,) = await self._wait(pipeline, urgent=True)
         finally:
-            with self._exchange.steering() as schedule:
+            with self.exchange.steering() as schedule:
                 self._required -= 1
                 schedule.exempt(Priority.NOW if self._required else None)
         return outcome
@@ -438,7 +377,7 @@ class PipelineSession:
         """
         asked = self._chosen(pipelines)
         priority = checked_priority(priority)
-        with self._exchange.steering() as schedule:
+        with self.exchange.steering() as schedule:
             return schedule.promote(asked.tolist(), priority)
 
     # --- time
@@ -448,7 +387,7 @@ class PipelineSession:
 
         A batch begins if it is estimated to end in time. If none does, and nothing is in flight, one pipeline
         begins all the same, so that a pipeline that takes longer than a frame gets its turn. Once the session
-        finishes there is no limit, and none is set. `Progress.eta_s` assumes that limits go on as of late.
+        finishes there is no limit, and none is set.
 
         Args:
             seconds: 0 stops after the batches in flight; None or infinity: no limit, as at the start.
@@ -458,14 +397,8 @@ class PipelineSession:
         """
         limit_ns = time_limit_ns(seconds)
         if not self._closing:
-            self._exchange.limit_time(limit_ns)
-            now_ns = time.perf_counter_ns()
-            if limit_ns is None:
-                self._allowance = None
-            elif self._allowance is None:
-                self._allowance = Allowance(now_ns, limit_ns)
-            else:
-                self._allowance = self._allowance.then(now_ns, limit_ns)
+            self.exchange.limit_time(limit_ns)
+            self._limit_ns = limit_ns
 
     async def run_for(self, seconds: float) -> Remainder:
         """Set a time limit, and return when it is over, or earlier if nothing is left that fits into it.
@@ -487,12 +420,12 @@ class PipelineSession:
         with trio.move_on_after(seconds):
             await self._until(
                 lambda schedule: (
-                    self._exchange.at_rest
+                    self.exchange.at_rest
                     and not (schedule.queued and supply is not None and supply.is_waited_for(schedule))
                 )
             )
         left = self.remainder
-        if left.queued and (self._exchange.cancelled or self._ended.is_set()):
+        if left.queued and (self.exchange.cancelled or self._ended.is_set()):
             self._check_open()
         return left
 
@@ -517,11 +450,11 @@ class PipelineSession:
         """
         return await self.end_cancel(self.begin_cancel(pipelines, group=group))
 
-    def begin_cancel(self, pipelines: Pipelines | None, *, group: int | None) -> Cancellation:
+    def begin_cancel(self, pipelines: Pipelines | None, *, group: int | None = None) -> Cancellation:
         """The part of `cancel` that does not wait."""
         asked = None if pipelines is None else self._chosen(pipelines)
-        number = None if group is None else checked_group(group)
-        with self._exchange.steering() as schedule:
+        number = None if group is None else _checked_group(group)
+        with self.exchange.steering() as schedule:
             chosen = schedule.members(number)
             if asked is not None:
                 chosen = asked if number is None else np.intersect1d(asked, chosen)
@@ -544,113 +477,47 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline.
         """
-        return await self._wait(what, patient=True)
-
-    async def _wait(self, what: Pipelines, *, patient: bool) -> tuple[PipelineOutcome, ...]:
-        asked = self._chosen(what)
-        self._check_loop()
-        await trio.lowlevel.checkpoint()
-        with self._patience() if patient else self._exchange.listening():
-            waiter = _Waiter(set(self.unsettled(asked).tolist()))
-            if waiter.pending and not self._ended.is_set():
-                for index in waiter.pending:
-                    self._waiting.setdefault(index, []).append(waiter)
-                try:
-                    await waiter.event.wait()
-                finally:
-                    for index in waiter.pending:
-                        self._forget(index, waiter)
-        self._take_news()
-        return tuple(map(self._run.table.row, asked.tolist()))
+        return await self._wait(what, urgent=False)
 
     def unsettled(self, what: Pipelines) -> Int32s:
         """The pipelines among some that are queued or in flight."""
         asked = self._chosen(what)
-        with self._exchange.looking() as schedule:
+        with self.exchange.looking() as schedule:
             return schedule.unsettled(asked)
 
     def outcome_of(self, index: int) -> PipelineOutcome:
         """The outcome of a pipeline so far."""
-        outcome = self._run.table.row(index)
+        outcome = self.table.row(index)
         if outcome.status is OutcomeStatus.NOT_RUN:
             self._gather()  # it may follow from another one, which has come since
-            outcome = self._run.table.row(index)
+            outcome = self.table.row(index)
         return outcome
 
     def remaining(self) -> Int32s:
         """Submitted pipelines that have not begun, the most urgent first."""
-        with self._exchange.looking() as schedule:
+        with self.exchange.looking() as schedule:
             return schedule.remaining()
 
     @property
     def remainder(self) -> Remainder:
         """How much is left."""
-        with self._exchange.looking() as schedule:
+        with self.exchange.looking() as schedule:
             return Remainder(schedule.queued, schedule.in_flight, schedule.remaining_ns)
 
     @property
     def progress(self) -> Progress:
-        """Progress over the submitted pipelines."""
-        self._gather()
-        return self._progress()
-
-    def _progress(self) -> Progress:
-        """Progress by the outcomes gathered so far."""
-        with self._news_lock, self._exchange.looking() as schedule:
-            now_ns = time.perf_counter_ns()  # here: the first may have been submitted while this waited
-            total = schedule.entered
-            if self._stale_total:
-                self._stale_total, self._total_ns = False, schedule.estimated_ns()
-            in_flight = schedule.in_flight
-            counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
-            done, done_ns = sum(counts.values()), self._done_ns
-            eta = 0.0 if done == total else self._to_go.eta_s(now_ns)
-            if eta is not None and schedule.queued and (allowance := self._allowance) is not None:
-                eta = allowance.stretched(eta, now_ns)
-            total_ns, begun_ns = self._total_ns, self._begun_ns
-        elapsed = (now_ns - begun_ns) / 1e9 if begun_ns else 0.0
-        return Progress(
-            total=total,
-            done=done,
-            compiled=counts[OutcomeStatus.COMPILED],
-            hits=counts[OutcomeStatus.CACHE_HIT],
-            failed=counts[OutcomeStatus.FAILED],
-            skipped=counts[OutcomeStatus.SKIPPED],
-            in_flight=in_flight,
-            started_ns=begun_ns,
-            elapsed_s=elapsed,
-            rate=done / elapsed if elapsed else 0.0,
-            eta_s=eta,
-            total_ns=total_ns,
-            done_ns=done_ns,
-        )
+        """Progress over the submitted pipelines. Under a time limit `eta_s` goes by the rate so far."""
+        with self._news_lock:
+            self._gather()
+            return self._progress()
 
     def poll(self) -> News:
-        """News since the last call, for a caller that polls once a frame.
-
-        While a task waits for a ticket, as in a session thread, the news is ready and up to `TICK_S` old.
-        """
-        if not self._ticking:
-            self._gather()
-            self._publish()
-        with suppress(IndexError):
-            return self._mail.pop()
-        with self._mail_lock:  # `tick` may be exchanging what is there
-            try:
-                return self._mail.pop()
-            except IndexError:
-                return self._last  # here: afterwards it may count what is in the mail
-
-    def _publish(self) -> None:
-        """Prepare the next news for `poll`, with earlier news that was not fetched."""
+        """News since the last call, for a caller that polls once a frame."""
         with self._news_lock:  # all of it: no other thread may count in between
-            progress = self._progress()
+            self._gather()
             fresh, self._fresh = self._fresh, []
-            with self._mail_lock:
-                with suppress(IndexError):
-                    fresh.append(self._mail.pop().settled)
-                self._last = News(progress, _NOTHING)
-                self._mail.append(News(progress, np.unique(np.concatenate(fresh))) if fresh else self._last)
+            settled = np.unique(np.concatenate(fresh)) if fresh else _NOTHING
+            return News(self._progress(), settled)
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
         """Take kept pipelines, which belong to the caller from now on.
@@ -665,9 +532,9 @@ class PipelineSession:
             ValueError: The session keeps no pipelines, or there is no such pipeline.
         """
         asked = self._chosen(pipelines)
-        if self._run.table.handles is None:
+        if self.table.handles is None:
             raise ValueError("the session keeps no pipelines: open it with keep=True")
-        with self._exchange.looking() as schedule:
+        with self.exchange.looking() as schedule:
             there = ~np.isin(asked, schedule.unsettled(asked))
         taken = np.zeros(len(asked), np.uint64)
         taken[there] = self._run.take_handles(asked[there])
@@ -693,9 +560,9 @@ class PipelineSession:
             trio.BrokenResourceError: The session failed; its block raises the cause.
         """
         self._closing = True
-        self._allowance = None
-        self._exchange.limit_time(None)
-        with self._exchange.steering() as schedule:
+        self._limit_ns = None
+        self.exchange.limit_time(None)
+        with self.exchange.steering() as schedule:
             schedule.close()
         return await self._end()
 
@@ -708,156 +575,230 @@ class PipelineSession:
         """
         self._closing = True
         if not self._ended.is_set():
-            self._exchange.cancel()
+            self.exchange.cancel()
         return await self._end()
-
-    # --- inside
-
-    def _chosen(self, pipelines: Pipelines) -> Int32s:
-        """As `checked_pipelines`, of this session."""
-        if isinstance(pipelines, PipelineTicket) and pipelines._session is not self:
-            raise ValueError("the ticket is that of another session")
-        return checked_pipelines(len(self._run.table), pipelines)
-
-    async def serve(
-        self,
-        on_progress: ProgressCallback | None,
-        task_status: trio.TaskStatus[None],
-    ) -> None:
-        """Run the workers to their end and make the report; only `open_session` calls this, once."""
-        try:
-            self._report = await execute(
-                self._run,
-                self._exchange,
-                on_progress=None if on_progress is None else lambda _: on_progress(self.progress),
-                on_started=task_status.started,
-                on_barrier=self._take_news,
-            )
-        finally:
-            self._ended.set()
-            self._wanted.set()
-            self._ticking = False
-            self._take_news()
-            for waiters in self._waiting.values():
-                for each in waiters:
-                    each.event.set()
-
-    async def tick(self) -> None:
-        """Publish news periodically while a task waits for it; only `open_session` calls this."""
-        exchange, seen = self._exchange, -1
-        while not self._ended.is_set():
-            self._wanted = trio.Event()
-            ticking = exchange.patient > 0
-            if ticking and not self._ticking:
-                self._publish()  # `poll` prepares nothing from now on
-            self._ticking = ticking
-            if ticking:
-                exchange.on_next = self._wanted.set
-            if not self._ticking or exchange.changes == seen:
-                # Progress changes with time too.
-                with trio.move_on_after(INTERVAL_S if self._ticking else math.inf):
-                    await self._wanted.wait()
-            exchange.on_next, seen = None, exchange.changes
-            self._take_news()
-            with trio.move_on_after(TICK_S):
-                await self._ended.wait()
-
-    @contextmanager
-    def _patience(self) -> Iterator[None]:
-        """Let `tick` publish news during the block."""
-        self._exchange.patient += 1
-        self._wanted.set()
-        try:
-            yield
-        finally:
-            self._exchange.patient -= 1
 
     async def leave(self) -> None:
         """End the block: finish submitted pipelines, unless the session was closed before."""
         if not self.closed:
             await self.finish()
-        elif self._exchange.device_lost and not self._told_lost:
+        elif self.exchange.device_lost and not self._told_lost:
             await self._end()
+
+    # --- the run of `open_session` and `run_pipelines`
+
+    async def serve(
+        self,
+        on_started: Callable[[], None],
+        on_progress: Callable[[], None] | None = None,
+        beside: Sequence[Callable[[], Awaitable[None]]] = (),
+    ) -> RunReport:
+        """Run the workers to their end and make the report; once.
+
+        Args:
+            on_started: Called when the caches are open, before the first batch.
+            on_progress: Called at the start, at most every 100 ms, and at the end.
+            beside: What runs beside the workers.
+        """
+
+        def started() -> None:
+            on_started()
+            if self.exchange.scheduler.queued:
+                self._begun_ns = self._begun_ns or time.perf_counter_ns()
+
+        def at_barrier() -> None:
+            self._take_news()
+            if on_progress is not None:
+                on_progress()
+
+        async def report_progress() -> None:
+            while on_progress is not None:
+                on_progress()
+                await trio.sleep(INTERVAL_S)
+
+        try:
+            self._report = await execute(
+                self._run,
+                self.exchange,
+                (self._spread_news, report_progress, *beside),
+                on_started=started,
+                on_barrier=at_barrier,
+            )
+        finally:
+            self._ended.set()
+            self._take_news()
+            for waiters in self._waiting.values():
+                for each in waiters:
+                    each.event.set()
+        return self._report
 
     async def _end(self) -> RunReport:
         self._check_loop()
         await self._ended.wait()
         if self._report is None:
             raise _FailedError("the session failed; its block raises the cause")
-        if self._exchange.device_lost and not self._told_lost:
+        if self.exchange.device_lost and not self._told_lost:
             self._told_lost = True
-            raise DeviceLostError(self._exchange.device_lost, self._report)
+            raise DeviceLostError(self.exchange.device_lost, self._report)
         return self._report
 
-    def _gather(self) -> Int32s:
-        """Set outcomes that follow from others, count new ones, and return settled jobs. Any thread."""
-        with self._news_lock, self._exchange.looking() as schedule:
-            news = schedule.take_settled()
-            if len(news):
-                lost = schedule.unassignable
-                self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
-                self._run.take_shared(*schedule.shared())
-                final = schedule.final(news)
-                self._stale_total |= len(final) < len(news)  # a library was cancelled with what links it
-                status = self._run.table.status[final]
-                run = status != status_code(OutcomeStatus.NOT_RUN)  # the schedule ends a cut batch as a whole
-                final, status = final[run], status[run]
-                self._fresh.append(final)
-                self._counts += np.bincount(status, minlength=len(self._counts))
-                self._done_ns += schedule.estimated_ns(final)
-                self._unheard.update(news.tolist())
-        return news
+    # --- news
 
-    def _forget(self, index: int, waiter: _Waiter) -> None:
-        waiters = self._waiting[index]
-        waiters.remove(waiter)
-        if not waiters:
-            del self._waiting[index]
+    async def _spread_news(self) -> None:
+        """Beside the workers: give news to waiting tasks, at most every tick unless one needs it at once."""
+        while True:
+            await self._changed.wait()
+            self._changed = trio.Event()
+            if not self._listeners:
+                continue
+            self.exchange.on_change = self._changed.set  # before looking, so that no change is missed
+            self._take_news()
+            if not self._urgent:
+                self._hurry = trio.Event()
+                with trio.move_on_after(_TICK_S):
+                    await self._hurry.wait()
+
+    @contextmanager
+    def _listening(self, *, urgent: bool = True) -> Iterator[None]:
+        self._listeners += 1
+        self._urgent += urgent
+        self._changed.set()
+        if urgent:
+            self._hurry.set()
+        try:
+            yield
+        finally:
+            self._listeners -= 1
+            self._urgent -= urgent
+
+    def _gather(self) -> None:
+        """Set outcomes that follow from others, and count new ones. Any thread."""
+        with self._news_lock, self.exchange.looking() as schedule:
+            news = schedule.take_settled()
+            if not len(news):
+                return
+            lost = schedule.unassignable
+            self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
+            self._run.take_shared(*schedule.shared())
+            final = schedule.final(news)
+            self._stale_total |= len(final) < len(news)  # a library was cancelled with what links it
+            status = self.table.status[final]
+            ran = status != status_code(OutcomeStatus.NOT_RUN)  # the schedule ends a cut batch as a whole
+            final, status = final[ran], status[ran]
+            self._fresh.append(final)
+            self._counts += np.bincount(status, minlength=len(self._counts))
+            self._done_ns += schedule.estimated_ns(final)
+            if self._waiting:
+                self._unheard.update(news.tolist())
+
+    def _progress(self) -> Progress:
+        """Progress by the outcomes gathered so far."""
+        with self._news_lock, self.exchange.looking() as schedule:
+            now_ns = time.perf_counter_ns()  # here: the first may have been submitted while this waited
+            total, in_flight, queued = schedule.entered, schedule.in_flight, schedule.queued
+            if self._stale_total:
+                self._stale_total, self._total_ns = False, schedule.estimated_ns()
+            done = int(self._counts.sum())
+            eta_s = 0.0 if done == total else self._to_go.eta_s(now_ns)
+        elapsed_s = (now_ns - self._begun_ns) / 1e9 if self._begun_ns else 0.0
+        if queued and self._limit_ns is not None:
+            known = self._limit_ns and self._done_ns
+            eta_s = elapsed_s * (self._total_ns - self._done_ns) / self._done_ns if known else None
+        counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
+        created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+        return Progress(
+            total=total,
+            done=done,
+            compiled=counts[OutcomeStatus.COMPILED],
+            hits=counts[OutcomeStatus.CACHE_HIT],
+            failed=counts[OutcomeStatus.FAILED],
+            skipped=counts[OutcomeStatus.SKIPPED],
+            in_flight=in_flight,
+            started_ns=self._begun_ns,
+            elapsed_s=elapsed_s,
+            rate=created / elapsed_s if elapsed_s else 0.0,
+            eta_s=eta_s,
+            total_ns=self._total_ns,
+            done_ns=self._done_ns,
+            slowest=self._slowest(now_ns),
+        )
+
+    def _slowest(self, now_ns: int) -> SlowInFlight | None:
+        found = self._to_go.slowest(now_ns)
+        if found is None:
+            return None
+        (assignment, age_ns), table = found, self.table
+        first = table.row(int(assignment.indices[0]))
+        return SlowInFlight(Hash(first.key), first.kind, len(assignment.indices), round(age_ns / 1e9, 1))
 
     def _take_news(self) -> None:
         """Count new outcomes, and wake waiting tasks. Runs in the trio thread."""
         self._gather()
-        if self._ticking:
-            self._publish()
-        with self._news_lock, self._exchange.looking() as schedule:
+        with self._news_lock, self.exchange.looking() as schedule:
             settled, self._unheard = self._unheard, set()
             # A pipeline that was cancelled when `poll` counted it may have been submitted again since.
             again = schedule.unsettled(np.fromiter(settled, np.int32, len(settled)))
             settled.difference_update(again.tolist())
-        if self._waiting:
-            for index in settled.intersection(self._waiting):
-                for waiter in self._waiting.pop(index):
-                    waiter.pending.discard(index)
-                    if not waiter.pending:
-                        waiter.event.set()
+        for index in settled.intersection(self._waiting):
+            for waiter in self._waiting.pop(index):
+                waiter.pending.discard(index)
+                if not waiter.pending:
+                    waiter.event.set()
         self._lot.unpark_all()
+
+    async def _wait(self, what: Pipelines, *, urgent: bool) -> tuple[PipelineOutcome, ...]:
+        asked = self._chosen(what)
+        self._check_loop()
+        await trio.lowlevel.checkpoint()
+        with self._listening(urgent=urgent):
+            with self._news_lock:  # no other thread counts in between
+                waiter = _Waiter(set(self.unsettled(asked).tolist()))
+                for index in waiter.pending:
+                    self._waiting.setdefault(index, []).append(waiter)
+            try:
+                if waiter.pending and not self._ended.is_set():
+                    await waiter.event.wait()
+            finally:
+                self._forget(waiter)
+        self._take_news()
+        return tuple(map(self.table.row, asked.tolist()))
+
+    def _forget(self, waiter: _Waiter) -> None:
+        for index in waiter.pending:
+            waiters = self._waiting.get(index, [])
+            if waiter in waiters:
+                waiters.remove(waiter)
+            if not waiters:
+                self._waiting.pop(index, None)
 
     async def _until(self, condition: Callable[[Scheduler], bool]) -> None:
         """Wait until a condition on the schedule holds, or the session has ended."""
         self._check_loop()
         await trio.lowlevel.checkpoint()
-        with self._exchange.listening():
+        with self._listening():
             while not self._ended.is_set():
-                with self._exchange.looking() as schedule:
+                with self.exchange.looking() as schedule:
                     if condition(schedule):
                         return
                 await self._lot.park()
 
+    # --- inside
+
+    def _chosen(self, pipelines: Pipelines) -> Int32s:
+        if isinstance(pipelines, PipelineTicket) and pipelines.session is not self:
+            raise ValueError("the ticket is that of another session")
+        return checked_pipelines(len(self.table), pipelines)
+
     def _enter(
-        self, schedule: Scheduler, pipelines: Int32s, priority: Priority, group: int = NO_GROUP
+        self, schedule: Scheduler, pipelines: Int32s, priority: Priority, group: int = _NO_GROUP
     ) -> None:
         schedule.enter(pipelines, priority, group)
         self._stale_total = True
         self._begun_ns = self._begun_ns or time.perf_counter_ns()
 
-    def _room(self, schedule: Scheduler) -> int | None:
-        """How many more may be queued; None: any number."""
-        return None if self._capacity is None else max(0, self._capacity - schedule.queued)
-
     def _fitting(self, schedule: Scheduler, pipelines: Int32s) -> int:
         """How many of the first pipelines can be submitted now."""
-        room = self._room(schedule)
-        most = _AT_ONCE if room is None else min(room, _AT_ONCE)
+        most = min(_room(schedule), _AT_ONCE)
         return int(np.searchsorted(np.cumsum(schedule.absent(pipelines)), most, "right"))
 
     def _check_loop(self) -> None:
@@ -866,12 +807,18 @@ class PipelineSession:
             raise RuntimeError("the session belongs to another trio loop; start_session is for any thread")
 
     def _check_open(self) -> None:
-        if lost := self._exchange.device_lost:
+        if lost := self.exchange.device_lost:
             raise _GoneError(f"the device was lost: {lost}")
         if self._closing:
             raise trio.ClosedResourceError("the session is closed")
-        if self._ended.is_set() or self._exchange.cancelled:
+        if self._ended.is_set() or self.exchange.cancelled:
             raise _GoneError("the session failed or was cancelled; its block raises the cause")
+
+
+def _room(schedule: Scheduler) -> float:
+    """How many more may be queued."""
+    capacity = schedule.options.capacity
+    return math.inf if capacity is None else max(0, capacity - schedule.queued)
 
 
 @asynccontextmanager
@@ -917,14 +864,18 @@ async def open_session(
     scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
     scheduler.tells_hits = device.features.creation_feedback
     scheduler.exclude(run.table.reasons)
-    session = PipelineSession(run, scheduler, costs_known=costs_ns is not None)
+    session = PipelineSession(run, scheduler, trusted=costs_ns is not None)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)
+
+    async def serve(task_status: trio.TaskStatus[None]) -> None:
+        tell = None if on_progress is None else lambda: on_progress(session.progress)
+        await session.serve(task_status.started, tell)
+
     alone: BaseException | None = None
     try:
         async with trio.open_nursery() as nursery:
-            await nursery.start(session.serve, on_progress)
-            nursery.start_soon(session.tick)
+            await nursery.start(serve)
             try:
                 yield session
             except* (_GoneError, _FailedError):

@@ -916,7 +916,12 @@ class _CommandQueue:
         self._pending[count] = trio.Event()
         self._queue.append(Steer(self.number, self.in_time(commands), count))
         self._came.set()
-        return lambda: self._pending.get(count)
+
+        async def wait() -> None:
+            if (pending := self._pending.get(count)) is not None:
+                await pending.wait()
+
+        return wait
 
     async def send_all(self, steering: Steering) -> None:
         """Send commands as they come, first those since the request to compile."""

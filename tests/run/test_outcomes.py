@@ -102,11 +102,3 @@ def test_no_number_falls_while_a_batch_is_recorded(in_place: bool) -> None:
     assert seen[-1] == recorder.table.counts()
     assert seen[-1][OutcomeStatus.FAILED] == 2
     assert seen[-1][OutcomeStatus.CACHE_HIT] == 4
-
-
-def test_what_has_its_outcome_is_not_in_flight_any_more() -> None:
-    recorder = OutcomeRecorder(simulated_image(range(4)))
-    record(recorder, [0, 1, 2], batch(VALID, VALID, VALID))
-    # The batch ends in the schedule a moment later.
-    progress = recorder.progress(in_flight=3, started_ns=0, now_ns=1)
-    assert (progress.done, progress.in_flight) == (3, 1)

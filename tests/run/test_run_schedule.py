@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,11 +13,10 @@ import trio.testing
 from orchestrator.devices.device import ERROR_UNKNOWN, CacheMode, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.errors import DeviceError, DriverError
-from orchestrator.run.execution import Worker, run_pipelines
+from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
-from orchestrator.schedule import scheduler as schedule
 from tests.run.support import MODES_WITH_CACHE, check_sums, prepared_set, without
 from tests.schedule.machine import drain
 
@@ -75,31 +73,6 @@ async def test_all_workers_end_where_few_take_the_hits(there: int) -> None:
     report = await run_pipelines(device, prepared, options, primary=primary, scheduler=scheduler)
     check_sums(report)
     assert (report.cache_hits, report.compiled) == (there, 300 - there)
-    device.close()
-
-
-async def test_who_is_not_needed_for_hits_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device, 300)
-    primary = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
-    began = set[int]()
-
-    def stint(worker: Worker) -> Any:
-        began.add(worker.number)
-        return original(worker)
-
-    original = Worker._stint
-    monkeypatch.setattr(Worker, "_stint", stint)
-    monkeypatch.setattr(schedule, "_JUDGED_BATCHES", 1_000)  # two workers are not found to be too few
-    hits = JobGraph.of_image(prepared.image, hits=np.ones(300, np.bool_))
-    scheduler = Scheduler(hits, 8, ScheduleOptions(few_for_hits=True, batch_limit=16, pin_followers=False))
-    options = RunOptions(workers=8, mode=CacheMode.SHARED)
-    prepared_ns = time.perf_counter_ns()
-    report = await run_pipelines(device, prepared, options, primary=primary, scheduler=scheduler)
-    check_sums(report)
-    assert report.cache_hits == 300
-    assert began <= {0, 1}
-    assert all(prepared_ns < each <= report.barrier.end_ns for each in report.barrier.arrivals_ns)
     device.close()
 
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections import deque
-
 import numpy as np
 import pytest
 import trio
@@ -14,8 +11,8 @@ from attrs import evolve
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, PipelineOutcome, Progress
-from orchestrator.run.session import Allowance, News, PipelineSession, open_session
+from orchestrator.run.records import OutcomeStatus, PipelineOutcome
+from orchestrator.run.session import PipelineSession, open_session
 from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.support import MODES_WITH_CACHE, ONE, hits_of, prepared_set, recorded, report_of
 
@@ -214,14 +211,6 @@ async def test_a_budget_hands_back_what_remains_and_the_next_goes_on() -> None:
     assert len(recorder.order) == 21
 
 
-def test_the_time_to_go_counts_the_rest_of_each_frame() -> None:
-    allowance = Allowance(0, 4_000_000)
-    for frame in range(1, 100):
-        allowance = allowance.then(frame * 16_000_000, 4_000_000)
-    assert allowance.stretched(1.0, 100 * 16_000_000) == pytest.approx(4.0)
-    assert Allowance(0, 0).stretched(1.0, 5) is None
-
-
 async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None:
     device = SimulatedDevice()
     costs_ns = np.full(300, 10**9)
@@ -354,59 +343,3 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     assert report.compiled == 40
     assert int(np.count_nonzero(report.pipelines.worker < 0)) == 30
     assert any("30 pipelines are the same work" in note for note in report.notes)
-
-
-async def test_news_and_progress_agree_while_another_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device, 5)
-    gather, progress = PipelineSession._gather, PipelineSession._progress
-    other: list[threading.Thread] = []
-
-    def counted_after(session: PipelineSession) -> Progress:
-        found = progress(session)
-        other.append(threading.Thread(target=gather, args=(session,)))
-        other[0].start()
-        other[0].join(0.2)  # it counts now, if nothing keeps it from that
-        return found
-
-    async with open_session(device, prepared, RunOptions(workers=1)) as session:
-        with monkeypatch.context() as patched:
-            patched.setattr(PipelineSession, "_gather", lambda _: np.empty(0, np.int32))
-            await session.submit(range(5))
-            while len(session.unsettled(range(5))):
-                await trio.sleep(0.001)
-            patched.setattr(PipelineSession, "_progress", counted_after)
-            news = session.poll()
-            assert len(news.settled) == news.progress.done
-        other[0].join()
-        assert sorted([*news.settled.tolist(), *session.poll().settled.tolist()]) == list(range(5))
-
-
-async def test_news_that_is_being_exchanged_is_not_missed() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device, 5)
-    heard: list[News] = []
-
-    class Mail(deque[News]):
-        """Another thread polls while `tick` has taken what was there and has not put the next in."""
-
-        def pop(self) -> News:  # type: ignore[override]  # deque's stub has another parameter
-            taken = super().pop()
-            if not others:
-                others.append(threading.Thread(target=lambda: heard.append(session.poll())))
-                others[0].start()
-                others[0].join(0.2)  # it looks now, if nothing keeps it from that
-            return taken
-
-    others: list[threading.Thread] = []
-    async with open_session(device, prepared, RunOptions(workers=1)) as session:
-        await session.submit(range(5))
-        while len(session.unsettled(range(5))):
-            await trio.sleep(0.001)
-        session._gather()
-        session._publish()
-        session._mail, session._ticking = Mail(session._mail), True
-        session._publish()
-        others[0].join()
-        session._ticking = False
-    assert heard[0].settled.tolist() == list(range(5))

@@ -363,7 +363,7 @@ def test_ends(end: str) -> None:
     inner = session._session
     assert inner is not None
     arrived_by = time.monotonic() + LIMIT_S
-    while end == "close" and not inner._exchange.cancelled:  # commands arrive a moment later
+    while end == "close" and not inner.exchange.cancelled:  # commands arrive a moment later
         assert time.monotonic() < arrived_by
         time.sleep(0.001)
     gate.open.set()
@@ -498,7 +498,7 @@ def test_close_ends_what_finish_would_go_on_with(monkeypatch: pytest.MonkeyPatch
         assert told.wait(LIMIT_S)
 
     async def close_and_go_on(self: PipelineSession) -> RunReport:
-        self._exchange.cancel()
+        self.exchange.cancel()
         told.set()
         return await close(self)
 

@@ -8,7 +8,7 @@ import numpy as np
 import trio
 
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.run.exchange import Exchange
+from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.schedule import Assignment, Done, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
 from tests.run.test_time_limit import MS, FakeClock
 
@@ -37,7 +37,7 @@ class Steered:
     def request(
         self, worker: int = 0, ended: Assignment | None = None, elapsed_ns: int = MS
     ) -> Assignment | Wait | Done:
-        return self.exchange.swap(worker, ended, {}, elapsed_ns=elapsed_ns)[0]
+        return self.exchange.swap(worker, ended, BatchResult(elapsed_ns=elapsed_ns))[0]
 
     def requested(self, worker: int = 0, ended: Assignment | None = None) -> Assignment:
         answer = self.request(worker, ended)
@@ -141,7 +141,7 @@ async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
 
     async with trio.open_nursery() as nursery:
         library = steered.requested(0)
-        answer, seen = steered.exchange.swap(1, None, {})
+        answer, seen = steered.exchange.swap(1)
         assert answer == Wait()
         # It waits for the library: whoever ends that gives it something to do.
         assert not steered.exchange.at_rest
@@ -150,7 +150,7 @@ async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
         dependent = steered.requested(0, library)
         await trio.testing.wait_all_tasks_blocked()
         assert woken == [1]
-        answer, seen = steered.exchange.swap(2, None, {})
+        answer, seen = steered.exchange.swap(2)
         assert answer == Wait()
         nursery.start_soon(waiter, 2, seen)
         await trio.testing.wait_all_tasks_blocked()

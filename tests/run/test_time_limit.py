@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
-from orchestrator.run.exchange import Exchange
+from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
@@ -41,7 +41,7 @@ def limited(costs: list[int], limit_ns: int) -> tuple[Exchange, FakeClock]:
 
 
 def handed_out(exchange: Exchange, ended: Assignment | None = None, elapsed_ns: int = 0) -> Assignment:
-    answer, _ = exchange.swap(0, ended, {}, elapsed_ns=elapsed_ns)
+    answer, _ = exchange.swap(0, ended, BatchResult(elapsed_ns=elapsed_ns))
     assert isinstance(answer, Assignment)
     return answer
 
@@ -51,7 +51,7 @@ async def test_time_between_batches_counts_too() -> None:
     first = handed_out(exchange)
     # It took what was estimated; but the worker was idle for 3 ms, so that another one would not end in time.
     clock.now_ns += 4 * MS + 3 * MS
-    assert exchange.swap(0, first, {}, elapsed_ns=4 * MS)[0] == Paused()
+    assert exchange.swap(0, first, BatchResult(elapsed_ns=4 * MS))[0] == Paused()
     assert exchange.out_of_time
     with exchange.looking() as scheduler:
         assert scheduler.queued == 4
@@ -61,7 +61,7 @@ async def test_after_the_end_not_even_what_fits_begins() -> None:
     exchange, clock = limited([1, 1], 10)
     first = handed_out(exchange)
     clock.now_ns += 10
-    assert exchange.swap(0, first, {})[0] == Paused()
+    assert exchange.swap(0, first)[0] == Paused()
     assert exchange.out_of_time
 
 
@@ -69,7 +69,7 @@ async def test_a_schedule_that_is_done_in_time_was_not_out_of_it() -> None:
     exchange, clock = limited([1], 10)
     only = handed_out(exchange)
     clock.now_ns += 99
-    exchange.swap(0, only, {})
+    exchange.swap(0, only)
     assert not exchange.out_of_time
 
 

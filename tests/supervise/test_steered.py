@@ -16,7 +16,7 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.commands import Budget, PipelineCommand
-from orchestrator.run.exchange import Exchange
+from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
@@ -225,11 +225,11 @@ async def test_what_waits_for_time_hears_that_nothing_is_left() -> None:
     """A worker waits for time; the rest is lost with the library that another worker has in flight."""
     exchange = Exchange(Scheduler(job_graph(2, libraries={1: [0]}), 2))
     exchange.limit_time(1, held=True)
-    assignment, _ = exchange.swap(0, None, {})
+    assignment, _ = exchange.swap(0)
     assert isinstance(assignment, Assignment)
-    answer, seen = exchange.swap(1, None, {})
+    answer, seen = exchange.swap(1)
     assert isinstance(answer, Wait)
-    exchange.swap(0, assignment, {0: "refused"})
+    exchange.swap(0, assignment, BatchResult({0: "refused"}))
     with trio.fail_after(60):
         await exchange.wait_changed(seen)
 
