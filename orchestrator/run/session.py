@@ -720,7 +720,7 @@ class PipelineSession:
             eta_s=eta_s,
             total_ns=self._total_ns,
             done_ns=self._done_ns,
-            slowest=self._slowest(now_ns),
+            slowest=self._slowest(now_ns) if in_flight else None,
         )
 
     def _slowest(self, now_ns: int) -> SlowInFlight | None:

@@ -8,14 +8,13 @@ It has the names and guarantees of session.py. A call that waits there returns a
 here: poll `done()`, use `asyncio.wrap_future`, or `add_done_callback`.
 
 Guarantees: commands of one thread take effect in order, also before the device is open. Only `result` of a
-future and leaving the block may block; other calls take microseconds, and work that grows with the number of
-pipelines happens in the session's thread, but for a copy of those that were named: the caller may change what
-it gave. Bad arguments become the future's exception. Cancelling a future
-ends the wait and leaves its pipelines queued; `opened` and `ended` cannot be cancelled, because all callers
-share them. Every future is resolved when the session has ended, for whatever reason. An exception of a
-callback is reported like that of a thread, and ends nothing. In a child of `os.fork` the session has ended
-with BrokenResourceError, because its threads belong to the parent.
-Assumptions: callbacks of futures run in the session's thread and do not block.
+future and leaving the block may block; other calls take microseconds. The caller may change what it gave. Bad
+arguments become the future's exception. Cancelling a future ends the wait and leaves its pipelines queued;
+`opened` and `ended` cannot be cancelled, because all callers share them. Every future is resolved when the
+session has ended, for whatever reason. An exception of a callback is reported like that of a thread, and ends
+nothing.
+Assumptions: callbacks of futures run in the session's thread and do not block. A child of `os.fork` uses no
+session of its parent: there every command is refused.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ import atexit
 import os
 import sys
 import threading
-import weakref
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
-from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -58,17 +55,16 @@ Primary: TypeAlias = PipelineSource | bytes | None
 
 _T = TypeVar("_T")
 _Rest: TypeAlias = Callable[[], Awaitable[Any]]
-_Command: TypeAlias = Callable[[PipelineSession], Awaitable[_Rest]]
 _OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
-_living: weakref.WeakSet[SessionThread] = weakref.WeakSet()
 
 
 @frozen(eq=False)
 class _Asked:
+    """A command for the session's thread: it takes effect at once, and returns what is left to wait for."""
+
     future: Future[Any]
-    command: _Command
-    last: bool
-    closes: bool
+    begin: Callable[[PipelineSession], Awaitable[_Rest]]
+    ends: bool = False
 
 
 class Ticket(Future[tuple[PipelineOutcome, ...]]):
@@ -98,29 +94,23 @@ class SessionThread:
     """
 
     def __init__(self, source: Opened | Callable[[], Opened], open_on: _OpenOn) -> None:
-        """Start the thread; only `start_session` calls this."""
         self._source = source
         self._open_on = open_on
-        self.opened: Future[Opened] = _everybodys()
-        self.ended: Future[RunReport] = _everybodys()
+        self.opened: Future[Opened] = _shared_future()
+        self.ended: Future[RunReport] = _shared_future()
         self._session: PipelineSession | None = None
+        self._process_id = os.getpid()
         self._lock = threading.Lock()
         # Under the lock: commands from before it is open, how to send one, and unresolved futures.
         self._backlog: list[_Asked] = []
         self._send: Callable[[_Asked], None] = self._backlog.append
         self._pending: set[Future[Any]] = set()
-        self._closing = self._is_told_to_close = False
-        self._over = False
-        # Whether `opened` and `ended` have their results: a fork may not ask them, whose locks may be held.
-        self._is_opened = False
-        self._has_ended = False
+        self._ends = self._closes = self._over = False
         self._lost: DeviceLostError | None = None
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="orchestrator session", daemon=True)
-        # The interpreter must not exit during a driver call.
-        atexit.register(self._abandon)
+        atexit.register(self._abandon)  # the interpreter must not exit during a driver call
         self._thread.start()
-        _living.add(self)
 
     # --- pipelines in
 
@@ -131,21 +121,17 @@ class SessionThread:
         priority: Priority = Priority.SOON,
         group: int | None = None,
     ) -> Ticket:
-        """Queue pipelines as `PipelineSession.submit` does.
-
-        Returns:
-            Their outcomes, once all are settled.
-        """
+        """Queue pipelines as `PipelineSession.submit` does; the result is their outcomes, once settled."""
         ticket = Ticket()
         ticket.session = self
-        chosen = self._captured(pipelines)
+        chosen = capture(_copied, pipelines)
 
-        async def enter(session: PipelineSession) -> _Rest:
-            queued = await session.submit(chosen(), priority=priority, group=group)
+        async def begin(session: PipelineSession) -> _Rest:
+            queued = await session.submit(self._indices(chosen.unwrap()), priority=priority, group=group)
             ticket.indices = queued.indices
             return queued.wait
 
-        self._ask(ticket, enter)
+        self._ask(ticket, begin)
         return ticket
 
     def add(
@@ -166,7 +152,7 @@ class SessionThread:
         """
         given = dict(skipped) if isinstance(skipped, Mapping) else skipped
 
-        async def enter(session: PipelineSession) -> _Rest:
+        async def begin(session: PipelineSession) -> _Rest:
             if isinstance(source, PreparedPipelines):
                 return _already(session.add(source, skipped=given))
 
@@ -177,7 +163,7 @@ class SessionThread:
 
             return rest
 
-        return self._ask(Future(), enter)
+        return self._ask(Future(), begin)
 
     def require(self, pipeline: int) -> Future[PipelineOutcome]:
         """Create a pipeline before all others, as `PipelineSession.require`.
@@ -186,39 +172,40 @@ class SessionThread:
         waiting.
         """
 
-        async def enter(session: PipelineSession) -> _Rest:
+        async def begin(session: PipelineSession) -> _Rest:
             session.begin_require(pipeline)
             return lambda: session.end_require(pipeline)
 
-        return self._ask(Future(), enter)
+        return self._ask(Future(), begin)
 
     def promote(self, pipelines: Pipelines | Ticket, priority: Priority) -> Future[int]:
         """Make pipelines more urgent as `PipelineSession.promote` does; the result is how many."""
-        chosen = self._captured(pipelines)
+        chosen = capture(_copied, pipelines)
 
-        async def enter(session: PipelineSession) -> _Rest:
-            return _already(session.promote(chosen(), priority))
+        async def begin(session: PipelineSession) -> _Rest:
+            return _already(session.promote(self._indices(chosen.unwrap()), priority))
 
-        return self._ask(Future(), enter)
+        return self._ask(Future(), begin)
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
         """Cancel as `PipelineSession.cancel`; the result is how many, once none is in flight."""
-        chosen = None if pipelines is None else self._captured(pipelines)
+        chosen = None if pipelines is None else capture(_copied, pipelines)
 
-        async def enter(session: PipelineSession) -> _Rest:
-            cancellation = session.begin_cancel(None if chosen is None else chosen(), group=group)
+        async def begin(session: PipelineSession) -> _Rest:
+            asked = None if chosen is None else self._indices(chosen.unwrap())
+            cancellation = session.begin_cancel(asked, group=group)
             return lambda: session.end_cancel(cancellation)
 
-        return self._ask(Future(), enter)
+        return self._ask(Future(), begin)
 
     def limit_time(self, seconds: float | None) -> Future[None]:
         """Set a time limit as `PipelineSession.limit_time` does."""
 
-        async def enter(session: PipelineSession) -> _Rest:
+        async def begin(session: PipelineSession) -> _Rest:
             session.limit_time(seconds)
             return _already(None)
 
-        return self._ask(Future(), enter)
+        return self._ask(Future(), begin)
 
     # --- looking, at once, without the session's thread
 
@@ -247,17 +234,17 @@ class SessionThread:
                 another session.
         """
         session = self._session
-        wanted = self._indices(pipelines) if isinstance(pipelines, Ticket) else pipelines
-        if session is None or wanted is None:
+        is_queued = not isinstance(pipelines, Ticket) or pipelines.indices is not None
+        if session is None or not is_queued:
             return np.empty(0, np.uint64)
-        return session.take(wanted)
+        return session.take(self._indices(pipelines))
 
     # --- the end
 
     @property
     def closed(self) -> bool:
         """Whether nothing can be submitted any more."""
-        return self._closing or self._over
+        return self._ends or self._over
 
     def finish(self) -> Future[RunReport]:
         """Create all submitted pipelines, then end; returns `ended`."""
@@ -265,7 +252,9 @@ class SessionThread:
 
     def close(self) -> Future[RunReport]:
         """End after the batches in flight, also where `finish` was called before; returns `ended`."""
-        return self._end(PipelineSession.close, closes=True)
+        ended = self._end(PipelineSession.close)
+        self._closes = True
+        return ended
 
     def __enter__(self) -> Self:
         return self
@@ -284,13 +273,12 @@ class SessionThread:
         self._thread.join()
 
     def _abandon(self) -> None:
-        self.close()
-        self._thread.join()
+        if os.getpid() == self._process_id:
+            self.close()
+            self._thread.join()
 
-    def _end(
-        self, how: Callable[[PipelineSession], Awaitable[RunReport]], *, closes: bool = False
-    ) -> Future[RunReport]:
-        async def end(session: PipelineSession) -> _Rest:
+    def _end(self, how: Callable[[PipelineSession], Awaitable[RunReport]]) -> Future[RunReport]:
+        async def begin(session: PipelineSession) -> _Rest:
             async def rest() -> None:
                 try:
                     await how(session)
@@ -299,56 +287,46 @@ class SessionThread:
 
             return rest
 
-        self._ask(Future(), end, last=True, closes=closes)
+        self._ask(Future(), begin, ends=True)
+        self._ends = True
         return self.ended
+
+    # --- commands
+
+    def _ask(
+        self,
+        future: Future[_T],
+        begin: Callable[[PipelineSession], Awaitable[_Rest]],
+        *,
+        ends: bool = False,
+    ) -> Future[_T]:
+        """Send a command, whose result the future gets. A session that finishes refuses by itself."""
+        if os.getpid() == self._process_id:
+            with self._lock:
+                if not (self._over or self._closes):
+                    self._pending.add(future)
+                    self._send(_Asked(future, begin, ends))
+                    return future
+        failure = self._failure
+        words = (
+            "the session is closed" if failure is None else "the session has failed: `ended` has the cause"
+        )
+        _resolve(future, error=_caused(trio.ClosedResourceError(f"the session {words}"), failure))
+        return future
+
+    def _indices(self, pipelines: Pipelines | Ticket) -> Pipelines:
+        """Pipelines as a session takes them."""
+        if not isinstance(pipelines, Ticket):
+            return pipelines
+        if pipelines.session is not self:
+            raise ValueError("the ticket is that of another session")
+        if pipelines.indices is None:  # commands take effect in order, so submitting it failed
+            raise ValueError("the ticket's pipelines were not queued; it has the reason")
+        return pipelines.indices
 
     # --- the session's thread
 
-    def _ask(
-        self, future: Future[_T], command: _Command, *, last: bool = False, closes: bool = False
-    ) -> Future[_T]:
-        """Send a command, whose result the future gets: one last one, and one to close, which may follow it.
-
-        While the session finishes, it says itself what it still takes.
-        """
-        with self._lock:
-            is_repeated = last and self._closing and not closes
-            if not (self._over or self._is_told_to_close or is_repeated):
-                self._closing |= last
-                self._is_told_to_close |= closes
-                self._pending.add(future)
-                self._send(_Asked(future, command, last, closes))
-                return future
-        _resolve(future, error=_closed(self._failure))
-        return future
-
-    def _captured(self, pipelines: Pipelines | Ticket) -> Callable[[], Pipelines]:
-        """Gives pipelines in the form that a session takes, as they are now: the caller may change them."""
-        try:
-            if isinstance(pipelines, Ticket):
-                return partial(self._queued, pipelines)
-            if isinstance(pipelines, np.ndarray):
-                given: Pipelines = pipelines.copy()
-            else:
-                given = tuple(pipelines) if isinstance(pipelines, Iterable) else pipelines
-        except Exception as error:  # noqa: BLE001 - it is that of the future
-            return Error(error).unwrap
-        return lambda: given
-
-    def _queued(self, ticket: Ticket) -> Pipelines:
-        """The pipelines of a ticket, asked for in the session's thread."""
-        indices = self._indices(ticket)
-        if indices is None:  # commands take effect in order, so submitting it failed
-            raise ValueError("the ticket's pipelines were not queued; it has the reason")
-        return indices
-
-    def _indices(self, ticket: Ticket) -> npt.NDArray[np.int32] | None:
-        if ticket.session is not self:
-            raise ValueError("the ticket is that of another session")
-        return ticket.indices
-
     def _run(self) -> None:
-        """The function of the thread."""
         report: RunReport | None = None
         opened: Opened | None = None
         failure: BaseException | None = None
@@ -362,49 +340,34 @@ class SessionThread:
             self._over, self._failure = True, failure
             left, self._pending = self._pending, set()
         for each in left:
-            _resolve(each, error=_closed() if failure is None else _ended_by(failure))
-        if not self._is_opened:  # who opened them has to close them
+            words = "the session is closed" if failure is None else "the session ended before this was done"
+            kind = trio.ClosedResourceError if failure is None else trio.BrokenResourceError
+            _resolve(each, error=_caused(kind(words), failure))
+        if not self.opened.done():  # who opened them has to close them
             _resolve(self.opened, opened, None if opened else failure)
-            self._is_opened = True
         _resolve(self.ended, report, failure)
-        self._has_ended = True
         atexit.unregister(self._abandon)
-
-    def _be_of_the_parent(self) -> None:
-        """Adapt to a fork, in the child: it has no thread of the session, and locks may be held for ever."""
-        atexit.unregister(self._abandon)
-        self._lock = threading.Lock()
-        if self._has_ended:
-            return
-        self._session, self._over = None, True
-        self._failure = trio.BrokenResourceError("the session is that of the process that was forked")
-        left, self._pending = self._pending, set()
-        for each in left:
-            Future.__init__(each)  # without callbacks, which are for the parent, and with a lock of its own
-            _resolve(each, error=self._failure)
-        # Others than those that callbacks hang on, which are for the parent.
-        if not self._is_opened:
-            self.opened = _everybodys()
-            _resolve(self.opened, error=self._failure)
-        self.ended = _everybodys()
-        _resolve(self.ended, error=self._failure)
 
     async def _serve(self, opened: Opened) -> RunReport | None:
-        """Open the session, obey commands until the last, and end it."""
+        """Open the session, obey commands until it has ended."""
         into, out = trio.open_memory_channel[_Asked](float("inf"))
         token = trio.lowlevel.current_trio_token()
 
         def put(asked: _Asked) -> None:
-            with suppress(trio.ClosedResourceError):  # to close what has just finished
+            with suppress(trio.ClosedResourceError):  # the session has just ended, as all futures will tell
                 into.send_nowait(asked)
 
         def send(asked: _Asked) -> None:
-            with suppress(trio.RunFinishedError):  # the session has just failed, as all futures will tell
+            with suppress(trio.RunFinishedError):
                 token.run_sync_soon(put, asked)
 
-        async def wait_for_last(future: Future[Any], rest: _Rest) -> None:
-            await self._wait(future, rest)
-            into.close()
+        async def wait(asked: _Asked, rest: _Rest) -> None:
+            try:
+                self._answer(asked.future, await rest())
+            except Exception as error:  # noqa: BLE001 - it is that future's
+                self._answer(asked.future, error=error)
+            if asked.ends:
+                into.close()
 
         async with self._open_on(*opened) as session:
             with self._lock:
@@ -414,27 +377,15 @@ class SessionThread:
                 self._backlog.clear()
                 self._send = send
             _resolve(self.opened, opened)
-            self._is_opened = True
             async with trio.open_nursery() as waiting:
                 async for asked in out:
                     try:
-                        rest = await asked.command(session)
+                        rest = await asked.begin(session)
                     except Exception as error:  # noqa: BLE001 - a bad argument is that future's
                         self._answer(asked.future, error=error)
                     else:
-                        wait = wait_for_last if asked.last else self._wait
-                        waiting.start_soon(wait, asked.future, rest)
-                    if asked.closes:
-                        break
+                        waiting.start_soon(wait, asked, rest)
         return session.report
-
-    async def _wait(self, future: Future[Any], rest: _Rest) -> None:
-        try:
-            result = await rest()
-        except Exception as error:  # noqa: BLE001 - it is that future's
-            self._answer(future, error=error)
-        else:
-            self._answer(future, result)
 
     def _answer(self, future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:
         with self._lock:
@@ -460,7 +411,7 @@ def start_session(
             closes what it opened.
         options: As in `open_session`, without a capacity.
         primary: As in `open_session`, or a function that gives it for the opened device, such as one that
-            loads a cache file; it is called once, in the session's thread. What it gives stays the caller's.
+            loads a cache file; it is called once, in the session's thread. The result stays the caller's.
         costs_ns: As in `open_session`.
         pipeline_keys: As in `open_session`.
         on_merged: As in `open_session`.
@@ -489,27 +440,29 @@ def start_session(
     return SessionThread(source, open_on)
 
 
+def _copied(pipelines: Pipelines | Ticket) -> Pipelines | Ticket:
+    """Pipelines as they are now: the caller may change them."""
+    if isinstance(pipelines, np.ndarray):
+        return pipelines.copy()
+    return tuple(pipelines) if isinstance(pipelines, Iterable) else pipelines
+
+
 def _of_caller(given: Outcome[_T]) -> _T:
-    """What a function of the caller gave, or its exception, which is never one that ends the session."""
+    """The result or exception of a caller's function; never an exception that would end the session."""
     error = given.error if isinstance(given, Error) else None
     if error is None or isinstance(error, Exception):
         return given.unwrap()
     raise RuntimeError(f"a function that was given raised {error!r}") from error
 
 
-def _everybodys() -> Future[Any]:
-    """A future that runs already: one of those who wait for it cannot cancel it for the others."""
+def _shared_future() -> Future[Any]:
+    """A future that runs already: nobody who waits for it can cancel it for the others."""
     future: Future[Any] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
 def _checked(opened: Opened) -> Opened:
-    """What an opener gave, if it is a device and what is prepared on it.
-
-    Raises:
-        TypeError: It is something else.
-    """
     if isinstance(opened, tuple) and len(opened) == 2 and isinstance(opened[1], PreparedPipelines):
         return opened
     raise TypeError(
@@ -524,16 +477,8 @@ def _already(result: object) -> _Rest:
     return done
 
 
-def _closed(failure: BaseException | None = None) -> trio.ClosedResourceError:
-    words = "the session is closed" if failure is None else "the session has failed: `ended` has the cause"
-    error = trio.ClosedResourceError(words)
-    error.__cause__ = failure
-    return error
-
-
-def _ended_by(failure: BaseException | None) -> trio.BrokenResourceError:
-    error = trio.BrokenResourceError("the session ended before this was done")
-    error.__cause__ = failure
+def _caused(error: Exception, cause: BaseException | None) -> Exception:
+    error.__cause__ = cause
     return error
 
 
@@ -548,11 +493,3 @@ def _resolve(future: Future[Any], result: Any = None, error: BaseException | Non
             future.set_exception(error)
     except BaseException:  # noqa: BLE001 - a callback's SystemExit is not the session's end
         threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
-
-
-def _after_fork() -> None:
-    for each in list(_living):
-        each._be_of_the_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
