@@ -77,6 +77,7 @@ class Exchange:
         # Whether some of them wait although hits are left, since enough workers take hits.
         self._not_needed = False
         self._asked: set[int] = set()
+        self._untaken = 0  # batches with pipelines that lack their code, of which nobody knows yet
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()
         self.cancelled = False
@@ -91,7 +92,8 @@ class Exchange:
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, and no worker gets anything unless something new happens."""
-        return len(self._idle) == self.scheduler.workers and not self.scheduler.in_flight
+        is_idle = len(self._idle) == self.scheduler.workers
+        return is_idle and not self.scheduler.in_flight and not self._untaken
 
     def swap(
         self, worker: int, ended: Assignment | None = None, result: BatchResult | None = None
@@ -196,12 +198,20 @@ class Exchange:
             elapsed_ns=result.elapsed_ns,
             missed=missed,
         )
-        if missed is not None and self.on_missed is not None:
-            self._token.run_sync_soon(self.on_missed, missed)
+        if missed is not None:
+            self._untaken += 1
+            self._token.run_sync_soon(self._take_missed, missed)
         # Idle workers stay so, except those that wait for the end of a batch.
         self._changed(wake=bool(self._expectant))
         self._idle -= self._expectant
         self._expectant.clear()
+
+    def _take_missed(self, missed: Int32s) -> None:
+        if self.on_missed is not None:
+            self.on_missed(missed)
+        with self._lock:
+            self._untaken -= 1
+            self._tell()
 
     def _idled(self, worker: int, answer: Wait | Done) -> Wait | Done:
         scheduler = self.scheduler

@@ -2099,6 +2099,8 @@ class Tally:
             started_ns=self.started_ns,
             elapsed_s=elapsed_s,
             rate=returned / elapsed_s if elapsed_s > 0 else 0.0,
+            total_ns=0,
+            done_ns=0,
             total=total,
             done=done + progress.done,
             compiled=before[OutcomeStatus.COMPILED] + progress.compiled,
