@@ -342,7 +342,11 @@ class PipelineSession:
         return self.outcome_of(pipeline)
 
     def begin_require(self, pipeline: int) -> None:
-        """The part of `require` that does not wait; `end_require` must follow. Raises as `require`."""
+        """The part of `require` that does not wait; `end_require` must follow.
+
+        Raises:
+            ValueError: As from `require`.
+        """
         asked = self._chosen(pipeline)
         if len(asked) != 1:
             raise ValueError(
