@@ -175,7 +175,7 @@ def _check_usage(
 def _exchange(
     store: BinaryStore, action: Action, pack: Path, secret: MacKey | None, *, unsigned: bool
 ) -> tuple[dict[str, Any], list[str]]:
-    from orchestrator.stores.binary_pack import export_binaries, import_binaries
+    from orchestrator.stores.binary_export import export_binaries, import_binaries
 
     if action == "export":
         report = export_binaries(store, pack, secret)

@@ -406,7 +406,7 @@ def _compile_targets(
     from orchestrator.cli.packs import show_pack, show_results
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
-    from orchestrator.packs.packs import GrowingPack
+    from orchestrator.packs.growing import GrowingPack
     from orchestrator.sets.opening import open_paths
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.pack import PackError

@@ -290,7 +290,7 @@ class InspectedFile(Record, frozen=True, kw_only=True):
 
     Attributes:
         path: Its path.
-        kind: What it is: a `CacheFileKind`, "archive", "pack of binaries", or a kind of file beside a cache
+        kind: What it is: a `CacheFileKind`, "archive", "export of binaries", or a kind of file beside a cache
             file, of a store of binaries, or of a pack.
         good: Whether it is whole and, with `--device`, would be accepted.
         bytes: Its size, if it was read.

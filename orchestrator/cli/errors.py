@@ -234,7 +234,7 @@ def _refused_step(reason: str) -> str:
 
 def _explain_other(error: OrchestratorError, message: str) -> Failure:
     # Imported here because every call of the program loads this module, and the stores import numpy.
-    from orchestrator.stores.binary_pack import BinaryPackError
+    from orchestrator.stores.binary_export import BinaryExportError
     from orchestrator.stores.binary_store import StoreError
     from orchestrator.stores.files.atomic_file import ReadError, SaveError
     from orchestrator.stores.files.recovery import QuarantineError
@@ -246,7 +246,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
 
     steps: dict[type[OrchestratorError], str] = {
         StoreError: "`orchestrator binaries verify` looks at all of it; --cache-dir says where it lies",
-        BinaryPackError: "`orchestrator binaries export` makes one; `inspect` says what this is",
+        BinaryExportError: "`orchestrator binaries export` makes one; `inspect` says what this is",
         SaveError: f"name a place of your own ({_PLACES})",
         ReadError: "check the path, who owns it, and its mode (`ls -ld`)",
         QuarantineError: "check who owns it, and its mode (`ls -ld`); --cache-dir names another directory",

@@ -104,7 +104,7 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
     """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
-    from orchestrator.stores.kinds import BINARY_PACK_MAGIC, STORE_NAME
+    from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC, STORE_NAME
     from orchestrator.stores.plan_file import PLAN_MAGIC
 
     head = _head(file)
@@ -112,7 +112,7 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
         return _inspect_archive(output, file, head)
     if head.startswith(PLAN_MAGIC):
         return _inspect_plan(output, file)
-    if head.startswith(BINARY_PACK_MAGIC):
+    if head.startswith(BINARY_EXPORT_MAGIC):
         return _inspect_binaries(output, file, identity)
     if file.is_file():
         # Other files lie beside the file that a link names; a store that is a link is refused.
@@ -194,13 +194,13 @@ def _inspect_archive(output: Output, file: Path, head: bytes) -> InspectedFile:
 def _inspect_binaries(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     from orchestrator.cli.documents import InspectedFile
     from orchestrator.errors import OrchestratorError
-    from orchestrator.stores.binary_pack import prove_binaries
+    from orchestrator.stores.binary_export import prove_export
     from orchestrator.stores.profile_file import ProfileIdentity
 
-    path, size, kind = path_text(file), file.stat().st_size, "pack of binaries"
+    path, size, kind = path_text(file), file.stat().st_size, "export of binaries"
     output.line(styled(path, "head"), f"  a {kind}")
     try:
-        found = prove_binaries(file)
+        found = prove_export(file)
     except OrchestratorError as error:
         output.line(styled(str(error), "bad"))
         return InspectedFile(path=path, kind=kind, good=False, bytes=size, reason=str(error))

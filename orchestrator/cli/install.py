@@ -19,8 +19,8 @@ from orchestrator.cli.values import read_key, usable_directory
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import InstallDocument
-    from orchestrator.packs.packs import Installation
-    from orchestrator.stores.pack import Pack, Target
+    from orchestrator.packs.installing import Installation
+    from orchestrator.stores.pack import Pack, PackTarget
 
 
 def install_verb(
@@ -51,7 +51,7 @@ def install_verb(
         unsigned: Accept a pack without checking its signature. Its hashes detect damage, not attackers: trust
             its source as you would trust a program.
     """
-    from orchestrator.packs.packs import install
+    from orchestrator.packs.installing import install
     from orchestrator.stores.pack import Pack, is_pack
 
     out = Output(json=json)
@@ -75,7 +75,7 @@ def install_verb(
     return ExitCode.OK if has and not done.done.is_kept_out else ExitCode.PIPELINES_FAILED
 
 
-def _target(pack: Pack, done: Installation) -> Target | None:
+def _target(pack: Pack, done: Installation) -> PackTarget | None:
     return pack.manifest.targets[done.done.target] if done.done.target >= 0 else None
 
 

@@ -22,7 +22,7 @@ from orchestrator.cli.values import opened_device, read_key
 if TYPE_CHECKING:
     from orchestrator.cli.documents import MergeDocument, MergePacksDocument
     from orchestrator.run.cache_joining import JoinedFile
-    from orchestrator.stores.pack import Target
+    from orchestrator.stores.pack import PackTarget
 
 
 def merge_verb(
@@ -150,10 +150,10 @@ def _show(out: Output, merged: list[JoinedFile], output: Path, saved_bytes: int,
 
 def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
     from orchestrator.cli.packs import show_targets, target_fields
-    from orchestrator.packs.packs import join_packs
+    from orchestrator.packs.joining import join_packs
     from orchestrator.stores.pack import Pack, missing_shards
 
-    def on_target(target: Target) -> None:
+    def on_target(target: PackTarget) -> None:
         if out.live:
             out.message(f"joining {target.name}")
 

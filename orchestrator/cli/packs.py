@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from orchestrator.run.records import CompileReport
-    from orchestrator.stores.pack import Manifest, Target
+    from orchestrator.stores.pack import PackManifest, PackTarget
     from orchestrator.supervise.targets import TargetResult
 
 _NOTES_SHOWN = 5
 _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
 
 
-def target_fields(target: Target) -> dict[str, Any]:
+def target_fields(target: PackTarget) -> dict[str, Any]:
     """The fields of a `PackedTarget`."""
     from orchestrator.stores.pack import missing_shards
 
@@ -51,7 +51,7 @@ def target_fields(target: Target) -> dict[str, Any]:
     }
 
 
-def show_targets(output: Output, targets: Sequence[Target]) -> None:
+def show_targets(output: Output, targets: Sequence[PackTarget]) -> None:
     """A table of targets."""
     binaries = any(each.binaries is not None for each in targets)  # shown only if a target has some
     columns = (
@@ -162,7 +162,7 @@ def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
         output.line(styled(f"and {plural(len(said) - _NOTES_SHOWN, 'note')} more, see --json", "dim"))
 
 
-def held_text(targets: Sequence[Target]) -> str:
+def held_text(targets: Sequence[PackTarget]) -> str:
     """The contents of targets, such as "2 caches and binaries of 1"."""
     caches = sum(each.cache is not None for each in targets)
     binaries = sum(each.binaries is not None for each in targets)
@@ -170,7 +170,7 @@ def held_text(targets: Sequence[Target]) -> str:
     return " and ".join([*held, *([f"binaries of {binaries}"] if binaries else [])])
 
 
-def show_pack(output: Output, directory: Path, manifest: Manifest, *, signed: bool) -> None:
+def show_pack(output: Output, directory: Path, manifest: PackManifest, *, signed: bool) -> None:
     """Show the path and the contents of a pack."""
     held = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
     unfinished = [each.selector for each in manifest.targets if each.before]

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.files.mac import MacKey
 
 _PROBLEMS_SHOWN = 5
-_BINARIES = "pack of binaries"
+_BINARIES = "export of binaries"
 _SIGNED = ("pack", _BINARIES, "unreadable")
 """Kinds whose signature is checked, or of which nothing is known."""
 
@@ -150,7 +150,7 @@ def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checke
     from orchestrator.sets.inputs import is_regular
     from orchestrator.stores.inspection import inspect_beside
     from orchestrator.stores.kinds import (
-        BINARY_PACK_MAGIC,
+        BINARY_EXPORT_MAGIC,
         CACHE_FILE_SUFFIX,
         MODULE_IDENTIFIERS,
         PLAN,
@@ -180,7 +180,7 @@ def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checke
         yield _check_store(path)
     elif head.startswith(PLAN_MAGIC):
         yield _check_plan(path)
-    elif head.startswith(BINARY_PACK_MAGIC):
+    elif head.startswith(BINARY_EXPORT_MAGIC):
         yield _check_binaries(path, key)
     elif head.startswith(IDENTIFIERS_MAGIC):
         yield _check_identifiers(path)
@@ -204,12 +204,12 @@ def _misplaced(path: Path) -> _Checked:
 
 
 def _check_binaries(path: Path, key: MacKey | None) -> _Checked:
-    from orchestrator.stores.binary_pack import prove_binaries
+    from orchestrator.stores.binary_export import prove_export
 
     size = path.stat().st_size
     made = partial(_Checked, path, _BINARIES, facts={"bytes": size})
     try:
-        found = prove_binaries(path, key=key)
+        found = prove_export(path, key=key)
     except OrchestratorError as error:
         step = getattr(error, "next_step", "") or "copy it again, or export the binaries again"
         return made(problems=(str(error),), next_step=step)
@@ -314,7 +314,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
 
 def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
     from orchestrator.cli.documents import PackedTarget
-    from orchestrator.stores.pack import MANIFEST_MAC, Pack, PackError, missing_shards, stored_macs
+    from orchestrator.stores.pack import Pack, PackError, missing_shards
 
     try:
         pack = Pack.open(path, key)
@@ -322,8 +322,6 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
         yield _Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
         return
     problems = dict(pack.problems())
-    if pack.signed and not stored_macs(path):  # with a key, `open` refused it
-        problems[path / MANIFEST_MAC] = "it is damaged: there is no MAC in it"
     targets = pack.manifest.targets
     files = sum(len(each.files) for each in targets)
     proven = _signature(signed=pack.signed, checked=key is not None)

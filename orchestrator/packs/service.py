@@ -1,4 +1,4 @@
-"""The child's side of `packs`: the device that caches of packs are given to.
+"""The child's side of `packs.messages`: the device that caches of packs are given to.
 
 Whatever it is given was read from the pack and proven in this process.
 """
@@ -7,10 +7,7 @@ from __future__ import annotations
 
 from contextlib import closing
 from pathlib import Path
-from typing import Self
 
-import msgspec
-from attrs import evolve, field, frozen
 from msgspec.structs import replace
 
 from orchestrator.children.protocol import SentError
@@ -19,51 +16,41 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
-from orchestrator.packs.packs import (
-    Answer,
+from orchestrator.packs.growing import driver_words
+from orchestrator.packs.messages import (
     Install,
     Installed,
     Join,
     Joined,
-    Opened,
-    Request,
-    Setup,
-    driver_words,
+    PackAnswer,
+    PackDevice,
+    PackDeviceOpened,
+    PackRequest,
 )
 from orchestrator.run.cache_joining import join_loaded, taken
+from orchestrator.stores.binary_export import import_content
+from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
     LoadResult,
     LoadStatus,
-    PipelineCachePrefixHeader,
     cache_path,
     save_cache_file,
     save_merged,
-    stored_data_hash,
 )
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.kinds import CONTENTS, DURATIONS, FEATURE_GROUPS
-from orchestrator.stores.pack import Pack, PackError, Target
+from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
 from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.run_notes import (
-    CacheContents,
-    Durations,
-    MadeFor,
-    add_contents,
-    add_durations,
-    add_feature_groups,
-    decode_contents,
-    decode_durations,
-    decode_groups,
-)
+
+Request = PackRequest
 
 
-def serve(channel: Channel[Request, Answer]) -> None:
-    """Open what `Setup` says, then do what is asked for."""
+def serve(channel: Channel[PackRequest, PackAnswer]) -> None:
+    """Open what `PackDevice` says, then do what is asked for."""
     setup = channel.receive()
-    if not isinstance(setup, Setup):
-        raise TypeError("it begins with its setup")
+    if not isinstance(setup, PackDevice):
+        raise TypeError("it begins with its device")
     try:
         device = open_for_child(setup.opener, setup.selector, DeviceRequest())
     except OrchestratorError as error:
@@ -71,7 +58,8 @@ def serve(channel: Channel[Request, Answer]) -> None:
         return
     with closing(device):
         identity = device.identity
-        channel.send(Opened(ProfileIdentity.of(identity), identity.device_name, driver_words(identity)))
+        words = identity.device_name, driver_words(identity)
+        channel.send(PackDeviceOpened(ProfileIdentity.of(identity), *words))
         for request in channel:
             try:
                 match request:
@@ -95,35 +83,24 @@ def _pack(path: str, key: str) -> Pack:
     return Pack.open(Path(path), MacKey.read(Path(key)) if key else None)
 
 
-def _data(pack: Pack, target: Target) -> bytes:
-    return pack.read_cache(target)[PREFIX_HEADER_SIZE:]
-
-
 def _join(device: Device, request: Join) -> Joined:
     path = cache_path(Path(request.directory), device.identity)
-    found = []
+    loaded = []
     for each in request.packs:
         pack = _pack(each, request.key)
         target = pack.manifest.target_of(request.identity)
-        if target is None:
+        if target is None or target.cache is None:
             raise PackError(pack.directory, "it was changed meanwhile", "try again")
-        found.append((pack, target))
-    loaded = [
-        (pack.directory / (target.cache.name if target.cache else ""), _data(pack, target))
-        for pack, target in found
-    ]
-    joined, data = join_loaded(
-        device, [(at, LoadResult(LoadStatus.LOADED, at, data=data)) for at, data in loaded]
-    )
+        at, data = pack.directory / target.cache.name, pack.read_cache(target)[PREFIX_HEADER_SIZE:]
+        loaded.append((at, LoadResult(LoadStatus.LOADED, at, data=data)))
+    joined, data = join_loaded(device, loaded)
     for one in joined:
         if one.status != LoadStatus.LOADED:
             raise PackError(one.path, f"the driver did not take it: {one.status}: {one.detail}")
     saved = save_cache_file(path, device.identity, data)
     if saved.skipped is not None:
         raise PackError(path, f"it was not written: {saved.skipped}")
-    for pack, target in found:
-        _Notes.of(pack, target).add_to(path)
-    return Joined(len(data))
+    return Joined()
 
 
 def _install(device: Device, request: Install) -> Installed:
@@ -132,12 +109,11 @@ def _install(device: Device, request: Install) -> Installed:
     path = cache_path(Path(request.directory), device.identity)
     if target is None:
         return Installed(-1, str(path))
-    index = pack.manifest.targets.index(target)
+    done = Installed(pack.manifest.targets.index(target), str(path))
     if request.again:
         target = target.as_it_was
-    done = Installed(index, str(path))
     # All is proven before anything is written.
-    notes = _Notes.of(pack, target)
+    notes = pack.read_notes(target)
     binaries = b"" if target.binaries is None or request.again else pack.read_binaries(target)
     if target.cache is not None:
         done = _install_cache(device, pack, target, notes, done)
@@ -146,9 +122,11 @@ def _install(device: Device, request: Install) -> Installed:
     return done
 
 
-def _install_cache(device: Device, pack: Pack, target: Target, notes: _Notes, done: Installed) -> Installed:
+def _install_cache(
+    device: Device, pack: Pack, target: PackTarget, notes: PackNotes, done: Installed
+) -> Installed:
     assert target.cache is not None  # noqa: S101 - asked before
-    path, data = Path(done.path), _data(pack, target)
+    path, data = Path(done.path), pack.read_cache(target)[PREFIX_HEADER_SIZE:]
     with taken(device, data, target.cache.name) as (cache, _, problem):
         if problem:
             raise PackError(pack.directory / target.cache.name, problem)
@@ -175,12 +153,9 @@ def _install_cache(device: Device, pack: Pack, target: Target, notes: _Notes, do
 
 
 def _install_binaries(
-    pack: Pack, target: Target, content: bytes, notes: _Notes, done: Installed
+    pack: Pack, target: PackTarget, content: bytes, notes: PackNotes, done: Installed
 ) -> Installed:
     """Take the binaries into the store; the driver is asked about each when it is used."""
-    from orchestrator.stores.binary_pack import import_content
-    from orchestrator.stores.binary_store import BinaryStore, StoreError
-
     assert target.binaries is not None  # noqa: S101 - asked before
     try:
         with BinaryStore.open(Path(done.path).parent) as store:
@@ -193,71 +168,10 @@ def _install_binaries(
     return replace(done, store=where, binaries=put.pipelines, binaries_new=put.stored_bytes, notes=notes_now)
 
 
-def _noted(done: Installed, notes: _Notes, before: bytes = b"", *, is_joined: bool = True) -> Installed:
-    """Do `_Notes.add_to`. Its failure is only a note for the user, because the cache is installed already."""
+def _noted(done: Installed, notes: PackNotes, before: bytes = b"", *, is_joined: bool = True) -> Installed:
+    """Note what the pack knows of the cache; if that fails, the cache is installed all the same."""
     try:
-        lost = notes.add_to(Path(done.path), before, is_joined=is_joined)
-        said = [f"what was noted before is lost, and what the pack has was noted: {each}" for each in lost]
+        notes.add_to(Path(done.path), before, is_joined=is_joined)
     except SaveError as error:
-        said = [f"what the pack knows of it was not noted: {error}"]
-    return replace(done, notes=(*done.notes, *said))
-
-
-@frozen
-class _Notes:
-    """What lies beside a pack's cache file, proven and decoded.
-
-    Attributes:
-        durations: Compile times of its pipelines.
-        groups: What it was made for.
-        held: The pipelines that it holds; nothing where they were noted for another file.
-    """
-
-    durations: Durations = field(factory=Durations)
-    groups: tuple[MadeFor, ...] = ()
-    held: CacheContents = field(factory=CacheContents)
-
-    @classmethod
-    def of(cls, pack: Pack, target: Target) -> Self:
-        """Read those of a target.
-
-        Raises:
-            PackError: One is missing or damaged.
-        """
-        found = cls()
-        for file in target.files:
-            try:
-                if file.name.endswith(DURATIONS.suffix):
-                    found = evolve(found, durations=decode_durations(pack.read(file)))
-                elif file.name.endswith(FEATURE_GROUPS.suffix):
-                    found = evolve(found, groups=decode_groups(pack.read(file)))
-                elif file.name.endswith(CONTENTS.suffix) and target.cache is not None:
-                    held = decode_contents(pack.read(file))
-                    packed = PipelineCachePrefixHeader.unpack(pack.read_cache(target)).data_hash
-                    found = evolve(found, held=held) if held.data_hash == packed else found
-            except (ValueError, msgspec.MsgspecError) as error:
-                raise PackError(pack.directory / file.name, f"it is damaged: {error}") from None
-        return found
-
-    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> list[str]:
-        """Add them to what lies beside another cache file.
-
-        Args:
-            cache_file: The other one.
-            before: Hash that it had before the pack's was joined with it.
-            is_joined: Whether it has all that both had.
-
-        Returns:
-            Why existing records were not used, and were replaced.
-
-        Raises:
-            SaveError: They cannot be written.
-        """
-        lost = []
-        if len(self.durations):
-            lost.append(add_durations(cache_file, self.durations.keys, self.durations.duration_ns).problem)
-        if self.groups:
-            lost.append(add_feature_groups(cache_file, self.groups))
-        if self.held.data_hash and is_joined and (now := stored_data_hash(cache_file)) is not None:
-            lost.append(add_contents(cache_file, self.held.keys, now, (before,)))
-        return [each for each in lost if each]
+        return replace(done, notes=(*done.notes, f"what the pack knows of it was not noted: {error}"))
+    return done

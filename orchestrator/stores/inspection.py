@@ -257,16 +257,12 @@ def _inspect_of_store(path: Path) -> BesideInspection | None:
 
 
 def _inspect_of_pack(path: Path) -> BesideInspection | None:
-    from orchestrator.stores.pack import MANIFEST, MANIFEST_MAC, Pack, PackError, is_pack, stored_macs
+    from orchestrator.stores.pack import MANIFEST, Pack, PackError, is_pack
 
     if not is_pack(path.parent):
         return None
     if path.name == MANIFEST + LOCK_SUFFIX:
         return BesideInspection("lock", "nothing: writers of the pack take turns by it", None)
-    if path.name == MANIFEST_MAC:
-        holds = "the MAC of the manifest; `orchestrator verify --key` proves the pack by it"
-        problem = "" if stored_macs(path.parent) else "it is damaged: there is no MAC in it"
-        return BesideInspection("MAC of a pack", holds, None, problem)
     if path.name != MANIFEST:
         return None
     holds, problem = "what is in the pack; `orchestrator verify` proves its files by it", ""

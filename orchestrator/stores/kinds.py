@@ -42,8 +42,8 @@ CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
 STORE_NAME: Final = "pipeline-binaries.lmdb"
 """Name of the one store of binaries in a directory, an LMDB file with its own files beside it."""
 
-BINARY_PACK_MAGIC: Final = b"\x89OPCB\r\n\x1a"
-"""How a pack of binaries begins; here, so that whoever tells files apart need not import the store."""
+BINARY_EXPORT_MAGIC: Final = b"\x89OPCB\r\n\x1a"
+"""How an export of binaries begins; here, so that whoever tells files apart need not import the store."""
 
 _LABEL: Final = re.compile(r"\.[0-9a-f]{16}\Z")
 

@@ -1,14 +1,14 @@
 """Packs: a directory of cache files for several devices, with a manifest that proves and explains them.
 
     PACK/
-      manifest.json      what is in it: targets, their files with size and hash, what was left out and why
-      manifest.mac       its MAC, 64 hex digits, if it was signed; that of the one before while it is replaced
-      NAME.pipeline-cache, NAME.durations, ...    named as in a cache directory; see `kinds`
-      NAME.binaries      pipeline binaries of the device; see `binary_pack`
+      manifest.json          targets, their files with size and hash, what was left out and why; its MAC
+      NAME.pipeline-cache    a cache file
+      NAME.notes             compile times, what the cache file was made for, which pipelines it holds
+      NAME.binaries          pipeline binaries of the device; see `binary_export`
 
 A target is one device identity. Its parts are the sets, or shards of sets, that were compiled for it, so that
 packs of several machines add up. Whoever has a pack may change it together with its hashes: they find
-accidents. The MAC of the manifest covers a keyed digest of each file, so it finds attackers too.
+accidents. With a key the manifest has a MAC, and names a keyed digest of each file.
 
 Guarantees: a manifest is decoded against its type, within bounds. Names of files are plain names of known
 kinds; any other is refused by name, and so are links and what is no regular file. Nothing is written outside
@@ -19,24 +19,29 @@ of the pack's directory. The manifest is written last: until then an older one, 
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Self
 
 import msgspec
+import numpy as np
 from attrs import define, frozen
+from msgspec.structs import replace
 
 from orchestrator.errors import OrchestratorError, shown
+from orchestrator.stores import binary_export
 from orchestrator.stores.cache_file import (
     DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
     CacheHeaderError,
     PipelineCachePrefixHeader,
     prove_content,
+    stored_data_hash,
 )
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
-    FileOperations,
     MissingFileError,
     ReadError,
     SaveError,
@@ -46,39 +51,37 @@ from orchestrator.stores.files.atomic_file import (
     read_capped,
     write_atomically,
 )
-from orchestrator.stores.files.mac import MAC_SIZE, MacKey
+from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previous_path, sweep_file
 from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
-from orchestrator.stores.kinds import (
-    CACHE_FILE_SUFFIX,
-    CONTENTS,
-    DURATIONS,
-    FEATURE_GROUPS,
-    Kind,
-    check_directory,
-)
+from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, DURATIONS, check_directory
 from orchestrator.stores.profile_file import ProfileIdentity
-from orchestrator.stores.run_notes import read_contents
+from orchestrator.stores.run_notes import (
+    MadeFor,
+    add_contents,
+    add_durations,
+    add_feature_groups,
+    read_contents,
+    read_durations,
+    read_feature_groups,
+)
+from orchestrator.version import VERSION
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 MANIFEST: Final = "manifest.json"
-MANIFEST_MAC: Final = "manifest.mac"
-
-NOTES: Final[tuple[Kind, ...]] = (DURATIONS, FEATURE_GROUPS, CONTENTS)
-"""What goes into a pack beside the cache file: what any machine may know. A calibration is of one machine."""
-
+NOTES_SUFFIX: Final = ".notes"
 BINARIES_SUFFIX: Final = ".binaries"
-"""How the names of files of pipeline binaries end."""
 
+_SUFFIXES: Final = (CACHE_FILE_SUFFIX, NOTES_SUFFIX, BINARIES_SUFFIX)
+_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 _WHAT: Final = "orchestrator pack"
 _CAP: Final = 64 << 20
-_MAC_CAP: Final = 256
+_UNSIGNED: Final = "0" * 64  # in place of the MAC, while it is computed
 _SIGNS_MANIFEST: Final = "pack manifest"
 _SIGNS_FILE: Final = "pack file"
 _ACCESS: Final = "check who owns it, and its mode (`ls -ld`); or name another directory"
 _REMAKE: Final = "copy the pack again, or remove this file and run its compile again: it uses the rest"
 _NAME_ONE: Final = "name a directory that `orchestrator compile --out` wrote to its end"
-_NAME: Final = re.compile(r"[a-z0-9][a-z0-9-]{0,160}")
 
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -89,12 +92,7 @@ _Mac = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 
 
 class PackError(OrchestratorError):
-    """A pack cannot be used.
-
-    Attributes:
-        path: The pack, or the file of it.
-        next_step: What to do.
-    """
+    """A pack, or the file of it at `path`, cannot be used; `next_step` says what to do."""
 
     def __init__(self, path: Path, reason: str, next_step: str = "copy or make the pack again") -> None:
         super().__init__(f"{path}: {reason}")
@@ -158,9 +156,8 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
         name: Its name in the pack's directory.
         size: Bytes.
         xxh3_128: Hash of its content, canonical order, 32 hex digits.
-        mac: Its keyed digest where the pack was signed, 64 hex digits, else "".
-        pipelines: How many different pipelines a cache file or a file of binaries holds; 0 where that is not
-            known, and of any other file.
+        mac: Its keyed digest where the pack is signed, 64 hex digits, else "".
+        pipelines: How many different pipelines it holds; 0 where that is not known.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
@@ -170,7 +167,7 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
     pipelines: _Count = 0
 
 
-class Target(msgspec.Struct, frozen=True, kw_only=True):
+class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
     """What a pack has for one device.
 
     Attributes:
@@ -178,11 +175,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         identity: Which device and driver; None where the device did not open.
         device_name: For people.
         driver: Name and version of the driver, for people.
-        files: Its cache file, its pipeline binaries, and what lies beside them; none where nothing was kept.
+        files: Its cache file, its pipeline binaries, and notes; none where nothing was kept.
         parts: What was compiled.
         problem: Why there is nothing, or "".
-        before: While it is compiled again: the files that it had. Their hashes tell whoever goes on whether
-            they are still what they were.
+        before: While it is compiled again: the files that it had. Their hashes tell whether they are still
+            what they were.
     """
 
     selector: _Text
@@ -197,12 +194,20 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def cache(self) -> PackedFile | None:
         """The cache file."""
-        return next((each for each in self.files if each.name.endswith(CACHE_FILE_SUFFIX)), None)
+        return self._file(CACHE_FILE_SUFFIX)
 
     @property
     def binaries(self) -> PackedFile | None:
         """The file of its pipeline binaries."""
-        return next((each for each in self.files if each.name.endswith(BINARIES_SUFFIX)), None)
+        return self._file(BINARIES_SUFFIX)
+
+    @property
+    def notes(self) -> PackedFile | None:
+        """The file of notes."""
+        return self._file(NOTES_SUFFIX)
+
+    def _file(self, suffix: str) -> PackedFile | None:
+        return next((each for each in self.files if each.name.endswith(suffix)), None)
 
     @property
     def name(self) -> str:
@@ -211,15 +216,12 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return (self.selector or "the first device") + (f" ({of})" if of else "")
 
     @property
-    def as_it_was(self) -> Target:
+    def as_it_was(self) -> PackTarget:
         """It with the files that it had before it was compiled again."""
-        return msgspec.structs.replace(self, files=self.before or self.files, before=())
+        return replace(self, files=self.before, before=(), problem="") if self.before else self
 
     def count(self, status: str) -> int:
-        """How many pipelines have a status: "created" or one of `LeftOut`. What two sets share counts once.
-
-        Of those that were created that is so as far as it is known what the files hold.
-        """
+        """How many pipelines have a status, "created" or one of `LeftOut`; what sets share counts once."""
         if status == "created":
             created = [each.created for each in self.parts]
             held = [each.pipelines for each in (self.cache, self.binaries) if each is not None]
@@ -229,12 +231,13 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return len({key for each in left_out for key in each.keys})
 
 
-class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+class PackManifest(msgspec.Struct, frozen=True, kw_only=True):
     """What a pack says of itself.
 
     Attributes:
         what: Tells the file from other JSON.
-        format: Version of the layout; fields may be added without counting it up.
+        format: Version of the layout.
+        mac: MAC of the manifest, computed with zeros in its place; "" where the pack is not signed.
         made_at: When it was written, seconds since 1970.
         orchestrator: Version of this program.
         targets: The devices, one entry each.
@@ -242,20 +245,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     what: str = _WHAT
     format: int = FORMAT
+    mac: _Mac = ""
     made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     orchestrator: _Text = ""
-    targets: Annotated[tuple[Target, ...], msgspec.Meta(max_length=4096)] = ()
+    targets: Annotated[tuple[PackTarget, ...], msgspec.Meta(max_length=4096)] = ()
 
     @property
     def names(self) -> frozenset[str]:
         """The names of all files, with those that unfinished targets had before."""
         return frozenset(file.name for each in self.targets for file in (*each.files, *each.before))
 
-    def target_of(self, identity: ProfileIdentity) -> Target | None:
+    def target_of(self, identity: ProfileIdentity) -> PackTarget | None:
         """The target of a device, or None."""
         return next((each for each in self.targets if each.identity == identity), None)
 
-    def nearest(self, identity: ProfileIdentity) -> tuple[Target, list[str]] | None:
+    def nearest(self, identity: ProfileIdentity) -> tuple[PackTarget, list[str]] | None:
         """The target that has most in common with a device that has none, and where it differs, in words."""
         found = [
             (each, each.identity.differences(identity)) for each in self.targets if each.identity is not None
@@ -263,23 +267,93 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return min(found, key=lambda each: len(each[1]), default=None)
 
 
-_decoder: Final = msgspec.json.Decoder(Manifest)
+def manifest_of(targets: Iterable[PackTarget]) -> PackManifest:
+    """The manifest of these targets, made now."""
+    return PackManifest(made_at=time.time(), orchestrator=VERSION, targets=tuple(targets))
 
 
-def is_pack(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
+class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a cache file, as NAME.notes has it: arrays of 64-bit numbers, little-endian.
+
+    Attributes:
+        timed: Keys of pipelines whose compile time is known.
+        times_ns: Their times.
+        groups: What the cache file was made for.
+        held: Keys of the pipelines that it holds; none where that is not known.
+    """
+
+    timed: bytes = b""
+    times_ns: bytes = b""
+    groups: tuple[MadeFor, ...] = ()
+    held: bytes = b""
+
+    @classmethod
+    def of(cls, cache_file: Path) -> Self:
+        """What is noted of a cache file, which need not be there."""
+        times, contents = read_durations(DURATIONS.path(cache_file)), read_contents(cache_file)
+        is_current = False
+        with suppress(ReadError):
+            is_current = bool(contents.data_hash) and contents.data_hash == stored_data_hash(cache_file)
+        return cls(
+            timed=times.keys.astype("<u8").tobytes(),
+            times_ns=times.duration_ns.astype("<i8").tobytes(),
+            groups=tuple(read_feature_groups(cache_file)[0]),
+            held=contents.keys.astype("<u8").tobytes() if is_current else b"",
+        )
+
+    @classmethod
+    def joined(cls, notes: Sequence[Self]) -> Self:
+        """Those of a cache that was joined of several, of which the last counts where they differ."""
+        times = {key: time for each in notes for key, time in zip(*each._timed(), strict=True)}
+        held = np.unique(np.concatenate([np.frombuffer(each.held, "<u8") for each in notes]))
+        return cls(
+            timed=np.array([*times], "<u8").tobytes(),
+            times_ns=np.array([*times.values()], "<i8").tobytes(),
+            groups=tuple(dict.fromkeys(group for each in notes for group in each.groups)),
+            held=held.tobytes() if all(each.held for each in notes) else b"",
+        )
+
+    def _timed(self) -> tuple[list[int], list[int]]:
+        return np.frombuffer(self.timed, "<u8").tolist(), np.frombuffer(self.times_ns, "<i8").tolist()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """Raises ValueError or msgspec.MsgspecError where it is damaged."""
+        notes = msgspec.msgpack.decode(content, type=cls)
+        if len(notes.timed) != len(notes.times_ns) or len(notes.timed) % 8 or len(notes.held) % 8:
+            raise ValueError("its arrays are cut")
+        if (np.frombuffer(notes.times_ns, "<i8") < 0).any():
+            raise ValueError("a compile time is below 0 ns")
+        return notes
+
+    def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> None:
+        """Add them to what is noted of a cache file.
+
+        Args:
+            cache_file: The cache file.
+            before: Hash that it had before the pack's was joined with it.
+            is_joined: Whether it has all that both had.
+
+        Raises:
+            SaveError: They cannot be written.
+        """
+        if self.timed:
+            keys = np.frombuffer(self.timed, "<u8").astype(np.uint64)
+            add_durations(cache_file, keys, np.frombuffer(self.times_ns, "<i8").astype(np.int64))
+        if self.groups:
+            add_feature_groups(cache_file, self.groups)
+        if self.held and is_joined and (now := stored_data_hash(cache_file)) is not None:
+            add_contents(cache_file, np.frombuffer(self.held, "<u8").astype(np.uint64), now, (before,))
+
+
+def is_pack(path: Path) -> bool:
     """Whether a path is a directory with a manifest, which may be a damaged one."""
-    return _no_pack(path, operations) is None
+    return _no_pack(path) is None
 
 
-def is_signed(pack: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
-    """Whether a pack has a MAC, which may be a wrong one."""
-    return stored_macs(pack, operations) is not None
-
-
-def _no_pack(path: Path, operations: FileOperations) -> str | None:
-    """Why a path is no directory with a manifest; None if it is one."""
+def _no_pack(path: Path) -> str | None:
     try:
-        return None if MANIFEST in operations.list_directory(path) else "it has no manifest.json"
+        return None if MANIFEST in REAL_FILE_OPERATIONS.list_directory(path) else "it has no manifest.json"
     except NotADirectoryError:
         return "it is not a directory"
     except OSError as error:
@@ -293,27 +367,21 @@ class Pack:
     Attributes:
         directory: Where it is.
         manifest: What it says of itself.
-        signed: Whether it has a MAC.
         key: The key with which its manifest was proven, and with which its files are; None: nothing proves
             where it comes from.
     """
 
     directory: Path
-    manifest: Manifest
-    signed: bool
-    key: MacKey | None
-    operations: FileOperations = REAL_FILE_OPERATIONS
+    manifest: PackManifest
+    key: MacKey | None = None
 
     @classmethod
-    def open(
-        cls, directory: Path, key: MacKey | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
-    ) -> Pack:
+    def open(cls, directory: Path, key: MacKey | None = None) -> Pack:
         """Read a pack's manifest.
 
         Args:
             directory: The pack.
             key: The key with which it must be signed; None takes any pack and proves nothing.
-            operations: The calls to use.
 
         Raises:
             PackError: There is no manifest, it is damaged, of another format, or names files that a pack may
@@ -321,20 +389,28 @@ class Pack:
         """
         path = directory / MANIFEST
         try:
-            content = read_capped(path, _CAP, operations)
+            content = read_capped(path, _CAP)
+            manifest = msgspec.json.decode(content, type=PackManifest)
         except ReadError as error:
-            if (why := _no_pack(directory, operations)) is not None:
+            if (why := _no_pack(directory)) is not None:
                 raise PackError(directory, f"no pack: {why}", _NAME_ONE) from None
             raise PackError(path, error.reason, _ACCESS) from None
-        signed = stored_macs(directory, operations)
-        if key is not None:
-            _prove_manifest(directory, content, signed, key)
-        try:
-            manifest = _decoder.decode(content)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise PackError(path, f"it is damaged: {error}", _REMAKE) from None
         _check_manifest(path, manifest)
-        return cls(directory, manifest, signed is not None, key, operations)
+        if key is not None:
+            if not manifest.mac:
+                raise PackError(directory, "the pack is not signed", "have it made with --key")
+            signed = content.replace(manifest.mac.encode(), _UNSIGNED.encode(), 1)
+            if not key.proves(bytes.fromhex(manifest.mac), _SIGNS_MANIFEST, [signed]):
+                why = "it was not signed with this key, or was changed since"
+                raise PackError(path, why, "check that --key names the key file that the pack was made with")
+        return cls(directory, manifest, key)
+
+    @property
+    def signed(self) -> bool:
+        """Whether it has a MAC, which may be a wrong one."""
+        return bool(self.manifest.mac)
 
     def read(self, file: PackedFile) -> bytes:
         """The content of a file, proven by size and hash, and by its MAC where the pack is proven.
@@ -344,59 +420,63 @@ class Pack:
         """
         path = self.directory / file.name
         try:
-            content = read_capped(path, DEFAULT_CAP, self.operations)
+            content = read_capped(path, DEFAULT_CAP)
         except ReadError as error:
             raise PackError(path, error.reason) from None
         if len(content) != file.size:
             raise PackError(path, f"it is damaged: {len(content)} bytes, and the manifest says {file.size}")
         if (found := content_hash128(content).hex()) != file.xxh3_128:
-            raise PackError(
-                path, f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}"
-            )
+            why = f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}"
+            raise PackError(path, why)
         if self.key is not None and not self.key.proves(
             bytes.fromhex(file.mac), _SIGNS_FILE, _signed_parts(file.name, content)
         ):
             raise PackError(path, "it is not what was signed with this key", "ask who made the pack")
         return content
 
-    def read_cache(self, target: Target) -> bytes:
+    def read_cache(self, target: PackTarget) -> bytes:
         """The cache file of a target, proven as a file and as a cache of that device and driver.
 
         Raises:
             PackError: The target has none, or it is damaged, or of another device than the target.
         """
-        file, identity = target.cache, target.identity
-        if file is None or identity is None:
-            raise PackError(self.directory, f"no cache for {target.name}: {target.problem}")
-        content = self.read(file)
-        path = self.directory / file.name
-        header = _prove_cache(path, content)
-        if differences := ProfileIdentity.of(header).differences(identity):
-            said = ", ".join(differences)
-            raise PackError(path, f"it is of another device than its target {target.name}: {said}")
+        path, content = self._content(target, target.cache, "cache")
+        _require_same(path, target, ProfileIdentity.of(_prove_cache(path, content)))
         return content
 
-    def read_binaries(self, target: Target) -> bytes:
+    def read_binaries(self, target: PackTarget) -> bytes:
         """The pipeline binaries of a target, proven as a file and as of that device and driver.
 
         Raises:
             PackError: The target has none, or they are damaged, or of another device than the target.
         """
-        from orchestrator.stores import binary_pack
-
-        file, identity = target.binaries, target.identity
-        if file is None or identity is None:
-            raise PackError(self.directory, f"no binaries for {target.name}: {target.problem}")
-        content, path = self.read(file), self.directory / file.name
+        path, content = self._content(target, target.binaries, "binaries")
         try:
-            generations = binary_pack.prove_binaries(path, content).generations
-        except binary_pack.BinaryPackError as error:
+            generations = binary_export.prove_export(path, content).generations
+        except binary_export.BinaryExportError as error:
             raise PackError(path, f"at byte {error.offset}: {error.reason}") from None
         for each in generations:
-            if differences := each.identity.differences(identity):
-                said = ", ".join(differences)
-                raise PackError(path, f"it is of another device than its target {target.name}: {said}")
+            _require_same(path, target, each.identity)
         return content
+
+    def read_notes(self, target: PackTarget) -> PackNotes:
+        """The notes of a target, empty where it has none.
+
+        Raises:
+            PackError: They are damaged.
+        """
+        if target.notes is None:
+            return PackNotes()
+        path, content = self._content(target, target.notes, "notes")
+        try:
+            return PackNotes.decode(content)
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise PackError(path, f"it is damaged: {error}") from None
+
+    def _content(self, target: PackTarget, file: PackedFile | None, what: str) -> tuple[Path, bytes]:
+        if file is None or target.identity is None:
+            raise PackError(self.directory, f"no {what} for {target.name}: {target.problem}")
+        return self.directory / file.name, self.read(file)
 
     def problems(self) -> Iterator[tuple[Path, str]]:
         """What is wrong with each file that the manifest names, in its order."""
@@ -408,14 +488,14 @@ class Pack:
                     elif file is target.binaries:
                         self.read_binaries(target)
                     else:
-                        self.read(file)
+                        self.read_notes(target)
                 except PackError as error:
                     yield error.path, str(error).removeprefix(f"{error.path}: ")
 
     def strays(self) -> list[str]:
         """Names in the directory that are not of the pack, such as locks of those who wrote it; sorted."""
-        own = {MANIFEST, MANIFEST_MAC, *self.manifest.names}
-        return sorted(set(self.operations.list_directory(self.directory)) - own)
+        own = {MANIFEST, *self.manifest.names}
+        return sorted(set(REAL_FILE_OPERATIONS.list_directory(self.directory)) - own)
 
 
 def _prove_cache(path: Path, content: bytes) -> PipelineCachePrefixHeader:
@@ -425,7 +505,13 @@ def _prove_cache(path: Path, content: bytes) -> PipelineCachePrefixHeader:
         raise PackError(path, f"{error.status.value}: {error.reason}") from None
 
 
-def _check_manifest(path: Path, manifest: Manifest) -> None:
+def _require_same(path: Path, target: PackTarget, found: ProfileIdentity) -> None:
+    if target.identity is not None and (differences := found.differences(target.identity)):
+        said = ", ".join(differences)
+        raise PackError(path, f"it is of another device than its target {target.name}: {said}")
+
+
+def _check_manifest(path: Path, manifest: PackManifest) -> None:
     if manifest.what != _WHAT:
         raise PackError(path, f"it is the manifest of something else: {manifest.what[:40]!r}", _NAME_ONE)
     if manifest.format != FORMAT:
@@ -433,33 +519,31 @@ def _check_manifest(path: Path, manifest: Manifest) -> None:
         said = f"it has format {manifest.format}, and this version reads {FORMAT}{by}"
         raise PackError(path, said, "use that version, or make the pack again with this one")
     names: set[str] = set()
-    identities: set[ProfileIdentity] = set()
+    identities: set[ProfileIdentity | None] = set()
     for target in manifest.targets:
         for file in (*target.files, *target.before):
+            said = f"target {target.name}: the file {file.name!r}"
             if reason := refuse_name(file.name):
-                said = f"target {target.name}: the file {file.name!r} {reason}"
-                raise PackError(path, said, "use the version that made it, or make the pack again")
+                step = "use the version that made it, or make the pack again"
+                raise PackError(path, f"{said} {reason}", step)
             if file.name in names:
-                raise PackError(path, f"target {target.name}: the file {file.name!r} is there twice")
+                raise PackError(path, f"{said} is there twice")
             names.add(file.name)
-        if target.identity is None:
-            if target.files or target.before:
-                raise PackError(path, f"target {target.name} has files and no identity")
-        elif target.identity in identities:
+        if target.identity is None and (target.files or target.before):
+            raise PackError(path, f"target {target.name} has files and no identity")
+        if target.identity is not None and target.identity in identities:
             raise PackError(path, f"target {target.name} has the identity of another target")
-        else:
-            identities.add(target.identity)
+        identities.add(target.identity)
 
 
 def refuse_name(name: str) -> str:
     """Why a pack may not have a file of this name, or ""."""
-    suffixes = (CACHE_FILE_SUFFIX, BINARIES_SUFFIX, *(each.suffix for each in NOTES))
-    suffix = next((each for each in suffixes if name.endswith(each)), None)
+    suffix = next((each for each in _SUFFIXES if name.endswith(each)), None)
     if suffix is not None and _NAME.fullmatch(name.removesuffix(suffix)):
         return ""
     if "/" in name or "\\" in name or name.startswith("."):
         return "is no plain name: a pack's files lie in its own directory"
-    return f"is of no kind that a pack has ({', '.join(suffixes)})"
+    return f"is of no kind that a pack has ({', '.join(_SUFFIXES)})"
 
 
 def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
@@ -467,42 +551,17 @@ def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
     return len(encoded).to_bytes(8, "little"), encoded, content
 
 
-def stored_macs(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> list[bytes] | None:
-    """The MACs of a pack's manifest and those before; None if it is not signed, empty if there is no MAC."""
-    try:
-        lines = read_capped(directory / MANIFEST_MAC, _MAC_CAP, operations).decode("ascii").splitlines()
-        macs = [bytes.fromhex(each) for each in lines]
-    except MissingFileError:
-        return None
-    except (ReadError, ValueError):
-        return []
-    return macs if {len(each) for each in macs} == {MAC_SIZE} else []
-
-
-def _prove_manifest(directory: Path, content: bytes, macs: list[bytes] | None, key: MacKey) -> None:
-    if macs is None:
-        raise PackError(directory, "the pack is not signed", "have it made with --key")
-    if not any(key.proves(each, _SIGNS_MANIFEST, [content]) for each in macs):
-        raise PackError(
-            directory / MANIFEST,
-            "it was not signed with this key, or was changed since",
-            "check that --key names the key file that the pack was made with",
-        )
-
-
-def sweep_pack(
-    directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, dry_run: bool = False
-) -> SweepReport:
-    """As `sweep_directory`, of what only packs have: the manifest, its MAC, and pipeline binaries.
+def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
+    """As `sweep_directory`, of what only packs have.
 
     Raises:
         SaveError: The directory could not be listed, or the lock file not be opened.
     """
-    writer = PackWriter(directory, operations=operations)
+    writer = PackWriter(directory)
     if not (there := writer.sweep(dry_run=True).removed):
         return SweepReport()
     path = directory / MANIFEST
-    lock = lock_that_is_there(path, operations) if dry_run else writer_lock(path, operations, wait_s=0)
+    lock = lock_that_is_there(path) if dry_run else writer_lock(path, REAL_FILE_OPERATIONS, wait_s=0)
     with lock as held:
         return writer.sweep(dry_run=dry_run) if held else SweepReport(busy=there)
 
@@ -518,7 +577,6 @@ class PackWriter:
 
     directory: Path
     key: MacKey | None = None
-    operations: FileOperations = REAL_FILE_OPERATIONS
 
     def prepare(self) -> None:
         """Create the directory, and refuse one that others may write.
@@ -527,8 +585,23 @@ class PackWriter:
             PackError: Others may write it.
             SaveError: It cannot be created.
         """
-        if reason := check_directory(self.directory / MANIFEST, self.operations):
+        if reason := check_directory(self.directory / MANIFEST, REAL_FILE_OPERATIONS):
             raise PackError(self.directory, reason, _ACCESS)
+
+    @contextmanager
+    def alone(self, otherwise: str) -> Iterator[None]:
+        """Be the only process that writes the pack, in a block; `otherwise`: what to do but wait.
+
+        Raises:
+            PackError: Another process writes it; or as `prepare`.
+            SaveError: As `prepare`.
+        """
+        self.prepare()
+        with writer_lock(self.directory / MANIFEST, REAL_FILE_OPERATIONS, wait_s=0) as is_alone:
+            if not is_alone:
+                step = f"wait for it; or {otherwise}"
+                raise PackError(self.directory, "another process writes this pack", step)
+            yield
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:
         """Remove what a killed writer left, if the directory exists, or only find out what that is.
@@ -537,33 +610,30 @@ class PackWriter:
             SaveError: The directory could not be listed.
         """
         swept = SweepReport()
-        for name, own in leftovers_in(self.directory, self.operations).items():
-            if name in (MANIFEST, MANIFEST_MAC) or name.endswith(BINARIES_SUFFIX):
-                swept += sweep_file(self.directory / name, self.operations, names=own, dry_run=dry_run)
+        for name, own in leftovers_in(self.directory, REAL_FILE_OPERATIONS).items():
+            if name == MANIFEST or name.endswith((NOTES_SUFFIX, BINARIES_SUFFIX)):
+                swept += sweep_file(self.directory / name, REAL_FILE_OPERATIONS, names=own, dry_run=dry_run)
         return swept
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
-        """A cache file and what lies beside it, copied where it does not lie in the pack.
-
-        Returns:
-            What the manifest says of them, the cache file first; nothing where there is none.
+        """A cache file and its notes, copied where it does not lie in the pack; nothing where there is none.
 
         Raises:
-            PackError: One that is there cannot be read, or is not whole.
+            PackError: It cannot be read, or is not whole.
             SaveError: One cannot be written.
         """
         content = self.content(cache_file)
         if content is None:
             return ()
-        header, held = _prove_cache(cache_file, content), read_contents(cache_file, self.operations)
-        pipelines = len(held) if held.data_hash == header.data_hash else 0
-        return self.add(cache_file.name, content, pipelines), *self.notes_at(cache_file)
+        _prove_cache(cache_file, content)
+        notes = PackNotes.of(cache_file)
+        return self.add(cache_file.name, content, len(notes.held) // 8), *self.add_notes(cache_file, notes)
 
-    def notes_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
-        """What lies beside a cache file, which need not be there itself; as `files_at`."""
-        notes = [each.path(cache_file) for each in NOTES]
-        found = [(each, content) for each in notes if (content := self.content(each)) is not None]
-        return tuple(self.add(path.name, content) for path, content in found)
+    def add_notes(self, cache_file: Path, notes: PackNotes) -> tuple[PackedFile, ...]:
+        """The notes of a cache file, if there are any, as a file of the pack; raises as `add`."""
+        if notes == PackNotes():
+            return ()
+        return (self.add(cache_file.stem + NOTES_SUFFIX, msgspec.msgpack.encode(notes)),)
 
     def content(self, path: Path) -> bytes | None:
         """The content of a file that may be packed; None where there is none.
@@ -572,7 +642,7 @@ class PackWriter:
             PackError: It cannot be read.
         """
         try:
-            return read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
+            return read_capped(path, DEFAULT_CAP, trusted=True)
         except MissingFileError:
             return None
         except ReadError as error:
@@ -581,11 +651,6 @@ class PackWriter:
     def add(self, name: str, content: bytes, pipelines: int = 0) -> PackedFile:
         """A file of the pack with this content, written where it is not there; what the manifest says of it.
 
-        Args:
-            name: Its name.
-            content: Its content.
-            pipelines: As in `PackedFile`.
-
         Raises:
             PackError: A pack may not have a file of this name.
             SaveError: It cannot be written.
@@ -593,70 +658,50 @@ class PackWriter:
         path = self.directory / name
         if reason := refuse_name(name):
             raise PackError(path, reason)
-        try:
-            there = read_capped(path, DEFAULT_CAP, self.operations, trusted=True)
-        except ReadError:
-            there = None
+        there = None
+        with suppress(ReadError):
+            there = read_capped(path, DEFAULT_CAP, trusted=True)
         if there != content:
-            ensure_directory(self.directory, self.operations)
-            write_atomically(path, [content], self.operations)
+            ensure_directory(self.directory)
+            write_atomically(path, [content])
         mac = "" if self.key is None else self.key.sign(_SIGNS_FILE, _signed_parts(name, content)).hex()
         found = content_hash128(content).hex()
         return PackedFile(name=name, size=len(content), xxh3_128=found, mac=mac, pipelines=pipelines)
 
-    def finish(self, manifest: Manifest) -> None:
-        """Write the manifest, and its MAC; then remove previous generations of its cache files.
-
-        Those would double what is shipped, and the current ones were proven when they were packed.
+    def finish(self, manifest: PackManifest) -> None:
+        """Write the manifest; then remove previous generations of its cache files, which nobody needs.
 
         Raises:
             PackError: The manifest would be refused when it is read.
             SaveError: It cannot be written, or what is not of the pack any more cannot be removed.
         """
-        path, mac_path = self.directory / MANIFEST, self.directory / MANIFEST_MAC
+        path = self.directory / MANIFEST
+        manifest = replace(manifest, mac="" if self.key is None else _UNSIGNED)
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
         if len(content) > _CAP:
-            raise PackError(
-                path, f"it would have {len(content)} bytes, more than the {_CAP} that are allowed"
-            )
-        _check_manifest(path, _decoder.decode(content))
-        if self.key is None:
-            write_atomically(path, [content], self.operations)
-            # One of an older manifest would say that this one was changed.
-            self._remove(mac_path)
-        else:
-            mac = self.key.sign(_SIGNS_MANIFEST, [content])
-            there = stored_macs(self.directory, self.operations) if is_pack(self.directory) else None
-            # Whoever is killed between the two files leaves a MAC of the manifest that is there.
-            self._write_macs([mac, *(there or [])[:2]])
-            write_atomically(path, [content], self.operations)
-            if there:
-                self._write_macs([mac])
+            raise PackError(path, f"it would have {len(content)} bytes, more than {_CAP}")
+        _check_manifest(path, msgspec.json.decode(content, type=PackManifest))
+        if self.key is not None:
+            mac = self.key.sign(_SIGNS_MANIFEST, [content]).hex()
+            content = content.replace(_UNSIGNED.encode(), mac.encode(), 1)
+        write_atomically(path, [content])
         for cache in filter(None, (each.cache for each in manifest.targets)):
-            self._remove(previous_path(self.directory / cache.name))
-
-    def _write_macs(self, macs: Sequence[bytes]) -> None:
-        lines = [b"%s\n" % each.hex().encode() for each in macs]
-        write_atomically(self.directory / MANIFEST_MAC, lines, self.operations)
-
-    def _remove(self, path: Path) -> None:
-        try:
-            self.operations.unlink(path)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            raise SaveError(path, "removing it", likely_cause(error)) from error
+            previous = previous_path(self.directory / cache.name)
+            try:
+                previous.unlink(missing_ok=True)
+            except OSError as error:
+                raise SaveError(previous, "removing it", likely_cause(error)) from error
 
 
-def with_created(part: Part, was_created: Callable[[str, str], bool]) -> Part:
-    """A part with what it left out and was created all the same; by status and key."""
+def with_created(part: Part, was_created: Callable[[str], bool]) -> Part:
+    """A part with what it left out and was created all the same, by key."""
     left_out, created = [], part.created
     for each in part.left_out:
-        keys = tuple(key for key in each.keys if not was_created(each.status, key))
+        keys = tuple(key for key in each.keys if not was_created(key))
         created += len(each.keys) - len(keys)
         if keys:
-            left_out.append(msgspec.structs.replace(each, keys=keys))
-    return msgspec.structs.replace(part, created=created, left_out=tuple(left_out))
+            left_out.append(replace(each, keys=keys))
+    return replace(part, created=created, left_out=tuple(left_out))
 
 
 def _joined(one: Part, other: Part) -> Part:
@@ -665,7 +710,7 @@ def _joined(one: Part, other: Part) -> Part:
     lacked = {key for each in less.left_out for key in each.keys}
     if less.created + len(lacked) < less.pipelines:
         return more  # it does not say of each pipeline what became of it
-    return with_created(more, lambda _, key: key not in lacked)
+    return with_created(more, lambda key: key not in lacked)
 
 
 def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:

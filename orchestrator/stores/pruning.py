@@ -173,8 +173,8 @@ def plan_prune(
         for each in _files(directory / QUARANTINE_DIRECTORY, operations)
         if is_quarantined(each.path.name)
     ]
-    is_packed = is_pack(directory, operations)
-    packed = Pack.open(directory, operations=operations).manifest.names if is_packed else ()
+    is_packed = is_pack(directory)
+    packed = Pack.open(directory).manifest.names if is_packed else ()
     found = [each for each in _files(directory, operations) if each.path.name not in packed]
     suspected = _suspected(each.path.name for each in found)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]

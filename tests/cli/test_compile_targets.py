@@ -13,8 +13,7 @@ import pytest
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.kinds import FEATURE_GROUPS
-from orchestrator.stores.pack import MANIFEST, Manifest, Pack, PackWriter
+from orchestrator.stores.pack import MANIFEST, Pack, PackManifest, PackWriter
 from tests.cli.conftest import Call, inspected, run_program
 from tests.drivers import (
     driver_environment,
@@ -243,22 +242,23 @@ def test_what_a_pack_cannot_take_is_the_problem_of_its_target(
 ) -> None:
     driver_manifest("radv:navi21")
     out = tmp_path / "pack"
-    FEATURE_GROUPS.path(path_in(out)).mkdir(parents=True)
+    notes = path_in(out).with_suffix(".notes")
+    notes.mkdir(parents=True)
     out.chmod(0o700)
     arguments = ("compile", small_set, "-d", "simulated", "-d", "radv:navi21", "--out", out)
     done = call(*arguments, "--json")
     assert done.code == ExitCode.BAD_INPUT
     lost, kept = done.document["targets"]
-    assert "not a regular file" in lost["problem"]
+    assert "Is a directory" in lost["problem"]
     assert lost["report"]["outcomes"]["failed"] == kept["report"]["outcomes"]["failed"] == 0
     assert [(each.cache is None, each.problem[-18:]) for each in Pack.open(out).manifest.targets] == [
-        (True, "not a regular file"),
+        (True, "efore is unchanged"),
         (False, ""),
     ]
     shown = call(*arguments)
     assert "cache hits" in shown.out
     assert "simulated: " in shown.out
-    FEATURE_GROUPS.path(path_in(out)).rmdir()
+    notes.rmdir()
     assert call(*arguments).code == ExitCode.OK
     assert [each.problem for each in Pack.open(out).manifest.targets] == ["", ""]
     path_in(out).write_bytes(path_in(out).read_bytes() + b"x")
@@ -272,7 +272,7 @@ def test_the_report_of_a_pack_that_cannot_be_written_is_shown(
 ) -> None:
     finish, calls = PackWriter.finish, []
 
-    def once(writer: PackWriter, manifest: Manifest) -> None:
+    def once(writer: PackWriter, manifest: PackManifest) -> None:
         calls.append(manifest)
         if len(calls) > 1:
             raise SaveError(writer.directory / MANIFEST, "write", "No space left on device")

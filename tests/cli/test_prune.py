@@ -93,7 +93,7 @@ def names(folder: Path) -> set[str]:
 
 def test_a_dry_run_finds_the_leftovers_and_changes_nothing(call: Call, folder: Path) -> None:
     ours = cache_path(folder, IDENTITY).name
-    of = (ours, f"{ours}.previous", "other.durations", "manifest.json", "manifest.mac", "x.binaries")
+    of = (ours, f"{ours}.previous", "other.durations", "manifest.json", "x.binaries")
     leftovers = [folder / f".{each}.{'0' * 16}.tmp" for each in of]
     for each in leftovers:
         each.write_bytes(b"x")

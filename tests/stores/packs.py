@@ -9,7 +9,7 @@ from pathlib import Path
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.pack import LeftOut, Manifest, Pack, PackWriter, Part, Target
+from orchestrator.stores.pack import LeftOut, Pack, PackManifest, PackTarget, PackWriter, Part
 from orchestrator.stores.profile_file import ProfileIdentity
 from tests.stores.faults.sets import IDENTITY, OLD, Keys, data_of
 
@@ -53,11 +53,11 @@ def target(
     *,
     selector: str = "simulated",
     parts: Sequence[Part] = (),
-) -> Target:
+) -> PackTarget:
     """A target whose cache is written into the pack."""
     path = cache_path(writer.directory, identity)
     assert save_cache_file(path, identity, data_for(identity, keys)).saved_bytes
-    return Target(
+    return PackTarget(
         selector=selector,
         identity=ProfileIdentity.of(identity),
         device_name=identity.device_name,
@@ -71,5 +71,5 @@ def make_pack(directory: Path, keys: Keys = OLD, key: MacKey | None = None, **of
     """A pack of the simulated device with these pipelines."""
     writer = PackWriter(directory, key)
     writer.prepare()
-    writer.finish(Manifest(made_at=1.0, orchestrator="test", targets=(target(writer, keys, **of),)))  # type: ignore[arg-type]
+    writer.finish(PackManifest(made_at=1.0, orchestrator="test", targets=(target(writer, keys, **of),)))  # type: ignore[arg-type]
     return Pack.open(directory, key)

@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, PipelineCachePrefixHeader, cache_path
+from orchestrator.stores.cache_file import (
+    PREFIX_HEADER_SIZE,
+    PipelineCachePrefixHeader,
+    cache_path,
+    stored_data_hash,
+)
 from orchestrator.stores.files.atomic_file import content_hash128
-from orchestrator.stores.files.fault_injection import Fault, FaultyFileOperations, ProcessKilledError
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.pack import (
     MANIFEST,
-    MANIFEST_MAC,
     LeftOut,
-    Manifest,
     Pack,
-    PackedFile,
     PackError,
+    PackManifest,
+    PackNotes,
+    PackTarget,
     PackWriter,
     Part,
-    Target,
     is_pack,
     joined_parts,
     missing_shards,
 )
 from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.run_notes import add_contents, add_durations
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
-from tests.stores.packs import KEY, SET_HASH, data_for, make_pack, part, target
+from tests.stores.packs import KEY, SET_HASH, data_for, make_pack, part
 
 
 def rewritten(pack: Pack, change: Callable[[dict[str, Any]], object]) -> Path:
@@ -70,7 +72,7 @@ def test_a_device_that_is_not_in_it_has_a_nearest(tmp_path: Path) -> None:
     assert nearest is not None
     version = IDENTITY.driver_version
     assert nearest[1] == [f"driverVersion is {version:#x}, not {version + 1:#x}"]
-    assert Manifest().nearest(other) is None
+    assert PackManifest().nearest(other) is None
 
 
 @pytest.mark.parametrize("place", [0, 90, PREFIX_HEADER_SIZE + 40, -1])
@@ -85,19 +87,6 @@ def test_a_flipped_bit_of_a_file_is_found(tmp_path: Path, place: int) -> None:
     assert "its hash is" in reason
     with pytest.raises(PackError, match="it is damaged"):
         pack.read_cache(pack.manifest.targets[0])
-
-
-def test_a_file_that_is_cut_off_extended_or_gone_is_found(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "pack")
-    file = pack.directory / pack.manifest.targets[0].files[0].name
-    content = file.read_bytes()
-    for changed in (content[:-1], content + b"\0"):
-        file.write_bytes(changed)
-        ((_, reason),) = pack.problems()
-        assert f"{len(changed)} bytes, and the manifest says {len(content)}" in reason
-    file.unlink()
-    ((_, reason),) = pack.problems()
-    assert "no such file" in reason
 
 
 def test_links_are_not_followed(tmp_path: Path) -> None:
@@ -153,66 +142,42 @@ def test_names_that_a_pack_may_not_have_are_refused(tmp_path: Path, name: str) -
     assert not (tmp_path / "other").exists()
 
 
-def _what(document: dict[str, Any]) -> None:
-    document["what"] = "something"
-
-
-def _format(document: dict[str, Any]) -> None:
-    document["format"] = 2
-
-
-def _twice(document: dict[str, Any]) -> None:
-    document["targets"] *= 2
-
-
-def _same_identity(document: dict[str, Any]) -> None:
-    document["targets"].append(document["targets"][0] | {"files": []})
-
-
-def _no_identity(document: dict[str, Any]) -> None:
-    document["targets"][0]["identity"] = None
-
-
-def _negative(document: dict[str, Any]) -> None:
-    document["targets"][0]["files"][0]["size"] = -1
-
-
-def _hash(document: dict[str, Any]) -> None:
-    document["targets"][0]["files"][0]["xxh3_128"] = "x"
-
-
-def _shard(document: dict[str, Any]) -> None:
-    document["targets"][0]["parts"][0]["shard"] = 0
-
-
-def _long(document: dict[str, Any]) -> None:
-    document["targets"][0]["selector"] = "x" * 5000
-
-
-def _many(document: dict[str, Any]) -> None:
-    document["targets"] = [{"selector": "x"}] * 4097
-
-
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("where", "value", "said"),
     [
-        (_what, "something else"),
-        (_format, "format 2"),
-        (_twice, "is there twice"),
-        (_same_identity, "the identity of another target"),
-        (_no_identity, "has files and no identity"),
-        (_negative, "damaged: Expected `int` >= 0"),
-        (_hash, r"damaged: .*xxh3_128"),
-        (_shard, r"damaged: .*shard"),
-        (_long, r"damaged: .*length <= 4096"),
-        (_many, r"damaged: .*length <= 4096"),
+        ("what", "something", "something else"),
+        ("format", 1, "format 1, and this version reads 2"),
+        ("targets.0.identity", None, "has files and no identity"),
+        ("targets.0.files.0.size", -1, "damaged: Expected `int` >= 0"),
+        ("targets.0.files.0.xxh3_128", "x", r"damaged: .*xxh3_128"),
+        ("targets.0.parts.0.shard", 0, r"damaged: .*shard"),
+        ("targets.0.selector", "x" * 5000, r"damaged: .*length <= 4096"),
+        ("targets", [{"selector": "x"}] * 4097, r"damaged: .*length <= 4096"),
     ],
 )
 def test_manifests_that_cannot_be_meant_are_refused(
-    tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str
+    tmp_path: Path, where: str, value: object, said: str
 ) -> None:
+    def change(document: Any) -> None:
+        *path, last = (int(each) if each.isdigit() else each for each in where.split("."))
+        for each in path:
+            document = document[each]
+        document[last] = value
+
     with pytest.raises(PackError, match=said):
         Pack.open(rewritten(make_pack(tmp_path / "pack"), change))
+
+
+def test_no_two_files_have_a_name_and_no_two_targets_a_device(tmp_path: Path) -> None:
+    pack = make_pack(tmp_path / "pack")
+    (one,) = pack.manifest.targets
+    for targets, said in (
+        ((one, one), "there twice"),
+        ((one, replace(one, files=())), "identity of another"),
+    ):
+        with pytest.raises(PackError, match=said):
+            PackWriter(pack.directory).finish(PackManifest(targets=targets))
+    assert Pack.open(pack.directory).manifest == pack.manifest
 
 
 def test_what_is_no_pack_says_so(tmp_path: Path) -> None:
@@ -229,16 +194,6 @@ def test_what_is_no_pack_says_so(tmp_path: Path) -> None:
         stream.truncate((64 << 20) + 1)
     with pytest.raises(PackError, match="more than the"):
         Pack.open(tmp_path)
-
-
-@given(content=st.binary(max_size=200) | st.text(max_size=100).map(str.encode))
-def test_whatever_a_manifest_is_it_is_refused_as_a_pack(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes
-) -> None:
-    directory = tmp_path_factory.mktemp("pack")
-    (directory / MANIFEST).write_bytes(content)
-    with pytest.raises(PackError, match=r"damaged|something else|format"):
-        Pack.open(directory)
 
 
 def test_a_cache_of_another_device_than_its_target_is_refused(tmp_path: Path) -> None:
@@ -293,78 +248,30 @@ def test_an_unsigned_pack_is_refused_where_a_key_is_asked_for(tmp_path: Path) ->
     pack = make_pack(tmp_path / "pack")
     with pytest.raises(PackError, match="the pack is not signed"):
         Pack.open(pack.directory, KEY)
-    (pack.directory / MANIFEST_MAC).write_text("no mac")
+    rewritten(pack, lambda document: document.update(mac="0" * 64))
     with pytest.raises(PackError, match="not signed with this key"):
         Pack.open(pack.directory, KEY)
-    # A manifest without a MAC takes away the one of an older manifest.
-    make_pack(tmp_path / "again", key=KEY)
-    assert not make_pack(tmp_path / "again").signed
 
 
-@pytest.mark.parametrize("key", [None, KEY], ids=["unsigned", "signed"])
-def test_whoever_is_killed_as_a_manifest_is_replaced_leaves_a_pack(
-    fast_path: Path, key: MacKey | None
-) -> None:
-    old, new = make_pack(fast_path / "pack", OLD, key).manifest, Manifest(made_at=2.0)
-    clean = FaultyFileOperations()
-    PackWriter(fast_path / "pack", key, clean).finish(new)
-    seen = set()
-    for at in range(len(clean.calls) + 1):
-        make_pack(fast_path / "pack", OLD, key)
-        with suppress(ProcessKilledError):
-            PackWriter(fast_path / "pack", key, FaultyFileOperations(Fault.KILL, at)).finish(new)
-        found = Pack.open(fast_path / "pack", key)
-        assert list(found.problems()) == []
-        seen.add(found.manifest.made_at)
-    assert seen == {old.made_at, new.made_at}
-
-
-def test_notes_lie_beside_the_cache_and_strays_are_named(tmp_path: Path) -> None:
+def test_notes_come_along_and_strays_are_named(tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack")
     cache_file = cache_path(pack.directory, IDENTITY)
-    groups = cache_file.with_name(cache_file.name.replace(".pipeline-cache", ".groups"))
-    groups.write_bytes(b"groups")
-    groups.chmod(0o600)
+    keys = np.array([3, 5], np.uint64)
+    add_durations(cache_file, keys, np.array([30, 50], np.int64))
+    add_contents(cache_file, keys, stored_data_hash(cache_file) or b"")
     (pack.directory / "stray.txt").write_text("")
-    assert {"stray.txt", groups.name} <= set(pack.strays())
-    files = PackWriter(tmp_path / "copy").files_at(cache_file)
-    assert [each.name for each in files] == [cache_file.name, groups.name]
-    assert (tmp_path / "copy" / groups.name).read_bytes() == b"groups"
-    assert PackWriter(tmp_path / "copy").files_at(tmp_path / "none.pipeline-cache") == ()
-
-
-def test_what_is_shipped_has_no_previous_generations(tmp_path: Path) -> None:
-    make_pack(tmp_path / "pack", OLD)
-    pack = make_pack(tmp_path / "pack", OURS)
-    assert not [each for each in pack.directory.iterdir() if each.name.endswith(".previous")]
-    assert pack.read_cache(pack.manifest.targets[0])[PREFIX_HEADER_SIZE:] == data_of(OURS)
-
-
-def test_a_damaged_cache_is_not_packed(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "pack")
-    path = cache_path(pack.directory, IDENTITY)
-    path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(PackError, match="TRUNCATED"):
-        PackWriter(tmp_path / "copy").files_at(path)
-
-
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "open").mkdir()
-    (tmp_path / "open").chmod(0o777)
-    with pytest.raises(PackError, match="may be written by"):
-        PackWriter(tmp_path / "open").prepare()
-
-
-def test_a_manifest_that_would_be_refused_is_not_written(tmp_path: Path) -> None:
-    writer = PackWriter(tmp_path / "pack")
-    writer.prepare()
-    one = target(writer)
-    with pytest.raises(PackError, match="there twice"):
-        writer.finish(Manifest(targets=(one, one)))
-    bad = msgspec.structs.replace(one, files=(PackedFile(name="../x", size=0, xxh3_128="0" * 32),))
-    with pytest.raises(PackError, match="no plain name"):
-        writer.finish(Manifest(targets=(bad,)))
-    assert not is_pack(writer.directory)
+    assert "stray.txt" in pack.strays()
+    writer, (one,) = PackWriter(tmp_path / "copy"), pack.manifest.targets
+    cache, notes = writer.files_at(cache_file)
+    assert (cache.name, cache.pipelines) == (cache_file.name, 2)
+    writer.finish(PackManifest(targets=(replace(one, files=(cache, notes)),)))
+    copied = Pack.open(tmp_path / "copy")
+    assert list(copied.problems()) == []
+    copied.read_notes(copied.manifest.targets[0]).add_to(tmp_path / "copy" / cache_file.name)
+    known = PackNotes.of(tmp_path / "copy" / cache_file.name)
+    assert known == copied.read_notes(copied.manifest.targets[0])
+    assert known.held == keys.astype("<u8").tobytes()
+    assert writer.files_at(tmp_path / "none.pipeline-cache") == ()
 
 
 def test_parts_of_several_packs_add_up() -> None:
@@ -372,7 +279,7 @@ def test_parts_of_several_packs_add_up() -> None:
     better = part(shard=1, shards=3, created=6)
     parts = joined_parts([one, two, better])
     assert parts == (better, two)
-    assert Target(selector="x", parts=parts).count("created") == 13
+    assert PackTarget(selector="x", parts=parts).count("created") == 13
     assert missing_shards(parts) == ["game.foz: shard 3 of 3"]
     assert missing_shards(parts[:1]) == ["game.foz: shards 2 and 3 of 3"]
     assert missing_shards([part()]) == []
@@ -426,5 +333,5 @@ def test_what_two_sets_leave_out_counts_once() -> None:
     one = LeftOut(status="failed", reason="one", keys=("0" * 16, "1" * 16))
     two = LeftOut(status="failed", reason="two", keys=("1" * 16, "2" * 16))
     parts = tuple(replace(part(), left_out=(each,)) for each in (one, two))
-    both = Target(selector="simulated", parts=parts)
+    both = PackTarget(selector="simulated", parts=parts)
     assert (both.count("failed"), both.count("skipped")) == (3, 0)
