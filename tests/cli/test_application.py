@@ -142,16 +142,6 @@ def test_a_signal_while_the_program_is_loaded_ends_it_with_a_document(
     assert done.document["error"]["kind"] == "interrupted"
 
 
-_ALARM = """
-import signal
-from orchestrator.process import interrupted_by_signals
-def main():
-    with interrupted_by_signals():
-        signal.raise_signal(signal.SIGALRM)
-        return "nothing"
-"""
-
-
 def test_help_loads_nothing_that_only_work_needs() -> None:
     source = """
 import sys
