@@ -1,10 +1,7 @@
 """A process that is ours: that of the command line, or of a child that we start.
 
-It has the settings of the interpreter, the signals that ask for the end (SIGINT, SIGTERM, and SIGHUP when the
-terminal goes away), the end itself and that of what it started, and the clock of stages.
-
-Guarantees: this module imports nothing that depends on the settings. A signal that the caller ignores
-(`nohup`, a shell's `&`) stays ignored. The stages of a clock add up to the time since it began.
+Guarantees: a signal that the caller ignores (`nohup`, a shell's `&`) stays ignored. The stages of a clock add
+up to the time since it began.
 Assumptions: a program that embeds the library owns its interpreter, so it uses only the clock. Linux.
 """
 
@@ -33,12 +30,7 @@ _ENDING: Final = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 
 
 class StageClock:
-    """Divides time into stages: every moment belongs to exactly one. One thread at a time.
-
-    Args:
-        stage: The first stage.
-        began_ns: When it began, on the clock of time.perf_counter_ns; by default now.
-    """
+    """Divides time into stages, from `began_ns` (of time.perf_counter_ns, by default now). One thread."""
 
     def __init__(self, stage: str, began_ns: int | None = None) -> None:
         self._stage = stage
@@ -149,11 +141,7 @@ def _interrupt(_number: int, _frame: object) -> None:
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process without taking the interpreter apart, which would take as long as numpy's import.
-
-    Functions registered with `atexit` are called, and the buffers of Python's and C's streams are written.
-    Other threads are not waited for.
-    """
+    """End this process in order, but without taking the interpreter apart and waiting for threads."""
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # its reader is gone, or the stream is closed
@@ -168,9 +156,7 @@ def flush_c_streams() -> None:
 
 
 def die_with(parent_id: int) -> None:
-    """Have the system kill this fork when its parent ends, also where no thread of the fork can run Python.
-
-    The system does so when the thread that forked ends. So fork in a main thread.
+    """Have the system kill this fork when the thread that forked it ends, whatever the fork is doing.
 
     Args:
         parent_id: Process id of the parent; where that has ended already, this process ends at once.
@@ -182,7 +168,7 @@ def die_with(parent_id: int) -> None:
 
 def kill_group(process_id: int) -> None:
     """Kill a child that leads a process group, with all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS: the group has only a zombie
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process_id, signal.SIGKILL)
 
 
@@ -205,11 +191,7 @@ def wants_a_thread(error: BaseException | None) -> bool:
 
 
 def address_space_limit() -> str:
-    """What a message says of the limit on this process's address space, "" where it has none.
-
-    At that limit the system refuses a thread as if there were too many, and the Vulkan loader passes over a
-    driver's library without a word.
-    """
+    """What a message says of the limit on this process's address space, "" where it has none."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     unlimited = limit == resource.RLIM_INFINITY
     return "" if unlimited else f"{limit >> 20} MiB of address space (`ulimit -v`)"

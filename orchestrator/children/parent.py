@@ -1,8 +1,8 @@
 """The parent's side: start a child, ask it, and learn how it ended.
 
 `Child` is a context manager that leaves no process behind: it also kills what the child started. How a child
-ended is a value (`Ended`), also if the child sent something invalid. The last 4 KiB of what a child prints
-are kept. A child shares with its parent only its three pipes and the descriptors that it was given.
+ended is a value (`Ended`), also if the child sent something invalid. A child shares with its parent only its
+three pipes and the descriptors that it was given.
 
 `send`, `receive` and `ask` block; a time limit of None means no limit. An event loop waits for the
 descriptors itself and uses `write_some`, `read_some`, `take` and `is_over`, which do not block. It calls
@@ -21,7 +21,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import IO, Any, Generic, Self, TypeVar, cast
 
 import msgspec
@@ -35,7 +34,7 @@ from orchestrator.process import kill_group
 _READ_SIZE = 1 << 16
 _OUTPUT_KEPT = 4096
 _GRACE_S = 5.0
-_DRAIN_S = 30.0
+_DRAIN_S = 5.0
 _A = TypeVar("_A", bound=msgspec.Struct)
 
 
@@ -45,7 +44,7 @@ class Ended:
 
     Attributes:
         status: Its exit code; if negative, the signal that ended it.
-        output: The last text that it printed.
+        output: The last 4 KiB of what it printed.
         fault: What was wrong with an invalid answer, or "".
         killed: Whether it was killed, because it did not end by itself or sent an invalid answer.
     """
@@ -129,9 +128,7 @@ class Child(Generic[_A]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end(0.0)
 
     def read_output(self) -> threading.Thread:
@@ -145,9 +142,9 @@ class Child(Generic[_A]):
 
     def ask(self, request: msgspec.Struct, timeout_s: float | None = None) -> _A | Ended:
         """`send`, then `receive`, both within one time limit."""
-        deadline = _deadline(timeout_s)
+        began = time.monotonic()
         self.send(request, timeout_s)
-        return self.receive(None if deadline is None else max(0.0, deadline - time.monotonic()))
+        return self.receive(None if timeout_s is None else max(0.0, timeout_s - (time.monotonic() - began)))
 
     def send(self, request: msgspec.Struct, timeout_s: float | None = None) -> None:
         """Send a request. If the child has ended, this does nothing, and `receive` tells how it ended.
@@ -188,7 +185,8 @@ class Child(Generic[_A]):
             status = self._process.wait()
             for pipe in (self._requests, self._answers):
                 pipe.close()
-            self._drain_output()
+            # All that could write to its stderr are dead, or have left its group.
+            self.read_output().join(_DRAIN_S)
             output = self._output.decode("utf-8", "replace").strip()
             self._ended = Ended(status, output, self._fault, not exited)
         return self._ended
@@ -226,11 +224,7 @@ class Child(Generic[_A]):
         return self._at_end or bool(self._fault) or self._ended is not None
 
     def packed(self, request: msgspec.Struct) -> memoryview:
-        """A request in the form that `write_some` takes.
-
-        Raises:
-            FrameError: It is larger than the limit.
-        """
+        """A request in the form that `write_some` takes; raises FrameError if it is larger than the limit."""
         return memoryview(pack_frame(request))
 
     def write_some(self, data: memoryview) -> int:
@@ -263,31 +257,15 @@ class Child(Generic[_A]):
         return answer
 
     def _keep_output(self) -> None:
-        """Read what it prints, because a full pipe would stop it; keep the last part."""
+        # A full pipe would stop the child.
         with self._printed as pipe:
             while data := os.read(pipe.fileno(), _READ_SIZE):
                 self._output = (self._output + data)[-_OUTPUT_KEPT:]
                 if (on_output := self.on_output) is not None:
                     on_output(data)
 
-    def _drain_output(self) -> None:
-        """Read all that it printed. All that could write to its stderr are dead, or have left its group."""
-        thread, deadline = self.read_output(), time.monotonic() + _DRAIN_S
-        thread.join(1.0)
-        while thread.is_alive() and self._has_unread_output() and time.monotonic() < deadline:
-            thread.join(0.1)  # it had no processor yet
-
-    def _has_unread_output(self) -> bool:
-        """Whether there is something to read of what it printed, or the end of that."""
-        poll = select.poll()
-        try:
-            poll.register(self._printed, select.POLLIN)
-        except ValueError:  # the thread has closed it
-            return False
-        return bool(poll.poll(0))
-
     def _exits_within(self, limit_s: float) -> bool:
-        """Whether it exits; does not reap it, so that no other process gets its process group's id."""
+        # It is not reaped here, so that no other process gets the id of its group.
         deadline = time.monotonic() + limit_s
         while os.waitid(os.P_PID, self.process_id, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None:
             if time.monotonic() >= deadline:
@@ -309,11 +287,7 @@ class ChildGroup:
         self._ended = False
 
     def add(self, child: Child[Any]) -> None:
-        """Add a child, which ends with the group.
-
-        Raises:
-            ChildrenEndedError: The group has ended.
-        """
+        """Add a child, which ends with the group; raises ChildrenEndedError if the group has ended."""
         with self._lock:
             if self._ended:
                 raise ChildrenEndedError("interrupted")
@@ -332,7 +306,6 @@ def _deadline(timeout_s: float | None) -> float | None:
 
 
 def _wait(descriptor: int, event: int, deadline: float | None) -> None:
-    """Wait until a pipe can be used; raises TimeoutError after the deadline."""
     poll = select.poll()
     poll.register(descriptor, event)
     left_ms = None if deadline is None else max(0.0, deadline - time.monotonic()) * 1e3
