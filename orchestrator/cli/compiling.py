@@ -355,19 +355,22 @@ def _compile_here(
     clock: StageClock,
 ) -> CompileReport:
     import trio
+    from attrs import evolve
 
     from orchestrator.run.compile import compile_set
     from orchestrator.sets.opening import open_paths
+    from orchestrator.supervise.trial import try_pipelines
 
     clock.enter("read")
     with open_paths(paths, indexed=False) as opened:
 
         async def job(steering: Steering) -> CompileReport:
+            own = evolve(steering.beside(company.settled, company.saved), try_pipelines=try_pipelines)
             return await compile_set(
                 opened,
                 options,
                 cache_directory=directory,
-                stop=steering.beside(company.settled, company.saved),
+                stop=own,
                 on_stage=company.view.stage,
                 on_progress=company.view.progress,
                 clock=clock,

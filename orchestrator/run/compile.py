@@ -54,7 +54,7 @@ from orchestrator.registry import registry
 from orchestrator.run.execution import run_pipelines, scheduler_of
 from orchestrator.run.first_error import first_error
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
-from orchestrator.run.limits import memory_is_short
+from orchestrator.run.limits import has_memory
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
 from orchestrator.run.options import (
     COMPILE_DEFAULTS,
@@ -621,7 +621,7 @@ class CompileJob:
     def _open_ahead(self, beside: trio.Nursery) -> None:
         """Begin to open the next group, if that may be."""
         may_be = self.options.opens_ahead and self.identification is None and not self._is_over
-        if self._waiting and may_be and not memory_is_short():
+        if self._waiting and may_be and has_memory():
             self._ahead = self._opening(self._waiting[0], beside, ahead=True)
 
     async def _ready_ahead(self, opened: OpenedGroup) -> _Ready | None:
@@ -992,14 +992,20 @@ class CompileJob:
 
     async def _vet(self, group: FeatureGroup, built: BuiltImage) -> BuiltImage:
         """Leave out what the driver should not be given in this process."""
+        from orchestrator.run.vetting import Vetter
         from orchestrator.sets.image.part import job_of, rest_of
-        from orchestrator.supervise.vetting import Vetter
 
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE
         self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
         vetter = Vetter(
-            self.source, built.image, options, self.cache.decision.workers, group.request, self.cache.stop
+            self.source,
+            built.image,
+            options,
+            self.cache.decision.workers,
+            group.request,
+            self.steering.try_pipelines,
+            self.cache.stop,
         )
         self.clock.enter("vet")
         with self._clocked("vet"):

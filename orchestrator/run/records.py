@@ -1795,8 +1795,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         cache_file: How the cache file was loaded and saved.
         timing: The times of the runs.
         stopped: Whether it was stopped before its end. In a sum: whether a pipeline was not run.
-        out_of_time: Whether it was stopped because its time limit, or the system's limit on the CPU time of a
-            process, was reached.
+        out_of_time: Whether it was stopped because its time limit was reached.
         notes: Caveats for readers; each once.
         versions: The programs that made the report.
         pipelines: The outcome of each pipeline of the set, by kind and key.

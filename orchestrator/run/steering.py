@@ -35,6 +35,7 @@ from orchestrator.run.commands import (
 )
 from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, status_code
+from orchestrator.run.vetting import TryPipelines
 from orchestrator.schedule import Priority
 
 STEERED_BATCHES_S: Final = 0.4
@@ -153,6 +154,7 @@ class Steering:
         on_begun: Called in the trio thread once all workers of a run in this process have asked for work.
         started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
             new one.
+        try_pipelines: Tries pipelines in other processes, for `ModulePolicy.ISOLATE`.
     """
 
     stop: trio.Event = field(factory=trio.Event)
@@ -161,6 +163,7 @@ class Steering:
     steered: bool = False
     on_begun: Callable[[], None] | None = None
     started_ns: int = 0
+    try_pipelines: TryPipelines | None = None
     _in_effect: _InEffect = field(factory=_InEffect)
     _begun: _Begun = field(factory=_Begun)
 

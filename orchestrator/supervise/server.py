@@ -94,19 +94,14 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
         options: As in `Compile`.
         request: What the device is opened as: a `DeviceRequest`, as MessagePack.
         jobs: Kind and key of each.
-        junk: Whether memory is filled with junk, so that a driver that reads what it did not write crashes.
         memory_bytes: Memory that the fork may have for its data, 0 for no limit.
-        ahead: Whether it may open the device once and give the pipelines to forks of its own. A driver with
-            threads does not survive that, so the fork gives them to such a driver itself.
     """
 
     number: int
     options: bytes
     request: bytes
     jobs: tuple[tuple[str, int], ...]
-    junk: bool = False
     memory_bytes: int = 0
-    ahead: bool = False
 
     def pipelines(self) -> list[PipelineJob]:
         """Its pipelines."""
@@ -272,20 +267,12 @@ class Survived(msgspec.Struct, tag="survived", forbid_unknown_fields=True):
     took_ns: int
 
 
-class ForkEnded(msgspec.Struct, tag="fork", forbid_unknown_fields=True):
-    """A fork of a trial fork ended on its pipeline, the one at `place`; another one goes on with the next."""
-
-    number: int
-    place: int
-
-
 class Exited(msgspec.Struct, tag="exited", forbid_unknown_fields=True):
-    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes; its CPU time."""
+    """A fork ended: exit code, or the negative signal; the most memory that it had, bytes."""
 
     number: int
     status: int
     peak_bytes: int = 0
-    cpu_s: float = 0.0
 
 
 Answer = (
@@ -301,7 +288,6 @@ Answer = (
     | Trying
     | Entering
     | Survived
-    | ForkEnded
     | Exited
 )
 
@@ -317,7 +303,6 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
         keys: Of each pipeline.
         kinds: Of each pipeline.
         recorded_ns: What compiling each took before, int64; 0 where that is not known.
-        estimated_ns: What compiling each is taken to cost, int64.
         object_start: As in the image.
         object_index: As in the image.
         dependencies: Of each object.
@@ -331,7 +316,6 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     keys: bytes
     kinds: bytes
     recorded_ns: bytes
-    estimated_ns: bytes
     object_start: bytes
     object_index: bytes
     dependencies: tuple[tuple[int, ...], ...]

@@ -183,8 +183,7 @@ class _Server:
         with fork.lock:
             _, status, used = os.wait4(fork.process_id, 0)
             fork.reaped = True
-        code, cpu_s = os.waitstatus_to_exitcode(status), used.ru_utime + used.ru_stime
-        self.channel.send(Exited(number, code, used.ru_maxrss * 1024, cpu_s))
+        self.channel.send(Exited(number, os.waitstatus_to_exitcode(status), used.ru_maxrss * 1024))
 
     def _prepare_trials(self, request: Try) -> None:
         """Do once what each trial would do again: import, read the set, make decoders, load the driver."""

@@ -23,7 +23,7 @@ from attrs import define, evolve, field, frozen
 
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
 from orchestrator.run.first_error import first_error
-from orchestrator.run.limits import memory_sizes
+from orchestrator.run.limits import has_memory
 from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.run.records import CompileReport, Progress
 from orchestrator.run.steering import Settlement, Steering
@@ -153,11 +153,6 @@ def side_by_side(targets: int, workers: int | None, processors: int) -> int:
     return max(1, min(targets, processors // (workers or 1)))
 
 
-def memory_for_another(proc: Path = Path("/proc")) -> bool:
-    """Whether there is memory for one more target; True where the system does not say."""
-    return memory_sizes(proc).get("MemAvailable", _TARGET_BYTES) >= _TARGET_BYTES
-
-
 async def compile_targets(
     archives: Sequence[str],
     options: Sequence[CompileOptions],
@@ -237,7 +232,7 @@ class _Targets:
 
     async def wait_for_memory(self) -> None:
         """Wait until there is memory for one more, or none runs."""
-        while self.running and not memory_for_another() and not self.steering.stop.is_set():
+        while self.running and not has_memory(_TARGET_BYTES) and not self.steering.stop.is_set():
             await trio.sleep(_MEMORY_LOOK_S)
 
     async def run(self, options: CompileOptions, limiter: trio.Semaphore) -> None:

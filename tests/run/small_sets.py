@@ -19,6 +19,7 @@ from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, Progress
+from orchestrator.run.steering import Steering
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
@@ -137,7 +138,7 @@ async def compiled(
     folder: Path | None = None,
     opener: DeviceOpener | None = None,
     *,
-    stop: trio.Event | None = None,
+    stop: trio.Event | Steering | None = None,
     on_stage: Callable[[str], None] = lambda _: None,
     on_progress: Callable[[Progress], None] = lambda _: None,
     **options: Any,

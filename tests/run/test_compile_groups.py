@@ -194,7 +194,7 @@ class Neighbours:
 @pytest.fixture(autouse=True)
 def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory, whatever the machine has."""
-    monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: False)
+    monkeypatch.setattr("orchestrator.run.compile.has_memory", lambda: True)
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ async def test_groups_are_opened_one_after_the_other_where_something_speaks_for_
 async def test_groups_are_opened_one_after_the_other_where_memory_is_short(
     pair: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: True)
+    monkeypatch.setattr("orchestrator.run.compile.has_memory", lambda: False)
     opener = Neighbours(awaits=("", ""))
     await compiled(pair, tmp_path / "cache", opener, workers=1)
     assert opener.told("open", "close") == ["first open", "first close", "second open", "second close"]

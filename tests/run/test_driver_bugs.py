@@ -17,9 +17,11 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CacheOperation, DriverBugs, SimulatedDevice
 from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
+from orchestrator.run.steering import Steering
 from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.profile_file import read_distrusted
 from orchestrator.stores.run_notes import read_contents
+from orchestrator.supervise.trial import try_pipelines
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
 COUNT = 6
@@ -239,6 +241,7 @@ async def test_a_crash_and_a_hang(archive: Path, folder: Path, name: str, key: i
         spirv_val=ModulePolicy.ISOLATE,
         # Long for the others' sake: a busy machine is no hang.
         trial_limits=TrialLimits(pipeline_s=3.0, opener=f"{__name__}:{name}"),
+        stop=Steering(try_pipelines=try_pipelines),
     )
     assert counts(report) == {"compiled": COUNT - 1, "failed": 1}
     (failed,) = report.of_status(OutcomeStatus.FAILED)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from pathlib import Path
 
-from orchestrator.supervise.supervisor import DriverOutput
+from orchestrator.supervise.driver_output import DriverOutput
 
 
 def said(output: DriverOutput) -> list[tuple[int, str, list[int]]]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -31,11 +30,9 @@ from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import (
-    CostModel,
     DriverBugs,
     SimulatedDevice,
     SimulatedOptions,
-    VirtualClock,
     simulated_identity,
 )
 from orchestrator.devices.simulated.device import SimulatedPipelines
@@ -118,20 +115,6 @@ def open_slow_to_judge(key: int) -> None:
         os.abort()
 
 
-def open_last_to_judge(request: DeviceRequest) -> SimulatedDevice:
-    """The last pipeline ends the process, and comes back from no trial."""
-    begun, marker = count(1), Path(os.environ[MARKER])
-
-    def on_compile(_: int) -> None:
-        if marker.exists():
-            threading.Event().wait()
-        if next(begun) == len(KEYS):
-            marker.touch()
-            os.abort()
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
 @opener
 def open_late(_: int) -> None:
     """A pipeline that ends the process after the time is over."""
@@ -183,39 +166,6 @@ def open_deadly_in_runs(key: int) -> None:
         os.abort()
 
 
-def open_deadly_then_waiting(request: DeviceRequest) -> SimulatedDevice:
-    """One pipeline ends the process; after that the eighth of a process takes until a file is there."""
-    dead, begun = Path(f"{os.environ[MARKER]}-dead"), count(1)
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            dead.touch()
-            signal.raise_signal(signal.SIGSEGV)
-        if dead.exists() and next(begun) == 8:
-            while not Path(os.environ[MARKER]).exists():
-                time.sleep(0.01)
-
-    return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-def open_slower_each_time(request: DeviceRequest) -> SimulatedDevice:
-    """Two processes are killed, the second when a file is there; each takes a second longer a pipeline."""
-    deaths = [Path(f"{os.environ[MARKER]}-{number}") for number in range(2)]
-    before, begun = sum(each.exists() for each in deaths), count(1)
-
-    def on_compile(_: int) -> None:
-        if before < 2 and next(begun) == 8 + before:
-            while before and not Path(os.environ[MARKER]).exists():
-                time.sleep(0.01)
-            deaths[before].touch()
-            signal.raise_signal(signal.SIGKILL)
-
-    cost = CostModel.constant((1 + before) * 10**9)
-    return SimulatedDevice(
-        SimulatedOptions(request=request, cost=cost, clock=VirtualClock(), on_compile=on_compile)
-    )
-
-
 def open_killed_often(request: DeviceRequest) -> SimulatedDevice:
     """Three processes are killed from outside, each when it has begun three pipelines more."""
     begun, lock = count(1), threading.Lock()
@@ -260,13 +210,6 @@ class KilledThrice(Choking):
         super().choke()
 
 
-class InterruptedThrice(KilledThrice):
-    """As by a service manager that signals all processes."""
-
-    by = signal.SIGINT
-
-
-open_interrupted_thrice = opening(InterruptedThrice)
 open_choking = opening(Choking)
 open_killed_thrice = opening(KilledThrice)
 
@@ -353,14 +296,8 @@ def open_and_die(request: DeviceRequest) -> SimulatedDevice:
     os.abort()
 
 
-def enough_memory() -> None:
-    """The process that compiles finds memory, whatever the machine has: else nothing is opened ahead."""
-    setattr(sys.modules["orchestrator.run.compile"], "memory_is_short", lambda: False)  # noqa: B010
-
-
 def open_jealous(request: DeviceRequest) -> SimulatedDevice:
     """A driver that does not survive a second device beside the first one, as the first process finds."""
-    enough_memory()
     marker = Path(os.environ[MARKER])
     if request.application.application_name == "two" and not marker.exists():
         marker.touch()
@@ -375,7 +312,6 @@ def open_jealous(request: DeviceRequest) -> SimulatedDevice:
 
 def open_crowded(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies as it compiles while two devices are open."""
-    enough_memory()
     is_second = request.application.application_name == "two"
 
     def on_compile(_: int) -> None:
@@ -412,7 +348,6 @@ class Crowded(SimulatedDevice):
 
 def open_locked(request: DeviceRequest) -> SimulatedDevice:
     """A driver in which a compile and the opening of a second device wait for each other."""
-    enough_memory()
     if request.application.application_name == "two" and not Path(os.environ[MARKER]).exists():
         Path(os.environ[MARKER]).touch()
         LOCKED.set()
@@ -432,7 +367,6 @@ LOCKED = threading.Event()
 
 def touchy(request: DeviceRequest, of: str, fatal: str) -> SimulatedDevice:
     """A driver that dies once in a step of the device of one application, while the other one compiles."""
-    enough_memory()
     marker, is_fatal = Path(os.environ[MARKER]), request.application.application_name == of
 
     def on_step(step: str) -> None:
@@ -447,11 +381,6 @@ def touchy(request: DeviceRequest, of: str, fatal: str) -> SimulatedDevice:
     return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
 
 
-def open_touchy(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies over the objects of the second device, while the first one compiles."""
-    return touchy(request, "two", "prepare")
-
-
 def open_clinging(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies as the first device is closed, while the second one compiles."""
     return touchy(request, "one", "close")
@@ -459,7 +388,6 @@ def open_clinging(request: DeviceRequest) -> SimulatedDevice:
 
 def open_hasty(request: DeviceRequest) -> SimulatedDevice:
     """A driver that dies once as the first group compiles, while the second one's cache file is loaded."""
-    enough_memory()
     marker, is_second = Path(os.environ[MARKER]), request.application.application_name == "two"
 
     def on_step(step: str) -> None:

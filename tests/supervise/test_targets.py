@@ -19,7 +19,6 @@ from orchestrator.supervise.targets import (
     Overall,
     TargetResult,
     compile_targets,
-    memory_for_another,
     selectors_of,
     side_by_side,
 )
@@ -107,7 +106,7 @@ async def run(
 @pytest.fixture(autouse=True)
 def _four_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.supervise.targets.available_workers", lambda: 4)
-    monkeypatch.setattr("orchestrator.supervise.targets.memory_for_another", lambda: True)
+    monkeypatch.setattr("orchestrator.supervise.targets.has_memory", lambda _: True)
 
 
 async def test_as_many_run_as_there_are_processors(autojump_clock: trio.testing.MockClock) -> None:
@@ -172,7 +171,7 @@ async def test_a_time_limit_is_one_for_all(autojump_clock: trio.testing.MockCloc
 async def test_without_memory_they_run_one_after_the_other(
     autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("orchestrator.supervise.targets.memory_for_another", lambda: False)
+    monkeypatch.setattr("orchestrator.supervise.targets.has_memory", lambda _: False)
     compiler = Compiler()
     assert len(await run("abc", compiler)) == 3
     assert compiler.most == 1
@@ -222,22 +221,6 @@ def test_the_oldest_of_those_that_run_is_the_slowest() -> None:
 )
 def test_how_many_run_at_a_time(targets: int, workers: int | None, processors: int, expected: int) -> None:
     assert side_by_side(targets, workers, processors) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("MemTotal: 9 kB\nMemAvailable:  524288 kB\n", True),
-        ("MemAvailable:  524287 kB\n", False),
-        ("MemTotal: 1 kB\n", True),
-        ("MemAvailable: much\n", True),
-        (None, True),
-    ],
-)
-def test_whether_there_is_memory_for_another(tmp_path: Path, text: str | None, expected: bool) -> None:
-    if text is not None:
-        (tmp_path / "meminfo").write_text(text)
-    assert memory_for_another(tmp_path) is expected
 
 
 def test_selectors_and_patterns_are_targets_each_once() -> None:

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import _thread
-import math
 import os
-import sys
-import time
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
-import msgspec
 import pytest
 import trio
-from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from orchestrator.children.parent import ChildGroup, Ended
@@ -23,13 +16,12 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import ArchiveError, DeviceError
 from orchestrator.run.options import CompileOptions, TrialLimits
+from orchestrator.run.vetting import Trials, run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
-from orchestrator.stores.culprits import Cause
 from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.server import Answer, CompileServer, Trying
-from orchestrator.supervise.trial import SuspectTrials, Trials, answer_in_time, in_seconds, try_pipelines
-from orchestrator.supervise.vetting import run_with_children
+from orchestrator.supervise.trial import SuspectTrials, answer_in_time, in_seconds, try_pipelines
 from tests.run.small_sets import MARKER, compute_keys, opener
 from tests.supervise.processes import children
 
@@ -65,67 +57,16 @@ def open_nothing(request: DeviceRequest) -> SimulatedDevice:
     raise DeviceError("none here")
 
 
-def open_noted(request: DeviceRequest) -> SimulatedDevice:
-    """For trial processes, which note that they open it: some pipelines end the process, each in its way."""
-    with Path(os.environ[MARKER]).open("a") as marker:
-        marker.write("opened\n")
-    opener = os.getpid()
-
-    def on_compile(key: int) -> None:
-        if key == KEYS[1]:
-            os._exit(0)
-        if key == KEYS[2] and os.getpid() != opener:  # alone it survives
-            os.abort()
-        if key in (KEYS[3], KEYS[4]):
-            os.abort()
-
-    return SimulatedDevice(SimulatedOptions(on_compile=on_compile))
-
-
-@opener
-def open_late(key: int) -> None:
-    """For trial processes: what the driver did to one pipeline ends them after it has come back."""
-
-    def end(frame: FrameType, event: str, _: object) -> None:
-        if event == "return" and frame.f_code.co_name == "give":
-            os.abort()
-
-    if key == KEYS[5]:
-        sys.setprofile(end)
-
-
-def open_with_thread(request: DeviceRequest) -> SimulatedDevice:
-    """As `open_noted`, of a driver with a thread."""
-    _thread.start_new_thread(time.sleep, (600,))
-    return open_noted(request)
-
-
-@opener
-def open_hanging(key: int) -> None:
-    """For trial processes: the driver does not come back from one pipeline."""
-    if key == KEYS[1]:
-        time.sleep(600)
-
-
-async def tried(archive: Path, name: str = "", processes: int = 2, stop: trio.Event | None = None) -> Trials:
+async def tried(archive: Path, name: str = "", stop: trio.Event | None = None) -> Trials:
     """Try the pipelines of the small set."""
     limits = TrialLimits(opener=f"{__name__}:{name}" if name else "")
-    options = CompileOptions(selector="simulated", workers=processes, trial_limits=limits)
-    return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop=stop)
-
-
-async def test_good_pipelines_survive_in_as_many_processes_as_asked(archive: Path) -> None:
-    before = children()
-    trials = await tried(archive)
-    assert trials.survived == set(JOBS)
-    assert trials.died == {}
-    assert trials.processes == 2
-    assert children() == before
+    options = CompileOptions(selector="simulated", trial_limits=limits)
+    return await try_pipelines([str(archive)], JOBS, options, DeviceRequest(), stop)
 
 
 async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> None:
     before = children()
-    trials = await tried(archive, "open_quitter", processes=1)
+    trials = await tried(archive, "open_quitter")
     assert trials.survived == {job for number, job in enumerate(JOBS) if number not in (1, 3)}
     assert "exit status 0" in trials.died[JOBS[1]]
     assert "exit status 7" in trials.died[JOBS[3]]
@@ -134,81 +75,14 @@ async def test_every_way_to_end_is_named_and_the_others_go_on(archive: Path) -> 
     assert children() == before
 
 
-async def looked_ahead(
-    archive: Path, name: str, limits: TrialLimits | None = None, *, ends_in_s: float = math.inf
-) -> tuple[list[PipelineJob], SuspectTrials]:
-    """Try the pipelines of the small set ahead, and then the suspects alone."""
-    limits = evolve(limits or TrialLimits(), opener=f"{__name__}:{name}")
-    options = CompileOptions(selector="simulated", workers=1, trial_limits=limits)
-
-    async def note(*_: object) -> None:
-        pass
-
-    connection = Connection.to(CompileServer.start([str(archive)], options))
-    request = msgspec.msgpack.encode(DeviceRequest())
-    trials = SuspectTrials(connection, options, request, {}, note)
-    trials.ends_at = trio.current_time() + ends_in_s
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(connection.listen)
-        suspects = await trials.find_suspects(JOBS)
-        await trials.run(suspects, junk=False)
-        nursery.cancel_scope.cancel()
-    connection.close()
-    return suspects, trials
-
-
-@pytest.mark.parametrize(
-    ("name", "expected", "processes"), [("open_noted", (1, 2, 3, 4), 5), ("open_with_thread", (1, 3, 4), 7)]
-)
-async def test_what_is_tried_ahead_has_to_die_again_in_a_process_of_its_own(
-    name: str,
-    expected: tuple[int, ...],
-    processes: int,
-    archive: Path,
-    marker: Path,
-) -> None:
-    before = children()
-    suspects, trials = await looked_ahead(archive, name)
-    assert suspects == [JOBS[each] for each in expected]
-    assert set(trials.verdicts) == {JOBS[1], JOBS[3], JOBS[4]}
-    assert trials.took_ns.keys() == {KEYS[0], KEYS[2], KEYS[5]}
-    assert marker.read_text().count("opened") == trials.processes == processes
-    assert children() == before
-
-
-async def test_a_fork_may_end_after_its_pipeline_has_survived(archive: Path) -> None:
-    suspects, trials = await looked_ahead(archive, "open_late")
-    assert suspects == [JOBS[5]]
-    assert trials.took_ns.keys() == set(KEYS)
-    assert set(trials.verdicts) == {JOBS[5]}
-
-
-async def test_a_hang_ends_what_is_tried_ahead(archive: Path) -> None:
-    before = children()
-    suspects, trials = await looked_ahead(archive, "open_hanging", TrialLimits(1.0))
-    assert suspects == [JOBS[1]]
-    assert trials.verdicts[JOBS[1]].cause is Cause.TIMEOUT
-    assert trials.took_ns.keys() == {KEYS[0]}
-    assert children() == before
-
-
-async def test_the_time_limit_ends_what_is_tried_ahead(archive: Path) -> None:
-    before = children()
-    with trio.fail_after(120):
-        suspects, trials = await looked_ahead(archive, "open_hanging", TrialLimits(3600.0), ends_in_s=1.0)
-    assert trials.is_over
-    assert (suspects, trials.verdicts) == ([], {})
-    assert children() == before
-
-
 async def test_a_process_that_does_not_get_ready_is_followed_by_another_one(
     archive: Path, marker: Path
 ) -> None:
-    trials = await tried(archive, "open_dying_once", processes=1)
+    trials = await tried(archive, "open_dying_once")
     assert trials.survived == set(JOBS)
     assert trials.processes == 2
     with pytest.raises(DeviceError, match="did not get ready: signal 6"):
-        await tried(archive, "open_dying", processes=1)
+        await tried(archive, "open_dying")
 
 
 async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) -> None:
@@ -231,7 +105,7 @@ async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
 
     trials = SuspectTrials(connection, CompileOptions(), b"", {}, note, ends_at=trio.current_time())
     try:
-        await trials.run(JOBS, junk=False)
+        await trials.run(JOBS)
     finally:
         connection.close()
     assert (trials.processes, trials.is_over) == (0, True)

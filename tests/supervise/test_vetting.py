@@ -6,16 +6,18 @@ ends with a report.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-import trio
 from attrs import frozen
 
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import ModulePolicy
 from orchestrator.run.records import OutcomeStatus
+from orchestrator.run.steering import Steering
+from orchestrator.run.vetting import Trials, Vetter
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -24,9 +26,7 @@ from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.sample import sample_path
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
-from orchestrator.supervise import trial
-from orchestrator.supervise.trial import Trials
-from orchestrator.supervise.vetting import Vetter
+from orchestrator.supervise.trial import try_pipelines
 from tests.drivers import corpora_folder, require_tool
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
 
@@ -96,7 +96,13 @@ async def test_one_pipeline_is_noted_as_one(archive: Path) -> None:
     with PipelineSet.open(archive) as source:
         one = Subset(keys=frozenset([source.pipelines[0].key]))
     report = await compiled(
-        archive, None, Opener(), spirv_val=ModulePolicy.ISOLATE, selector="simulated", subset=one
+        archive,
+        None,
+        Opener(),
+        spirv_val=ModulePolicy.ISOLATE,
+        selector="simulated",
+        subset=one,
+        stop=Steering(try_pipelines=try_pipelines),
     )
     (note,) = (each for each in report.notes if "in child processes first" in each)
     assert note.startswith("1 pipeline was compiled")
@@ -104,9 +110,8 @@ async def test_one_pipeline_is_noted_as_one(archive: Path) -> None:
 
 
 async def test_isolate_gives_the_driver_nothing_that_was_not_tried(archive: Path) -> None:
-    stop = trio.Event()
-    stop.set()
-    opener = Opener()
+    opener, stop = Opener(), Steering(try_pipelines=try_pipelines)
+    stop.stop.set()
     report = await compiled(
         archive, None, opener, spirv_val=ModulePolicy.ISOLATE, selector="simulated", stop=stop
     )
@@ -187,17 +192,20 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
 ) -> None:
     tried_together: list[set[int]] = []
 
-    async def tried(
-        archives: list[str], jobs: list[PipelineJob], *given: object, **options: object
-    ) -> Trials:
+    async def tried(archives: Sequence[str], jobs: Sequence[PipelineJob], *_: object) -> Trials:
         tried_together.append({job.key for job in jobs})
         died = {job: "the driver crashed on it: SIGSEGV" for job in jobs if job.key == linked.library}
         return Trials(frozenset(jobs) - died.keys(), died, 1)
 
-    monkeypatch.setattr(trial, "try_pipelines", tried)
     monkeypatch.setattr(validation, "find_spirv_val", lambda: None)
     opener = Opener()
-    report = await compiled(linked.path, None, opener, spirv_val=ModulePolicy.ISOLATE)
+    report = await compiled(
+        linked.path,
+        None,
+        opener,
+        spirv_val=ModulePolicy.ISOLATE,
+        stop=Steering(try_pipelines=tried),
+    )
     failed = {each.job.key: each.reason for each in report.of_status(OutcomeStatus.FAILED)}
     assert failed == {
         linked.library: "the driver crashed on it: SIGSEGV",
@@ -216,7 +224,12 @@ async def test_what_links_a_library_that_killed_the_driver_is_failed(
 async def test_pipelines_that_crash_radv_are_named_and_the_others_compiled() -> None:
     require_tool("spirv-val")
     archive = corpora_folder() / "sascha_mixed_faults.foz"
-    report = await compiled(archive, selector="radv:navi21", spirv_val=ModulePolicy.ISOLATE)
+    report = await compiled(
+        archive,
+        selector="radv:navi21",
+        spirv_val=ModulePolicy.ISOLATE,
+        stop=Steering(try_pipelines=try_pipelines),
+    )
     counts = report.counts()
     assert sum(counts.values()) == 214
     assert counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT] >= 199

@@ -1,23 +1,21 @@
 """Vetting keeps pipelines of doubtful shader modules out of this process's driver.
 
 Guarantees: each pipeline that is left out has one outcome, whose reason names the module or the signal;
-pipelines that link it are left out too. With `ISOLATE`, this process's driver gets only pipelines that were
-tried before.
-Assumptions: spirv-val finds invalid modules, not a driver's bugs with valid ones. `ISOLATE` finds those, and
-compiles twice.
+pipelines that link it are left out too. With `ISOLATE`, this process's driver gets only pipelines that
+another process tried before.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
 import trio
-from attrs import define, evolve, field
+from attrs import define, field, frozen
 
 from orchestrator.children.parent import ChildGroup, ChildrenEndedError
 from orchestrator.devices.image import CreateInfoImage
@@ -32,18 +30,41 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv import validation
 from orchestrator.sets.spirv.validation import Judgement, Verdict
-from orchestrator.supervise import trial
 
 _SHOWN = 3
 _T = TypeVar("_T")
 
 
-@define(eq=False)
-class Vetter:
-    """Vets the pipelines of an image, in `processes` processes at a time.
+@frozen
+class Trials:
+    """What came of pipelines that were tried in other processes.
 
     Attributes:
+        survived: Pipelines from which the driver returned.
+        died: The others that were tried, each with what happened.
+        processes: Processes that were started.
+    """
+
+    survived: frozenset[PipelineJob]
+    died: dict[PipelineJob, str]
+    processes: int
+
+
+TryPipelines = Callable[
+    [Sequence[str], Sequence[PipelineJob], CompileOptions, DeviceRequest, "trio.Event | None"],
+    Awaitable[Trials],
+]
+"""Tries pipelines of archives in other processes, until the event is set."""
+
+
+@define(eq=False)
+class Vetter:
+    """Vets the pipelines of an image.
+
+    Attributes:
+        processes: Processes that validate modules at a time.
         request: How the image's device was opened.
+        try_pipelines: Tries pipelines with `ISOLATE`; None where nothing does.
         stop: Ends trials early when set.
         left_out: Outcomes of pipelines that this process's driver must not get, in the order of the image.
         untried: Pipelines that were not tried before the run was stopped.
@@ -55,6 +76,7 @@ class Vetter:
     options: CompileOptions
     processes: int
     request: DeviceRequest
+    try_pipelines: TryPipelines | None = None
     stop: trio.Event | None = None
     left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()), init=False)
     untried: frozenset[PipelineJob] = field(default=frozenset(), init=False)
@@ -65,6 +87,7 @@ class Vetter:
 
         Raises:
             DeviceError: A trial process could not open the device.
+            ValueError: Nothing tries pipelines.
             ArchiveError: The set could not be written where trial processes read it.
         """
         image, policy = self.image, self.options.spirv_val
@@ -119,7 +142,8 @@ class Vetter:
                 )
 
     async def _isolate(self, refused: dict[int, Judgement]) -> None:
-        """Try all, libraries first: what links one that the driver died of would be blamed for its crash."""
+        if (try_pipelines := self.try_pipelines) is None:
+            raise ValueError("compile_set isolates pipelines only with Steering.try_pipelines")
         image = self.image
         jobs = [job_of(image, index) for index in range(len(image))]
         started = time.perf_counter()
@@ -131,17 +155,18 @@ class Vetter:
         descriptor = os.memfd_create("orchestrator-trial", os.MFD_CLOEXEC)
         try:
             await trio.to_thread.run_sync(self._write, descriptor)
+            # Libraries first: what links one that the driver died of would be blamed for its crash.
             for level in image.levels(np.arange(len(image), dtype=np.int32)):
                 blame_links(image, reasons, level.tolist())
                 some = [index for index in level.tolist() if index not in reasons]
                 if not some or (self.stop is not None and self.stop.is_set()):
                     continue
-                trials = await trial.try_pipelines(
+                trials = await try_pipelines(
                     [f"/proc/{os.getpid()}/fd/{descriptor}"],
                     [jobs[index] for index in some],
-                    evolve(self.options, workers=self.processes),
+                    self.options,
                     self.request,
-                    stop=self.stop,
+                    self.stop,
                 )
                 survived |= trials.survived
                 died |= trials.died
