@@ -44,7 +44,7 @@ from benchmarks.fresh import (
     table,
 )
 from orchestrator.bench.statistics import estimate, noise_by_round, ratio_by_round
-from orchestrator.devices.binaries import HeldBinaries
+from orchestrator.devices.binary_data import HeldBinaries
 from orchestrator.run.binaries import binary_device
 from orchestrator.sets.sample import sample_path
 

@@ -1,27 +1,19 @@
-"""The seam between the scheduler's side of the house and whatever compiles: the `Device` Protocol.
+"""The seam between the scheduler's side of the house and whatever compiles: the class `Device`.
 
-VulkanDevice and SimulatedDevice implement it. Everything else is written against it, and never sees a `vk`
-name or what a handle means. Every implementation guarantees:
+Everything else is written against it, and never sees a `vk` name or what a handle means. `Device` does what
+comes before a driver is entered: it refuses what was closed, what belongs to another device, and uses that
+break the rules of host synchronization, and tells the observer of each driver call. A driver behind it
+implements the methods at its end. Every device guarantees:
 
 - Methods are synchronous and block for as long as the driver needs; a driver call cannot be cancelled. They
   may be called from any thread, several at a time, except where `PipelineSource` and a method's own text want
-  external synchronization. Breaking that raises ExternalSynchronizationError before the driver is entered; it
-  never crashes.
+  external synchronization. Breaking that raises ExternalSynchronizationError before the driver is entered.
 - Positive VkResults are values. Negative ones raise DriverError, except those of single pipelines, which are
   results of `create_pipelines`.
 - Once the device is closed, every method but `close` raises DeviceError, or ExternalSynchronizationError
   where it is given a source, all of which were destroyed.
-- The device owns what it hands out (sources, prepared pipelines). `close` destroys what is left.
-- In a child of `os.fork` the device is closed: it stays its parent's, and so does all that it handed out.
-  Nothing is destroyed there, and `close` and `PreparedPipelines.close` do nothing.
-
-A source is where a device looks pipelines up before it compiles them, and where it keeps what it compiled:
-`PipelineCache`, `NoSource` (nothing is found, nothing is kept), or that of binaries. What a run does with a
-source, it does through `PipelineSource`: it asks for the size and the data, makes sources for workers, merges
-those, and destroys them. It never asks for the kind. Every use by a device is between `begin_use` and
-`end_use`, so that the rules of host synchronization are checked before the driver is entered: a use that
-breaks them raises, and never crashes. They are those of VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT,
-and of vkMergePipelineCaches and vkDestroyPipelineCache, which need a cache alone whatever its flags are.
+- The device owns what it hands out (sources, prepared pipelines, binaries). `close` destroys what is left.
+- In a child of `os.fork` the device is closed: nothing is destroyed there, and closing does nothing.
 """
 
 from __future__ import annotations
@@ -29,19 +21,25 @@ from __future__ import annotations
 import enum
 import os
 import threading
-import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import ClassVar, Final, Protocol, TypeGuard, runtime_checkable
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, ClassVar, Final, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import define, field, frozen
 
+from orchestrator.devices.binary_data import (
+    BinaryProperties,
+    CapturedPipeline,
+    HeldBinaries,
+    PipelineBinary,
+)
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.image import CreateInfoImage, Indices, span_of
 from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
 from orchestrator.registry.tables import registry
 
@@ -57,6 +55,9 @@ ERROR_UNKNOWN = -13
 
 FEEDBACK_VALID = 1
 FEEDBACK_APPLICATION_CACHE_HIT = 2
+
+Handles = npt.NDArray[np.uint64]
+_NO_PIPELINES: Final = np.empty(0, np.int32)
 
 
 def check(command: str, result: int) -> int:
@@ -157,22 +158,6 @@ class DeviceFeatures:
         """The names of the layers."""
         return frozenset(name for each in self.layers for name in each.split()[:1])
 
-    def check_cache_flags(self, externally_synchronized: bool, internally_merged: bool, name: str) -> None:
-        """Check that a cache may have these flags.
-
-        Raises:
-            DeviceError: The device lacks one, or both are asked for.
-        """
-        if externally_synchronized and internally_merged:
-            cause = "be externally synchronized and internally synchronized in merges at a time"
-        elif externally_synchronized and not self.externally_synchronized_caches:
-            cause = "be externally synchronized: the device lacks the feature pipelineCreationCacheControl"
-        elif internally_merged and not self.internally_synchronized_merge:
-            cause = "have the internally synchronized merge: the device lacks the feature maintenance8"
-        else:
-            return
-        raise DeviceError(f"pipeline cache {name!r} cannot {cause}")
-
 
 class DeviceCapabilities(Protocol):
     """Answers what a captured pipeline may need of a device. Names are the registry's own."""
@@ -236,6 +221,12 @@ class PipelineCacheData(msgspec.Struct, frozen=True):
 class PipelineSource(ABC):
     """What `Device.create_pipelines` takes pipelines from and adds them to. Belongs to one device.
 
+    A pipeline cache, nothing (`NoSource`), or a source of binaries. Whoever uses one never asks for the kind:
+    it asks for the size and the data, makes sources for workers, merges those, and destroys them. Every use
+    by a device is between `begin_use` and `end_use`, which check the rules of host synchronization: those of
+    VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT, and of vkMergePipelineCaches and
+    vkDestroyPipelineCache, which need a cache alone whatever its flags are.
+
     Operations block for as long as the driver needs. They are thread-safe where `externally_synchronized` is
     False, except that the driver wants the destination of a merge alone unless
     `internally_synchronized_merge` is True, and `destroy` always wants its source alone.
@@ -248,6 +239,7 @@ class PipelineSource(ABC):
         keeps: Whether it keeps what is compiled, so that merging, reading and saving it have a meaning.
         header_bytes: What `size` counts beside pipelines, in bytes.
         empty_bytes: The largest `size` of a source that holds no pipeline, in bytes.
+        creates: Whether it creates pipelines itself, by `create`.
     """
 
     name: str
@@ -257,6 +249,19 @@ class PipelineSource(ABC):
     keeps: ClassVar[bool]
     header_bytes: ClassVar[int]
     empty_bytes: ClassVar[int]
+    creates: ClassVar[bool] = False
+
+    def create(
+        self,
+        device: Device,
+        prepared: PreparedPipelines,
+        indices: Indices,
+        *,
+        keep: bool,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        """`Device.create_pipelines` for a source that `creates`."""
+        raise NotImplementedError
 
     @abstractmethod
     def begin_use(self, what: str, *, alone: bool = False) -> None:
@@ -268,7 +273,7 @@ class PipelineSource(ABC):
 
         Raises:
             ExternalSynchronizationError: This call or another one that uses it needs it alone, or it was
-                destroyed; then there is no use to end.
+                destroyed; then there is no use to end. So for every operation here.
         """
 
     @abstractmethod
@@ -290,7 +295,6 @@ class PipelineSource(ABC):
 
         Raises:
             DriverError: The driver refused.
-            ExternalSynchronizationError: See `begin_use`; so for every operation here.
         """
 
     @abstractmethod
@@ -331,63 +335,6 @@ class PipelineSource(ABC):
         """
 
 
-class PipelineCaches(Protocol):
-    """What a device does with pipeline caches; part of `Device`."""
-
-    def create_pipeline_cache(
-        self,
-        initial_data: bytes = b"",
-        *,
-        externally_synchronized: bool = False,
-        internally_synchronized_merge: bool = False,
-        name: str = "cache",
-    ) -> PipelineCache:
-        """Create a cache; the caller destroys it. Empty initial data is passed as a null pointer.
-
-        Args:
-            initial_data: Bytes of an earlier `pipeline_cache_data` of the same identity.
-            externally_synchronized: VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT.
-            internally_synchronized_merge: VK_PIPELINE_CACHE_CREATE_INTERNALLY_SYNCHRONIZED_MERGE_BIT_KHR;
-                excludes the other flag.
-            name: For messages.
-
-        Raises:
-            DriverError: The driver refused.
-            DeviceError: A flag is asked for that the device does not have, or both are.
-        """
-
-    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
-        """Merge sources into the destination, which is not among them.
-
-        See VUID-vkMergePipelineCaches-dstCache-00770.
-
-        Raises:
-            DriverError: The driver refused.
-            DeviceError: The destination is among the sources.
-            ExternalSynchronizationError: One of them is in use.
-        """
-
-    def pipeline_cache_size(self, cache: PipelineCache) -> int:
-        """Bytes that a read would give now; raises what a read does."""
-
-    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
-        """Read a cache back, whole, or at most `limit` bytes of it.
-
-        Without a limit the read is repeated while the cache grows between the size query and the read.
-
-        Raises:
-            DriverError: The driver refused.
-            ExternalSynchronizationError: The cache is externally synchronized and in use, or was destroyed.
-        """
-
-    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        """Destroy a cache. Idempotent.
-
-        Raises:
-            ExternalSynchronizationError: It is in use.
-        """
-
-
 @define(eq=False)
 class PipelineCache(PipelineSource):
     """A VkPipelineCache. Made by `Device.create_pipeline_cache`.
@@ -403,7 +350,7 @@ class PipelineCache(PipelineSource):
     externally_synchronized: bool
     internally_synchronized_merge: bool
     name: str
-    device: PipelineCaches = field(repr=False)
+    device: Device = field(repr=False)
     destroyed: bool = field(default=False, init=False)
     _users: int = field(default=0, init=False, repr=False)
     _alone: bool = field(default=False, init=False, repr=False)
@@ -423,7 +370,6 @@ class PipelineCache(PipelineSource):
 
     @property
     def _in_use(self) -> str:
-        """By whom, for an error text."""
         if self.externally_synchronized:
             return (
                 "externally synchronized and in use by another thread; give each worker its own cache, and "
@@ -443,28 +389,28 @@ class PipelineCache(PipelineSource):
             self._alone = False
 
     def size(self) -> int:
-        """See `PipelineCaches.pipeline_cache_size`."""
+        """See `Device.pipeline_cache_size`."""
         return self.device.pipeline_cache_size(self)
 
     def data(self) -> bytes:
-        """See `PipelineCaches.pipeline_cache_data`."""
+        """See `Device.pipeline_cache_data`."""
         return self.device.pipeline_cache_data(self).data
 
     def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> PipelineCache:
-        """See `PipelineCaches.create_pipeline_cache`."""
+        """See `Device.create_pipeline_cache`."""
         return self.device.create_pipeline_cache(
             data, externally_synchronized=externally_synchronized, name=name
         )
 
     def merge(self, sources: Sequence[PipelineSource]) -> None:
-        """See `PipelineCaches.merge_pipeline_caches`."""
+        """See `Device.merge_pipeline_caches`."""
         caches = [each for each in sources if isinstance(each, PipelineCache)]
         if len(caches) != len(sources):
             raise DeviceError(f"pipeline cache {self.name!r} takes in pipeline caches only")
         self.device.merge_pipeline_caches(self, caches)
 
     def destroy(self) -> None:
-        """See `PipelineCaches.destroy_pipeline_cache`."""
+        """See `Device.destroy_pipeline_cache`."""
         self.device.destroy_pipeline_cache(self)
 
 
@@ -534,7 +480,7 @@ class CreationBatch(msgspec.Struct, eq=False):
     results: npt.NDArray[np.int32]
     feedback_flags: npt.NDArray[np.uint32]
     durations_ns: npt.NDArray[np.uint64]
-    handles: npt.NDArray[np.uint64]
+    handles: Handles
     all_created: bool = False
     all_hits: bool = False
     span: slice | None = None
@@ -544,6 +490,13 @@ class CreationBatch(msgspec.Struct, eq=False):
         """A batch to write results into."""
         flags = np.zeros(count, np.uint32)
         return cls(np.zeros(count, np.int32), flags, np.zeros(count, np.uint64), np.zeros(count, np.uint64))
+
+    @classmethod
+    def compile_required(cls, count: int) -> CreationBatch:
+        """A batch of pipelines that the driver was not asked for, since it would have to compile them."""
+        batch = cls.of_zeros(count)
+        batch.results[:] = PIPELINE_COMPILE_REQUIRED
+        return batch
 
     def only(self, places: npt.NDArray[np.intp]) -> CreationBatch:
         """The results of some of its pipelines."""
@@ -610,17 +563,13 @@ class CallSplit(msgspec.Struct, frozen=True, eq=False):
 
 
 def in_calls(
-    device: Device,
-    indices: npt.NDArray[np.int32],
-    split: CallSplit | None,
-    create: Callable[[npt.NDArray[np.int32]], CreationBatch],
+    device: Device, indices: Indices, split: CallSplit | None, create: Callable[[Indices], CreationBatch]
 ) -> CreationBatch:
     """Create a batch by another way that makes one call of whatever it is given."""
     if split is None or len(indices) <= split.limit:
         return create(indices)
-    return joined(
-        device, len(indices), ((places, create(indices[places])) for places in split.parts(len(indices)))
-    )
+    parts = ((places, create(indices[places])) for places in split.parts(len(indices)))
+    return joined(device, len(indices), parts)
 
 
 class PipelineExecutable(msgspec.Struct, frozen=True):
@@ -768,24 +717,59 @@ class DriverObserver:
 NO_OBSERVER: Final = DriverObserver()
 
 
-@runtime_checkable
-class PreparedPipelines(Protocol):
+_shared_by_forks: Final[set[int]] = set()
+
+
+def go_with_forks() -> None:
+    """Let children of a fork use what is open now. For a process in which no other thread uses it."""
+    _shared_by_forks.add(os.getpid())
+
+
+class PipelineMarks:
+    """One byte for each pipeline of an image, 0 at first. Not thread-safe for one pipeline."""
+
+    def __init__(self, count: int) -> None:
+        self._bytes = bytearray(count)
+        self._memory = memoryview(self._bytes)  # through which no mistake changes the size
+
+    def __getitem__(self, index: int) -> int:
+        return self._bytes[index]
+
+    def any(self, indices: Indices, span: slice | None) -> bool:
+        """Whether any of some pipelines has the mark 1; `span` is what `span_of` gives for them."""
+        if span is None:
+            return any(map(self._bytes.__getitem__, indices.tolist()))
+        return self._bytes.find(1, span.start, span.stop) >= 0
+
+    def put(self, indices: Indices, span: slice | None, mark: int) -> None:
+        """Mark some pipelines."""
+        if span is None:
+            for index in indices.tolist():
+                self._bytes[index] = mark
+        else:
+            self._memory[span] = bytes((mark,)) * (span.stop - span.start)
+
+
+class PreparedPipelines(ABC):
     """An image bound to a device: its layouts and render passes exist, its pointers are real.
 
     Owned by whoever prepared it; `close` after the last call that uses it. Thread-safe.
+
+    Attributes:
+        image: The image that was bound.
+        identified: What is known of modules whose code is not there; None where it is.
+        unusable: Pipelines that cannot be handed to the driver, by index, with the cause.
+        busy: Pipelines that a call is creating; the device's, as `calls`, which counts those that use any.
     """
 
-    @property
-    def image(self) -> CreateInfoImage:
-        """The image that was bound."""
+    unusable: dict[int, str]
 
-    @property
-    def identified(self) -> IdentifiedModules | None:
-        """What is known of modules whose code is not there; None where it is."""
-
-    @property
-    def unusable(self) -> dict[int, str]:
-        """Pipelines that cannot be handed to the driver, by index, with the cause."""
+    def __init__(self, device: Device, given: CreateInfoImage | IdentifiedModules) -> None:
+        self.identified: Final = given if isinstance(given, IdentifiedModules) else None
+        self.image: Final = given.image
+        self.busy: Final = PipelineMarks(len(self.image))
+        self.calls = 0
+        self._device = device
 
     def close(self) -> None:
         """Destroy the objects, modules and libraries behind it. Idempotent.
@@ -793,43 +777,134 @@ class PreparedPipelines(Protocol):
         Raises:
             ExternalSynchronizationError: A call uses some of its pipelines.
         """
+        self._device.close_prepared(self)
+
+    @abstractmethod
+    def destroy(self) -> None:
+        """Destroy what is behind it: its device does, once, when no call uses it."""
 
 
-@runtime_checkable
-class Device(PipelineCaches, Protocol):
-    """What compiles. The top of the module says what every implementation guarantees.
+class Device(ABC):
+    """What compiles. The top of the module says what every device guarantees.
 
     Attributes:
+        identity: What caches of this device are valid for.
+        features: What it offers to an orchestrator.
+        capabilities: What is enabled of what captured pipelines may need.
+        handles: Handles of Vulkan, for who draws with what was created; None where there is no Vulkan.
         observer: Learns of all driver calls but the opening; set before anything is asked of the device.
+        inspects: Whether it can tell about the code of pipelines, by `pipeline_executables`.
     """
 
-    observer: DriverObserver
+    inspects: ClassVar[bool] = False
+    identity: DeviceIdentity
+    features: DeviceFeatures
+    capabilities: DeviceCapabilities
+    handles: DeviceHandles | None
+
+    def __init__(self) -> None:
+        self.observer: DriverObserver = NO_OBSERVER
+        self._process = os.getpid()
+        # Under this: what there is, and the calls in flight.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._calls = 0
+        self._closed = False
+        self._caches: set[PipelineCache] = set()
+        self._prepared: set[PreparedPipelines] = set()
 
     @property
-    def identity(self) -> DeviceIdentity:
-        """What caches of this device are valid for."""
-
-    @property
-    def features(self) -> DeviceFeatures:
-        """What it offers to an orchestrator."""
-
-    @property
-    def capabilities(self) -> DeviceCapabilities:
-        """What is enabled of what captured pipelines may need."""
-
-    @property
+    @abstractmethod
     def supported(self) -> DeviceCapabilities:
         """What could be enabled of it, by another `DeviceRequest` for the same application."""
 
-    @property
-    def handles(self) -> DeviceHandles | None:
-        """Handles of Vulkan, for who draws with what was created; None where there is no Vulkan behind it."""
+    # --- caches
+
+    def create_pipeline_cache(
+        self,
+        initial_data: bytes = b"",
+        *,
+        externally_synchronized: bool = False,
+        internally_synchronized_merge: bool = False,
+        name: str = "cache",
+    ) -> PipelineCache:
+        """Create a cache; the caller destroys it. Empty initial data is passed as a null pointer.
+
+        Args:
+            initial_data: Bytes of an earlier `pipeline_cache_data` of the same identity.
+            externally_synchronized: One call at a time may use it; the driver need not lock it.
+            internally_synchronized_merge: It can be merged into while other calls use it.
+            name: For messages and reports.
+
+        Raises:
+            DriverError: The driver refused.
+            DeviceError: A flag is asked for that the device does not have, or both are.
+        """
+        flags = externally_synchronized, internally_synchronized_merge
+        _check_cache_flags(self.features, *flags, name)
+        with self._call():
+            with self.observer.calling(DriverStep.LOAD if initial_data else DriverStep.CACHE):
+                handle = self._create_cache(initial_data, *flags, name)
+            cache = PipelineCache(handle, *flags, name, self)
+            with self._lock:
+                self._caches.add(cache)
+        return cache
+
+    def merge_pipeline_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None:
+        """Merge sources into the destination, which is not among them.
+
+        Raises:
+            DriverError: The driver refused.
+            DeviceError: The destination is among the sources (VUID-vkMergePipelineCaches-dstCache-00770).
+            ExternalSynchronizationError: One of them is in use.
+        """
+        what = "vkMergePipelineCaches"
+        if destination in sources:
+            raise DeviceError(f"pipeline cache {destination.name!r} cannot be merged into itself")
+        with self._call(destination, *sources), ExitStack() as held:
+            if not sources:
+                return
+            alone = not destination.internally_synchronized_merge
+            held.enter_context(destination.using(what, alone=alone))
+            for each in sources:
+                held.enter_context(each.using(what))
+            held.enter_context(self.observer.calling(DriverStep.MERGE))
+            self._merge_caches(destination, sources)
+
+    def pipeline_cache_size(self, cache: PipelineCache) -> int:
+        """Bytes that a read would give now; raises what a read does."""
+        with self._reading(cache):
+            return self._cache_size(cache)
+
+    def pipeline_cache_data(self, cache: PipelineCache, limit: int | None = None) -> PipelineCacheData:
+        """Read a cache back, whole, or at most `limit` bytes of it.
+
+        Without a limit the read is repeated while the cache grows between the size query and the read.
+
+        Raises:
+            DriverError: The driver refused.
+            ExternalSynchronizationError: The cache is externally synchronized and in use, or was destroyed.
+        """
+        if limit is not None and limit < 0:
+            raise DeviceError(f"a limit of {limit} bytes")
+        with self._reading(cache):
+            return self._cache_data(cache, limit)
+
+    def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
+        """Destroy a cache. Idempotent.
+
+        Raises:
+            ExternalSynchronizationError: It is in use.
+        """
+        if cache.destroyed or self.observer.keeps_all:
+            return
+        with self._call(cache):
+            self._destroy(cache)
+
+    # --- pipelines
 
     def prepare(
-        self,
-        image: CreateInfoImage | IdentifiedModules,
-        *,
-        modules_on_demand: bool = False,
+        self, image: CreateInfoImage | IdentifiedModules, *, modules_on_demand: bool = False
     ) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
@@ -842,15 +917,36 @@ class Device(PipelineCaches, Protocol):
             modules_on_demand: Make each shader module when the first call needs it, and not now: where most
                 pipelines are created from binaries, most are never read. One that cannot be made is then
                 raised by that call.
-
-        Raises:
-            DeviceError: The device was closed.
         """
+        with self._call():
+            prepared = self._bind(image, modules_on_demand)
+            with self._lock:
+                self._prepared.add(prepared)
+        return prepared
+
+    def close_prepared(self, prepared: PreparedPipelines) -> None:
+        """`PreparedPipelines.close`."""
+        if not self._is_own:
+            return
+        with self._lock:
+            if prepared not in self._prepared or self.observer.keeps_all:
+                return
+            if prepared.calls:
+                raise ExternalSynchronizationError(
+                    "close: the prepared pipelines are in use by another thread; end the session or run first"
+                )
+            self._prepared.discard(prepared)
+            self._calls += 1
+        try:
+            with self.observer.calling(DriverStep.DESTROY, prepared.image):
+                prepared.destroy()
+        finally:
+            self._ended()
 
     def create_pipelines(
         self,
         prepared: PreparedPipelines,
-        indices: npt.NDArray[np.int32],
+        indices: Indices,
         source: PipelineSource,
         *,
         keep: bool = False,
@@ -876,17 +972,42 @@ class Device(PipelineCaches, Protocol):
         Raises:
             ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed;
                 another call creates one of the pipelines.
-            DeviceError: `prepared` or the source is another device's, or was closed, or the device was; an
-                index is out of range.
+            DeviceError: `prepared` or the source is another device's, or was closed; an index is out of range
+                or occurs twice.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """
+        if fail_on_compile_required and not self.features.compile_required:
+            raise DeviceError(f"{self._name} has no FAIL_ON_PIPELINE_COMPILE_REQUIRED")
+        identified = prepared.identified
+        if identified is not None or source.creates:
+            _require_pipelines(prepared, indices)  # `_bound` does it where nothing is looked up before
+        create: Callable[..., CreationBatch]
+        if source.creates:
+            create = partial(source.create, self, prepared)
+        elif identified is not None and identified.lacking[indices].any():
+            create = partial(self._create_speculatively, prepared, source, identified)
+        else:
+            with self._bound(prepared, source, indices) as bound:
+                one = partial(self._create, bound, keep=keep)
+                if not self.observer.watches:
+                    return one(indices, source, fail_on_compile_required, split)
 
-    def destroy_pipelines(self, handles: npt.NDArray[np.uint64]) -> None:
+                def told(some: Indices) -> CreationBatch:
+                    made = partial(one, some, source, fail_on_compile_required, None)
+                    return self.observer.creating(DriverStep.CREATE, bound.image, some, made)
+
+                return in_calls(self, indices, split, told)
+        create = partial(create, keep=keep, fail_on_compile_required=fail_on_compile_required)
+        return in_calls(self, indices, split, create)
+
+    def destroy_pipelines(self, handles: Handles) -> None:
         """Destroy pipelines that were kept and are in use nowhere; zeros are skipped."""
+        if self.observer.keeps_all:
+            return
+        with self._call(), self.observer.calling(DriverStep.DESTROY):
+            self._destroy_pipelines(np.asarray(handles, np.uint64))
 
-    def pipeline_keys(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]
-    ) -> list[bytes | None]:
+    def pipeline_keys(self, prepared: PreparedPipelines, indices: Indices) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
         Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No other
@@ -897,51 +1018,10 @@ class Device(PipelineCaches, Protocol):
                 out of range.
             OrchestratorError: A module that is made when it is needed could not be read or made.
         """
-
-    def close(self) -> None:
-        """Destroy what is left, and the device where it is owned. Idempotent.
-
-        Calls in flight are waited for; those that come later are refused by DeviceError. In a child of a fork
-        it does nothing.
-        """
-
-
-class StaysWithParent(Protocol):
-    """What is not usable in a child of a fork."""
-
-    def stay_with_parent(self) -> None:
-        """Be closed, in a child of a fork. Locks may be held by threads that are not there."""
-
-
-_of_this_process: weakref.WeakSet[StaysWithParent] = weakref.WeakSet()
-
-
-def stays_with_parent(opened: StaysWithParent) -> None:
-    """From now on, children of a fork find it closed."""
-    _of_this_process.add(opened)
-
-
-def go_with_forks() -> None:
-    """Let children of a fork use what is open now. For a process in which no other thread uses it."""
-    _of_this_process.clear()
-
-
-def _after_fork() -> None:
-    for each in list(_of_this_process):
-        each.stay_with_parent()
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-def is_device(given: object) -> TypeGuard[Device]:
-    """Whether something is a device; asked so for the reason that `has_binaries` says."""
-    return hasattr(type(given), "create_pipelines") or isinstance(given, Device)
-
-
-@runtime_checkable
-class ExecutableInspector(Protocol):
-    """What a device offers beside `Device` where it can tell about the code of pipelines."""
+        self._require_binaries("no pipeline keys")
+        _require_pipelines(prepared, indices)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.KEYS, bound.image, indices):
+            return self._pipeline_keys(bound, indices)
 
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """Create a pipeline without a cache, with its statistics captured, look at it, and destroy it.
@@ -953,6 +1033,399 @@ class ExecutableInspector(Protocol):
             DriverError: The driver refused a query.
             OrchestratorError: A library does not exist, or a module could not be made.
         """
+        number = np.array([index], np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.CREATE, bound.image, number):
+            return self._executables(bound, index)
+
+    def _create_speculatively(
+        self,
+        prepared: PreparedPipelines,
+        source: PipelineSource,
+        identified: IdentifiedModules,
+        indices: Indices,
+        *,
+        keep: bool,
+        fail_on_compile_required: bool,
+    ) -> CreationBatch:
+        # What lacks code is made from identifiers, which forbids compiling, the rest from code. What links a
+        # library that was made of identifiers either forbids compiling too, or gets a library made of code
+        # (VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-06855).
+        lacking = identified.lacking[indices]
+
+        def created(places: npt.NDArray[np.intp]) -> CreationBatch:
+            some = indices[places]
+            if lacking[places[0]]:
+                return self.create_identified(prepared, some, source, keep=keep)
+            return self.create_pipelines(
+                prepared, some, source, keep=keep, fail_on_compile_required=fail_on_compile_required
+            )
+
+        parts = [
+            places
+            for level in prepared.image.levels(indices)
+            for places in (level[lacking[level]], level[~lacking[level]])
+            if places.size
+        ]
+        if len(parts) == 1:
+            return created(parts[0])
+        return joined(self, len(indices), ((places, created(places)) for places in parts))
+
+    # --- identifiers of modules (identified.py); without them each of these raises DeviceError
+
+    @property
+    @abstractmethod
+    def identifier_algorithm(self) -> bytes:
+        """shaderModuleIdentifierAlgorithmUUID, 16 bytes; empty where the device has no identifiers."""
+
+    def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
+        """vkGetShaderModuleIdentifierEXT of modules of an image, which are made where they are not there.
+
+        Raises:
+            OrchestratorError: One could not be read or made.
+        """
+        with self._asking_of_modules(prepared, modules) as bound:
+            return self._module_identifiers(bound, modules)
+
+    def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
+        """vkGetShaderModuleCreateInfoIdentifierEXT of a module of an image: by its code, without making it.
+
+        Raises:
+            OrchestratorError: It could not be read.
+        """
+        with self._asking_of_modules(prepared, [module]) as bound:
+            return self._code_identifier(bound, module)
+
+    def create_identified(
+        self, prepared: PreparedPipelines, indices: Indices, source: PipelineSource, *, keep: bool = False
+    ) -> CreationBatch:
+        """Create pipelines from the identifiers of their modules, compiling forbidden.
+
+        Otherwise as `create_pipelines`. VK_PIPELINE_COMPILE_REQUIRED is also the result of one that the
+        driver was not asked for, because an identifier is not known.
+        """
+        _require_pipelines(prepared, indices)
+        if prepared.identified is None:
+            raise DeviceError("these pipelines were prepared with their code, not with identifiers")
+        known = np.flatnonzero(prepared.identified.known(indices))
+        if len(known) < len(indices):
+            batch = CreationBatch.compile_required(len(indices))
+            if known.size:
+                batch.put(known, self.create_identified(prepared, indices[known], source, keep=keep))
+            return batch
+        self._require_identifiers()
+        with self._bound(prepared, source, indices) as bound:
+            create = partial(self._create, bound, indices, source, True, None, keep=keep, identified=True)
+            return self.observer.creating(DriverStep.CREATE, bound.image, indices, create)
+
+    # --- binaries (binaries.py); without them each of these raises DeviceError
+
+    @property
+    @abstractmethod
+    def binary_properties(self) -> BinaryProperties:
+        """What the driver says of its binaries."""
+
+    def global_pipeline_key(self) -> bytes:
+        """vkGetPipelineKeyKHR without a create info: keys and binaries hold as long as this is the same.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        self._require_binaries("no global pipeline key")
+        with self._call():
+            return self._global_key()
+
+    def create_binaries(self, binaries: Sequence[PipelineBinary]) -> Handles:
+        """Make binaries of data, one driver call for all; their handles, in order. The data is copied.
+
+        Raises:
+            DriverError: The driver refused one; none is left then.
+        """
+        self._require_binaries()
+        with self._call(), self.observer.calling(DriverStep.BINARIES):
+            return self._create_binaries(binaries)
+
+    def destroy_binaries(self, handles: Handles) -> None:
+        """Destroy binaries that nothing uses; zeros are skipped."""
+        if self.observer.keeps_all:
+            return
+        with self._call(), self.observer.calling(DriverStep.DESTROY):
+            self._destroy_binaries(handles)
+
+    def binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]:
+        """Keys and data of binaries (vkGetPipelineBinaryDataKHR), in order.
+
+        Raises:
+            DriverError: The driver refused.
+        """
+        self._require_binaries()
+        with self._call(), self.observer.calling(DriverStep.BINARIES):
+            return self._binary_data(handles)
+
+    def create_from_binaries(
+        self, prepared: PreparedPipelines, indices: Indices, held: HeldBinaries, *, keep: bool = False
+    ) -> CreationBatch:
+        """Create pipelines from their binaries, without any shader module.
+
+        What they link exists. What was created counts as found in the application's cache.
+        """
+        self._require_binaries()
+        with self._bound(prepared, creating=indices) as bound:
+            create = partial(self._create_from_binaries, bound, indices, held, keep=keep)
+            return self.observer.creating(DriverStep.FROM_BINARIES, bound.image, indices, create)
+
+    def create_captured(
+        self, prepared: PreparedPipelines, indices: Indices, *, keep: bool = False
+    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
+        """Compile pipelines, and read their binaries and keys; what the driver captured is released.
+
+        What they link exists. A pipeline whose data the driver would not give is not among what was captured,
+        and one that has no code of its own.
+        """
+        captured: list[CapturedPipeline] = []
+        self._require_binaries()
+        with self._bound(prepared, creating=indices) as bound:
+            create = partial(self._create_captured, bound, indices, captured, keep=keep)
+            return self.observer.creating(DriverStep.CREATE, bound.image, indices, create), captured
+
+    def probe_internal_cache(self, prepared: PreparedPipelines, indices: Indices) -> list[Handles | None]:
+        """Ask the driver's own cache for the binaries of pipelines; None where it does not hold them.
+
+        Of those whose code is lacking by the identifiers of their modules; None too where one is not known.
+        None of them links libraries. The caller destroys the handles.
+
+        Raises:
+            DeviceError: The device has no internal cache, or it was turned off (then asking without SPIR-V is
+                not valid: VkDevicePipelineBinaryInternalCacheControlKHR).
+        """
+        self._require_binaries()
+        if not self.binary_properties.internal_cache:
+            raise DeviceError(f"{self._name} has no internal cache to ask for binaries")
+        _require_pipelines(prepared, indices)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.KEYS, bound.image, indices):
+            return self._probe_internal_cache(bound, indices)
+
+    def close(self) -> None:
+        """Destroy what is left, and the device where it is owned. Idempotent.
+
+        Calls in flight are waited for; those that come later are refused by DeviceError.
+        """
+        if not self._is_own or self.observer.keeps_all:
+            return
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._closing()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._calls)
+        for prepared in list(self._prepared):
+            self.close_prepared(prepared)
+        with self._changed:  # another thread may be closing one
+            self._changed.wait_for(lambda: not self._calls)
+        for cache in list(self._caches):
+            self._destroy(cache)
+        with self.observer.calling(DriverStep.DESTROY):
+            self._destroy_rest()
+
+    # --- checks
+
+    @property
+    def _name(self) -> str:
+        return self.identity.device_name
+
+    @property
+    def _is_own(self) -> bool:
+        return self._process == os.getpid() or self._process in _shared_by_forks
+
+    def _require_open(self) -> None:
+        if not self._is_own:
+            raise DeviceError(f"{self._name} is a device of the process that was forked")
+        if self._closed:
+            raise DeviceError(f"{self._name} was closed before")
+
+    def _require_own(self, source: PipelineSource) -> None:
+        if isinstance(source, PipelineCache) and not source.destroyed and source not in self._caches:
+            raise DeviceError(f"pipeline cache {source.name!r} belongs to another device")
+
+    def _require_identifiers(self) -> None:
+        self._require_open()
+        if not self.features.shader_module_identifiers:
+            raise DeviceError(f"{self._name} has no VK_EXT_shader_module_identifier")
+
+    def _require_binaries(self, lack: str = "no binaries") -> None:
+        self._require_open()
+        if not self.features.pipeline_binaries:
+            why = self.features.keys_withheld or f"{self._name} has no VK_KHR_pipeline_binary"
+            raise DeviceError(f"{lack}: {why}")
+
+    @contextmanager
+    def _call(self, *sources: PipelineSource) -> Iterator[None]:
+        """Be in flight, with sources of this device."""
+        self._require_open()
+        for each in sources:
+            self._require_own(each)
+        with self._lock:
+            self._require_open()
+            self._calls += 1
+        try:
+            yield
+        finally:
+            self._ended()
+
+    def _ended(self) -> None:
+        with self._lock:
+            self._calls -= 1
+            if self._closed:
+                self._changed.notify_all()
+
+    @contextmanager
+    def _bound(
+        self,
+        prepared: PreparedPipelines,
+        source: PipelineSource = NO_SOURCE,
+        creating: Indices = _NO_PIPELINES,
+    ) -> Iterator[PreparedPipelines]:
+        """Be in flight with what was prepared, and have some of its pipelines alone."""
+        self._require_open()
+        self._require_own(source)
+        span = span_of(creating) if len(creating) else slice(0, 0)
+        _require_pipelines(prepared, creating, span)
+        with self._lock:
+            self._require_open()
+            if prepared not in self._prepared:
+                raise DeviceError("the prepared pipelines are closed, or another device's")
+            if prepared.busy.any(creating, span):
+                busy = [each for each in creating.tolist() if prepared.busy[each]]
+                raise ExternalSynchronizationError(
+                    f"pipelines {busy[:8]} are being created by another thread; prepare the image once for "
+                    "each session or run"
+                )
+            prepared.busy.put(creating, span, 1)
+            prepared.calls += 1
+            self._calls += 1
+        try:
+            yield prepared
+        finally:
+            with self._lock:
+                prepared.busy.put(creating, span, 0)
+                prepared.calls -= 1
+            self._ended()
+
+    @contextmanager
+    def _reading(self, cache: PipelineCache) -> Iterator[None]:
+        with self._call(cache), cache.using("vkGetPipelineCacheData"), self.observer.calling(DriverStep.READ):
+            yield
+
+    @contextmanager
+    def _asking_of_modules(
+        self, prepared: PreparedPipelines, modules: Sequence[int]
+    ) -> Iterator[PreparedPipelines]:
+        self._require_identifiers()
+        numbers = np.array(modules, np.int32)
+        with self._bound(prepared) as bound, self.observer.calling(DriverStep.MODULE, bound.image, numbers):
+            yield bound
+
+    def _destroy(self, cache: PipelineCache) -> None:
+        with cache.using("vkDestroyPipelineCache", alone=True), self.observer.calling(DriverStep.DESTROY):
+            cache.destroyed = True
+            self._destroy_cache(cache)
+        with self._lock:
+            self._caches.discard(cache)
+
+    # --- the driver; `bound` is what its `_bind` returned, and is in use by this call alone
+
+    @abstractmethod
+    def _create_cache(self, data: bytes, external: bool, merged_internally: bool, name: str) -> int: ...
+    @abstractmethod
+    def _merge_caches(self, destination: PipelineCache, sources: Sequence[PipelineCache]) -> None: ...
+    @abstractmethod
+    def _cache_size(self, cache: PipelineCache) -> int: ...
+    @abstractmethod
+    def _cache_data(self, cache: PipelineCache, limit: int | None) -> PipelineCacheData: ...
+    @abstractmethod
+    def _destroy_cache(self, cache: PipelineCache) -> None: ...
+    @abstractmethod
+    def _bind(self, given: CreateInfoImage | IdentifiedModules, on_demand: bool) -> PreparedPipelines: ...
+    @abstractmethod
+    def _create(
+        self,
+        bound: Any,
+        indices: Indices,
+        source: PipelineSource,
+        fail_on_compile_required: bool,
+        split: CallSplit | None,
+        *,
+        keep: bool,
+        identified: bool = False,
+    ) -> CreationBatch: ...
+    @abstractmethod
+    def _destroy_pipelines(self, handles: Handles) -> None: ...
+    @abstractmethod
+    def _pipeline_keys(self, bound: Any, indices: Indices) -> list[bytes | None]: ...
+    @abstractmethod
+    def _module_identifiers(self, bound: Any, modules: Sequence[int]) -> list[bytes]: ...
+    @abstractmethod
+    def _code_identifier(self, bound: Any, module: int) -> bytes: ...
+    @abstractmethod
+    def _global_key(self) -> bytes: ...
+    @abstractmethod
+    def _create_binaries(self, binaries: Sequence[PipelineBinary]) -> Handles: ...
+    @abstractmethod
+    def _destroy_binaries(self, handles: Handles) -> None: ...
+    @abstractmethod
+    def _binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]: ...
+    @abstractmethod
+    def _create_from_binaries(
+        self, bound: Any, indices: Indices, held: HeldBinaries, *, keep: bool
+    ) -> CreationBatch: ...
+    @abstractmethod
+    def _create_captured(
+        self, bound: Any, indices: Indices, captured: list[CapturedPipeline], *, keep: bool
+    ) -> CreationBatch: ...
+    @abstractmethod
+    def _probe_internal_cache(self, bound: Any, indices: Indices) -> list[Handles | None]: ...
+    @abstractmethod
+    def _destroy_rest(self) -> None: ...
+
+    def _executables(self, bound: Any, index: int) -> PipelineExecutables:
+        del bound, index
+        raise DeviceError(f"{self._name} has no VK_KHR_pipeline_executable_properties, so no statistics")
+
+    def _closing(self) -> None:  # noqa: B027 - only some have to let calls in flight return
+        pass
+
+
+def _check_cache_flags(features: DeviceFeatures, external: bool, merged_internally: bool, name: str) -> None:
+    if external and merged_internally:
+        cause = "be externally synchronized and internally synchronized in merges at a time"
+    elif external and not features.externally_synchronized_caches:
+        cause = "be externally synchronized: the device lacks the feature pipelineCreationCacheControl"
+    elif merged_internally and not features.internally_synchronized_merge:
+        cause = "have the internally synchronized merge: the device lacks the feature maintenance8"
+    else:
+        return
+    raise DeviceError(f"pipeline cache {name!r} cannot {cause}")
+
+
+def _require_pipelines(prepared: PreparedPipelines, indices: Indices, span: slice | None = None) -> None:
+    # A driver reads what is at an index out of range, and numpy counts negative ones from the end.
+    # `span` is what `span_of` gives for them.
+    if not len(indices):
+        return
+    count = len(prepared.image)
+    if span is not None:
+        is_wrong, is_twice = span.start < 0 or span.stop > count, False
+    else:
+        numbers = indices.tolist()
+        is_wrong, is_twice = min(numbers) < 0 or max(numbers) >= count, len(set(numbers)) < len(numbers)
+    if is_wrong:
+        wrong = [each for each in indices.tolist() if not 0 <= each < count]
+        raise DeviceError(
+            f"pipelines {wrong[:8]} are out of range: {count} are prepared, numbered from 0; name places in "
+            "the image that was prepared"
+        )
+    if is_twice:
+        raise DeviceError("an index of a pipeline is given twice")
 
 
 class CacheMode(enum.StrEnum):

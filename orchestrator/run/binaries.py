@@ -31,14 +31,8 @@ import numpy as np
 import numpy.typing as npt
 from attrs import define, field
 
-from orchestrator.devices.binaries import (
-    BinarySource,
-    CapturedPipeline,
-    HeldBinaries,
-    PipelineBinaries,
-    PipelineBinary,
-    has_binaries,
-)
+from orchestrator.devices.binaries import BinarySource
+from orchestrator.devices.binary_data import CapturedPipeline, HeldBinaries, PipelineBinary
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identifiers import identifier_algorithm
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind, ranges
@@ -83,13 +77,13 @@ def identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
     return content_hash128(msgspec.msgpack.encode((algorithm, tuple(stages)))) if stages else b""
 
 
-def binary_device(device: Device) -> PipelineBinaries:
+def binary_device(device: Device) -> Device:
     """A device as one with binaries.
 
     Raises:
         DeviceError: It has none; the message names what to do.
     """
-    if has_binaries(device) and device.features.pipeline_binaries:
+    if device.features.pipeline_binaries:
         return device
     lacks = "it has no VK_KHR_pipeline_binary"
     if device.capabilities.api_version < VULKAN_1_1:
@@ -172,7 +166,7 @@ class HeldPipelines(BinarySource):
 
     name = "binaries"
 
-    device: PipelineBinaries
+    device: Device
     store: BinaryStore | None
     generation: Generation | None
     captures: bool
@@ -638,7 +632,7 @@ class HeldPipelines(BinarySource):
 class _Filling:
     """Collects the binaries of pipelines, and makes each once, many in one call."""
 
-    def __init__(self, device: PipelineBinaries, count: int, most_bytes: int) -> None:
+    def __init__(self, device: Device, count: int, most_bytes: int) -> None:
         self._device = device
         self._most = most_bytes
         self._slot_of: dict[tuple[bytes, int], int] = {}

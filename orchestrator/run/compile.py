@@ -40,7 +40,6 @@ from orchestrator.devices import open_device
 from orchestrator.devices.device import (
     CacheMode,
     Device,
-    ExecutableInspector,
     PipelineExecutables,
     PreparedPipelines,
 )
@@ -692,7 +691,7 @@ class CompileJob:
             group, built = opened.group, opened.built  # without what was split off
             device = self._device = opened.device
             if options.inspect_executables:
-                _inspector(device)  # raises before anything is compiled
+                _require_inspector(device)  # raises before anything is compiled
             self._take_group(group, built, device)
             self._leave_out(problem_outcomes(built))
             self.quarantined.take(built.problems)
@@ -941,7 +940,7 @@ class CompileJob:
     async def _inspect(self, ran: _Ran) -> None:
         """Ask the driver about the code of what was created; each pipeline is in one call at a time."""
         prepared, report = ran.ready.prepared, ran.report
-        inspector, status = _inspector(ran.device), report.pipelines.status
+        inspector, status = ran.device, report.pipelines.status
         chosen = np.isin(status, CREATED_CODES)
         if prepared.identified is not None and not prepared.identified.provider.trusted:
             lacking = int(np.count_nonzero(chosen & prepared.identified.lacking))
@@ -1097,10 +1096,9 @@ def _group(waiting: FeatureGroup | PlannedGroup) -> FeatureGroup:
     return waiting.group if isinstance(waiting, PlannedGroup) else waiting
 
 
-def _inspector(device: Device) -> ExecutableInspector:
-    if not isinstance(device, ExecutableInspector):
+def _require_inspector(device: Device) -> None:
+    if not device.inspects:
         raise DeviceError(f"{device.identity.device_name} tells nothing about the code of pipelines")
-    return device
 
 
 async def compile_set(

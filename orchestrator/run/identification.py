@@ -1,6 +1,6 @@
 """Shader-module identifiers of one compile: what is known of its images' modules, and what is kept of it.
 
-`ModuleIdentification` of a device asks the driver; `ShaderModuleIdentifierStore` keeps the answers beside the
+The device asks the driver; `ShaderModuleIdentifierStore` keeps the answers beside the
 cache files; the set says who gives code (`PipelineSet.supplied_by`), which else is in its records.
 
 Guarantees: a file that cannot be read or written is a note, never an error. Where the device
@@ -18,7 +18,6 @@ from attrs import converters, define, evolve, field, validators
 
 from orchestrator.devices.device import Device
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode, of_image
-from orchestrator.devices.identifiers import has_identification
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.records import IdentifiersRecord
 from orchestrator.stores.files.atomic_file import SaveError
@@ -47,9 +46,7 @@ class Identification:
         """What is known of the modules of an image; None where it is to be prepared with its code."""
         provider = _with_records(self.provider, image)
         features = device.features
-        if not (
-            has_identification(device) and features.shader_module_identifiers and features.compile_required
-        ):
+        if not (features.shader_module_identifiers and features.compile_required):
             lack = f"{device.identity.device_name} has no VK_EXT_shader_module_identifier"
             if self.provider is None:
                 self._say(f"{lack}: pipelines are created with their SPIR-V, as without identifiers")

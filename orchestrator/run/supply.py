@@ -34,7 +34,6 @@ from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.identifiers import has_identification
 from orchestrator.errors import OrchestratorError
 from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
@@ -332,7 +331,7 @@ class SpirvSupply:
         """Keep code for the device, and learn its identifier, a hash that is too cheap for a thread."""
         identified = module.identified
         identified.code.put(module.key, b"" if identified.provider.trusted else code)
-        if not (has_identification(self.device) and self.device.features.shader_module_identifiers):
+        if not self.device.features.shader_module_identifiers:
             return _Given(len(code))
         known = identified.identifier(module.number)
         try:

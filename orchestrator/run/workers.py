@@ -40,7 +40,6 @@ from orchestrator.devices.device import (
     Device,
     PipelineSource,
     PreparedPipelines,
-    is_device,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, unexpected
 from orchestrator.run.accounting import CallLog, ThreadMeter, Usage, driver_time_ns
@@ -474,7 +473,7 @@ def lacking_code(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
 def _check_arguments(
     device: object, prepared: object, options: object, primary: PipelineSource | bytes | None
 ) -> None:
-    if not is_device(device):
+    if not isinstance(device, Device):
         raise unexpected(device, "a device, such as open_device gives")
     if not isinstance(prepared, PreparedPipelines):
         raise unexpected(prepared, "what device.prepare(image) gave")

@@ -24,7 +24,7 @@ from typing import Final
 import msgspec
 from attrs import field, frozen
 
-from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
 from orchestrator.stores.files.atomic_file import content_hash128, read_capped, write_atomically

@@ -49,7 +49,7 @@ import msgspec
 from attrs import define, evolve, field, frozen
 from msgspec.structs import replace
 
-from orchestrator.devices.binaries import MOST_KEY_BYTES, PipelineBinary
+from orchestrator.devices.binary_data import MOST_KEY_BYTES, PipelineBinary
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import (

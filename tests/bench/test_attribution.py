@@ -1,18 +1,10 @@
 """Attribution of time to locks.
 
-The harness's blocked time is the true time at locks: on the simulated device, which knows it, for each
-locking strategy and 1 to 16 workers; and a machine with too few processors is not called contention.
+The harness's blocked time is the true time at locks, for each locking strategy and 1 to 16 workers.
 
-Two proofs here. In the modelled one time is computed, so it is exact and holds for any number of
-processors: threads queue for a lock and for processors, and what the harness makes of their clocks is
-compared with the queue. In the burning one threads really compile, wait and are measured by the clocks of
-the system, through a whole run. The third, of a driver in C, is in test_attribution_native.py: it shows
-what the simulated device takes for granted.
-
-A burning thread may be runnable *and* the lock taken, when a neighbour has its processor just before it
-goes to sleep. The simulated driver tells the two apart: blocked is compared with the waits asleep, and
-blocked + run delay bounds all of them. A machine may do anything between two readings, so the best of some
-attempts counts.
+The time of the proof is modelled, so it is exact and holds for any number of processors: threads queue for a
+lock and for processors, and what the harness makes of their clocks is compared with the queue. A proof with a
+driver in C is in test_attribution_native.py.
 """
 
 from __future__ import annotations
@@ -20,34 +12,20 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import deque
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 from attrs import define, frozen
 
 from orchestrator.bench.contention import contention_report
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import (
-    CostModel,
-    CpuClock,
     LockingStrategy,
-    SimulatedDevice,
-    SimulatedOptions,
-    simulated_image,
 )
-from orchestrator.run.execution import run_pipelines
-from orchestrator.run.options import RunOptions
 from orchestrator.run.records import Calls, CreationCall, timing_of
-from orchestrator.schedule import Order, ScheduleOptions
 from tests.bench.support import sample
-from tests.processors import one_processor
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
 TOLERANCE = 0.05
-ATTEMPTS = 4
-BURNING = (1, 2, 4, 8, 16)
-"""Numbers of workers that really compile, which costs their time; the modelled proof has every one."""
 
 
 # The modelled proof.
@@ -177,80 +155,3 @@ def test_modelled_waits_are_recovered(strategy: LockingStrategy, workers: int, c
     if strategy is LockingStrategy.NONE:
         assert row.blocked_ns == 0
         assert (row.run_delay_share > 0.1) == (workers > cores)  # busy, and said to be just that
-
-
-# The burning proof.
-
-
-@frozen
-class Measured:
-    """What the harness says about a run, and the truth."""
-
-    truth_ns: int
-    truth_asleep_ns: int
-    blocked_ns: int
-    run_delay_ns: int
-    driver_ns: int
-
-    def agrees(self, tolerance_ns: float) -> bool:
-        """Whether blocked is what was slept at locks, and waits are within what was asleep or runnable."""
-        slept = abs(self.blocked_ns - self.truth_asleep_ns) <= tolerance_ns
-        return slept and self.truth_ns <= self.blocked_ns + self.run_delay_ns + tolerance_ns
-
-
-async def measured(strategy: LockingStrategy, workers: int, mode: CacheMode = CacheMode.SHARED) -> Measured:
-    count = max(8, 2 * workers)
-    device = SimulatedDevice(
-        SimulatedOptions(clock=CpuClock(), locking=strategy, cost=CostModel.constant(8_000_000))
-    )
-    prepared = device.prepare(simulated_image(range(count)))
-
-    one_at_a_time = ScheduleOptions(order=Order.GIVEN, batch_limit=1)
-    report = await run_pipelines(
-        device, prepared, RunOptions(workers=workers, mode=mode, schedule=one_at_a_time)
-    )
-    calls = [each for each in device.calls() if each.operation == "create_pipelines"]
-    device.close()
-    timing = report.timing
-    return Measured(
-        sum(each.lock_wait_ns for each in calls),
-        sum(each.lock_asleep_ns for each in calls),
-        timing.blocked_ns,
-        timing.run_delay_ns,
-        timing.driver_ns,
-    )
-
-
-async def best_of(
-    attempts: int, good: Callable[[Measured], bool], strategy: LockingStrategy, workers: int
-) -> list[Measured]:
-    seen = []
-    for _ in range(attempts):
-        seen.append(await measured(strategy, workers))
-        if good(seen[-1]):
-            break
-    return seen
-
-
-@pytest.mark.parametrize("strategy", LockingStrategy)
-@pytest.mark.parametrize("workers", BURNING)
-async def test_waits_of_burning_threads_are_recovered(strategy: LockingStrategy, workers: int) -> None:
-    serial = strategy in SERIAL and workers > 1
-
-    def good(found: Measured) -> bool:
-        # Where next to nobody waits at the lock, a share of the truth is a share of nothing.
-        return found.agrees(TOLERANCE * (found.truth_ns if serial else found.driver_ns))
-
-    seen = await best_of(ATTEMPTS, good, strategy, workers)
-    assert good(seen[-1]), seen
-    if serial:
-        # Far more than noise: of those that do not wait for a processor, all but one wait at any time.
-        on_it_ns = seen[-1].driver_ns - seen[-1].run_delay_ns
-        assert seen[-1].truth_ns > 0.5 * (1 - 1 / workers) * on_it_ns, seen
-
-
-async def test_an_oversubscribed_machine_is_not_called_contention() -> None:
-    with one_processor():  # so seven of eight wait at any time
-        found = await measured(LockingStrategy.NONE, workers=8)
-    assert found.blocked_ns < TOLERANCE * found.driver_ns, found
-    assert found.run_delay_ns > 0.5 * found.driver_ns, found

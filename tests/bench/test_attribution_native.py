@@ -26,7 +26,6 @@ from orchestrator.devices.device import FEEDBACK_VALID, CreationBatch
 from orchestrator.devices.simulated import LockingStrategy
 from orchestrator.run.accounting import CallLog, ThreadMeter
 from orchestrator.run.records import Calls, timing_of
-from tests.bench.test_attribution import BURNING
 from tests.drivers import require_tool
 from tests.processors import one_processor
 
@@ -117,7 +116,7 @@ def measured(library: ctypes.CDLL, driver: int, strategy: LockingStrategy, worke
 
 
 @pytest.mark.parametrize("strategy", LockingStrategy)
-@pytest.mark.parametrize("workers", BURNING)
+@pytest.mark.parametrize("workers", [1, 2, 4, 8, 16])
 def test_waits_at_the_locks_of_a_driver_in_c_are_recovered(
     library: ctypes.CDLL, driver: int, strategy: LockingStrategy, workers: int
 ) -> None:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.device import NO_SOURCE, PIPELINE_COMPILE_REQUIRED
+from orchestrator.devices.device import NO_SOURCE, PIPELINE_COMPILE_REQUIRED, Device
 from orchestrator.devices.identified import (
     MOST_IDENTIFIER_BYTES,
     IdentifiedModules,
@@ -20,13 +20,12 @@ from orchestrator.devices.identified import (
     SuppliedCode,
     of_image,
 )
-from orchestrator.devices.identifiers import ModuleIdentification, missed
+from orchestrator.devices.identifiers import missed
 from orchestrator.errors import DeviceError
 from tests.contract.subject import PIPELINES, Subject, hits
 
 
-def identifying(subject: Subject) -> ModuleIdentification:
-    assert isinstance(subject.device, ModuleIdentification)
+def identifying(subject: Subject) -> Device:
     subject.need(subject.device.features.shader_module_identifiers, "it has no shader-module identifiers")
     return subject.device
 
@@ -48,7 +47,6 @@ def identified(subject: Subject, keys: npt.NDArray[np.uint64] | None = None) -> 
 
 def test_a_device_without_identifiers_says_so(subject: Subject) -> None:
     device = subject.device
-    assert isinstance(device, ModuleIdentification)
     if device.features.shader_module_identifiers:
         assert len(device.identifier_algorithm) == 16
         return

@@ -10,7 +10,6 @@ from functools import partial
 import numpy as np
 import pytest
 
-from orchestrator.devices.binaries import has_binaries
 from orchestrator.devices.device import (
     FEEDBACK_VALID,
     NO_SOURCE,
@@ -84,7 +83,7 @@ def test_an_index_out_of_range_never_reaches_the_driver(subject: Subject, wrong:
     known = device.prepare(IdentifiedModules(subject.image, of_image(subject.image), SuppliedCode()))
     with pytest.raises(DeviceError, match="out of range"):
         device.create_pipelines(known, indices, NO_SOURCE)
-    if has_binaries(device) and device.features.pipeline_binaries:
+    if device.features.pipeline_binaries:
         for call in (
             partial(device.create_pipelines, source=HeldPipelines.of(device)),
             device.create_captured,

@@ -33,7 +33,6 @@ from orchestrator.devices.simulated import (
     simulated_features,
     simulated_image,
 )
-from orchestrator.devices.simulated.options import DEFAULT_ENTRY_BYTES
 from orchestrator.run.caches import RollingMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, NO_WORKER_CACHES, MergePolicy, RunOptions
@@ -41,7 +40,7 @@ from orchestrator.run.records import RunReport
 from orchestrator.schedule import Order, ScheduleOptions
 from tests.run.support import EACH_BATCH
 
-ENTRY_BYTES = DEFAULT_ENTRY_BYTES + 48  # the payload, and the head of an entry in the simulated driver's data
+ENTRY_BYTES = 1_500 + 48  # the payload, and the head of an entry in the simulated driver's data
 LOCKINGS = [each for each in LockingStrategy if each is not LockingStrategy.NONE]
 
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.binaries import BinaryProperties, PipelineBinary
+from orchestrator.devices.binary_data import BinaryProperties, PipelineBinary
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import (

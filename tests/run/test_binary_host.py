@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.devices.device import CacheMode
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records

@@ -18,10 +18,9 @@ import trio
 from attrs import evolve
 
 from orchestrator.devices import open_device
-from orchestrator.devices.binaries import HeldBinaries
+from orchestrator.devices.binary_data import HeldBinaries
 from orchestrator.devices.device import NO_SOURCE, CacheMode, Device
 from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
-from orchestrator.devices.identifiers import ModuleIdentification
 from orchestrator.devices.image import KINDS
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError
@@ -193,7 +192,6 @@ def asked_of_own_cache(path: str, fills: str) -> dict[str, int]:
         with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
             if fills:
                 assert not device.create_pipelines(prepared, indices, NO_SOURCE).results.any()
-            assert isinstance(device, ModuleIdentification)
             modules = range(len(image.modules))
             for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
                 known.learn(module, each)
@@ -238,7 +236,6 @@ def found_by_identifiers(folder: str) -> dict[str, int]:
         indices = np.arange(len(image), dtype=np.int32)
         unknown = evolve(image, keys=image.keys + np.uint64(1))
         known = IdentifiedModules(unknown, of_image(unknown), SuppliedCode())
-        assert isinstance(device, ModuleIdentification)
         with closing(device.prepare(image)) as prepared, closing(device.prepare(known)) as bare:
             filling = HeldPipelines.of(device, store)
             filling.take(prepared, device.create_captured(prepared, indices)[1])

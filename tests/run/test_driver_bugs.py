@@ -69,15 +69,6 @@ async def test_uuid_not_bumped(archive: Path, folder: Path, mode: CacheMode) -> 
 
 
 @pytest.mark.parametrize("mode", MODES)
-async def test_error_on_empty_non_null_is_never_met(archive: Path, folder: Path, mode: CacheMode) -> None:
-    opener = Opener(DriverBugs(error_on_empty_non_null=True))
-    assert counts(await compiled(archive, folder, opener, mode=mode)) == {"compiled": COUNT}
-    report = await compiled(archive, folder, opener, mode=mode)
-    assert counts(report) == {"cache_hit": COUNT}
-    assert report.notes == ()
-
-
-@pytest.mark.parametrize("mode", MODES)
 async def test_initial_data_dropped(archive: Path, folder: Path, mode: CacheMode) -> None:
     await compiled(archive, folder, Opener(), mode=mode)
     report = await compiled(archive, folder, Opener(DriverBugs(initial_data_dropped=True)), mode=mode)

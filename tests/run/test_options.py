@@ -43,7 +43,7 @@ from orchestrator import (
     opened_groups,
     run_pipelines,
 )
-from orchestrator.devices.device import is_device
+from orchestrator.devices.device import Device
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.sample import sample_path
 from orchestrator.testing import SimulatedDevice, simulated_image, simulated_opener
@@ -271,7 +271,7 @@ async def test_a_run_does_not_ask_what_its_device_supports() -> None:
     Slow.was_asked = False
     assert (await run_pipelines(device, prepared)).compiled == 3
     assert not Slow.was_asked
-    assert not is_device(prepared)
+    assert not isinstance(prepared, Device)
 
 
 async def test_paths_may_be_text_or_paths(archive: Path, tmp_path: Path) -> None:

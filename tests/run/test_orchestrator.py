@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
 
 import numpy as np
 import pytest
@@ -34,6 +33,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
 from orchestrator.schedule import Order, ScheduleOptions
+from tests.children.test_children import until
 from tests.run.support import (
     MODES_WITH_CACHE,
     RefusingDevice,
@@ -82,20 +82,14 @@ async def test_only_a_shared_cache_makes_workers_wait_for_its_lock(mode: CacheMo
     somebody_came = threading.Event()
     holds = threading.Lock()
 
-    class Watched(VirtualClock):
-        def begin_wait(self) -> Any:
-            wait = super().begin_wait()
-            somebody_came.set()  # it is measured from now on
-            return wait
-
     def meet(_key: int) -> None:
         if holds.acquire(blocking=False):
-            assert somebody_came.wait(60)
+            until(lambda: device.waiting_for_locks == 1 or somebody_came.is_set())
             clock.advance(1000)
         else:
             somebody_came.set()
 
-    clock = Watched()
+    clock = VirtualClock()
     device = SimulatedDevice(
         SimulatedOptions(locking=LockingStrategy.WHOLE_COMPILE, clock=clock, on_compile=meet)
     )

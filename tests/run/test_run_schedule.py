@@ -154,12 +154,12 @@ class FailingOnce(SimulatedDevice):
 
     refused = -1
 
-    def _create(self, what: str, prepared: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
+    def _create_some(self, bound: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
         """Fail, or create."""
         if self.refused in indices:
             self.refused = -1
             raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
-        return super()._create(what, prepared, indices, *given, **more)
+        return super()._create_some(bound, indices, *given, **more)
 
 
 async def test_a_call_that_fails_loses_nothing_of_those_before_it_in_its_batch() -> None:
@@ -187,12 +187,12 @@ class StoppedDevice(SimulatedDevice):
         super().__init__()
         self.at_call, self.stop, self.made = at_call, stop, 0
 
-    def _create(self, *given: Any, **more: Any) -> CreationBatch:
+    def _create_some(self, *given: Any, **more: Any) -> CreationBatch:
         """Create, and stop."""
         self.made += 1
         if self.made == self.at_call:
             self.stop()
-        return super()._create(*given, **more)
+        return super()._create_some(*given, **more)
 
 
 @pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
@@ -219,11 +219,11 @@ async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
 class RefusesBatches(StoppedDevice):
     """Every call of more than one pipeline fails as a whole."""
 
-    def _create(self, what: str, prepared: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
+    def _create_some(self, bound: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
         """Create one, and stop; or fail."""
         if len(indices) > 1:
             raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
-        return super()._create(what, prepared, indices, *given, **more)
+        return super()._create_some(bound, indices, *given, **more)
 
 
 async def test_a_failed_batch_is_not_tried_one_by_one_after_a_stop() -> None:

@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores import binary_store
 from orchestrator.stores.binary_store import (

@@ -69,8 +69,7 @@ def test_the_second_run_hits_everything(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_gives_an_empty_cache(tmp_path: Path) -> None:
-    # The driver is one that fails on no data behind a pointer.
-    device = device_with(DriverBugs(error_on_empty_non_null=True))
+    device = SimulatedDevice()
     cache, result = load_into_cache(device, cache_path(tmp_path, device.identity))
     assert result.status is LoadStatus.MISSING
     assert hits(device, cache) == 0
@@ -124,7 +123,7 @@ def rejected(path: Path, device: SimulatedDevice) -> bytes:
 
 def test_what_the_driver_rejects_goes_to_the_quarantine(tmp_path: Path) -> None:
     path = saved(tmp_path)
-    device = device_with(DriverBugs(create_fails_on_bad_data=True, error_on_empty_non_null=True))
+    device = device_with(DriverBugs(create_fails_on_bad_data=True))
     content = rejected(path, device)
     cache, result = load_into_cache(device, path, externally_synchronized=True)
     assert (result.status, result.data) == (LoadStatus.REJECTED_BY_DRIVER, b"")

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.binaries import HeldBinaries
+from orchestrator.devices.binary_data import HeldBinaries
 from orchestrator.devices.device import (
     CreationBatch,
     DriverStep,

@@ -16,7 +16,7 @@ import trio
 from attrs import evolve
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from orchestrator.devices.binaries import PipelineBinary
+from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.devices.device import (
     CacheMode,
     DriverStep,

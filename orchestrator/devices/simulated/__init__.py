@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from orchestrator.devices.simulated.device import CallRecord as CallRecord
 from orchestrator.devices.simulated.device import SimulatedDevice as SimulatedDevice
-from orchestrator.devices.simulated.driver import CallRecord as CallRecord
 from orchestrator.devices.simulated.image import simulated_image as simulated_image
 from orchestrator.devices.simulated.locking import Clock as Clock
 from orchestrator.devices.simulated.locking import CpuClock as CpuClock

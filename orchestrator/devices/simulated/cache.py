@@ -5,42 +5,35 @@ Layout of the data, little-endian:
     header   u32 length = 32 · u32 version = 1 · u32 vendorID · u32 deviceID · 16 bytes pipelineCacheUUID
     entry    32 bytes binary key · u64 build · u32 size · u32 CRC-32 of the payload · payload     (repeated)
 
-The header is VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"); the rest is private to
-the driver. `build` names the compiler of an entry, so the driver can detect code of another one.
+The header is VkPipelineCacheHeaderVersionOne (specification, "Pipeline Cache Header"). `build` names the
+compiler of an entry, so the driver can detect code of another one.
 
 Guarantees: data that ends after any entry is valid, so a partial read can be used. Entries have the order of
-their insertion, so equal histories give equal bytes (real drivers do not guarantee that). The locking
-strategy determines thread safety; only one thread at a time may use a cache without a lock.
+their insertion, so equal histories give equal bytes (real drivers do not guarantee that).
 """
 
 from __future__ import annotations
 
+import itertools
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from typing import Final
 
 from attrs import frozen
 
-from orchestrator.devices.device import DeviceIdentity
+from orchestrator.devices.device import CACHE_HEADER_SIZE, DeviceIdentity
 from orchestrator.devices.simulated.locking import Clock, LockingStrategy, LockWait, ReadWriteLock
 
-HEADER_SIZE = 32
-HEADER_VERSION_ONE = 1
-_HEADER = struct.Struct("<IIII16s")
-_ENTRY = struct.Struct("<32sQII")
+_HEADER: Final = struct.Struct("<IIII16s")
+_ENTRY: Final = struct.Struct("<32sQII")
 
 
 @frozen(eq=False)
 class CacheEntry:
-    """Compiled code of one pipeline.
-
-    Attributes:
-        key: Binary key for look-ups, 32 bytes.
-        build: The compiler that made it.
-        payload: The code.
-    """
+    """Compiled code of one pipeline, by its binary key of 32 bytes."""
 
     key: bytes
     build: int
@@ -58,12 +51,7 @@ class CacheEntry:
 
 @frozen(eq=False)
 class ParsedData:
-    """Parsed initial data.
-
-    Attributes:
-        entries: The undamaged entries; none if the header is another device's.
-        bad: Whether something was ignored: the header, an entry, or the end.
-    """
+    """Undamaged entries of initial data, and whether something was ignored: header, an entry, or the end."""
 
     entries: tuple[CacheEntry, ...]
     bad: bool
@@ -72,27 +60,21 @@ class ParsedData:
 def encode_header(identity: DeviceIdentity) -> bytes:
     """The header of a device's cache data, 32 bytes."""
     return _HEADER.pack(
-        HEADER_SIZE, HEADER_VERSION_ONE, identity.vendor_id, identity.device_id, identity.pipeline_cache_uuid
+        CACHE_HEADER_SIZE, 1, identity.vendor_id, identity.device_id, identity.pipeline_cache_uuid
     )
 
 
 def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False) -> ParsedData:
     """Parse initial data as a driver must: invalid parts are ignored, never an error.
 
-    Args:
-        data: The initial data.
-        identity: The device that parses it.
-        any_uuid: Accept data of another pipelineCacheUUID, as a broken driver does.
+    `any_uuid` accepts data of another pipelineCacheUUID, as a broken driver does.
     """
-    if len(data) < HEADER_SIZE:
-        return ParsedData((), bad=True)
-    *numbers, uuid = _HEADER.unpack_from(data)
-    expected = [HEADER_SIZE, HEADER_VERSION_ONE, identity.vendor_id, identity.device_id]
-    if numbers != expected or not (any_uuid or uuid == identity.pipeline_cache_uuid):
+    known = _HEADER.size - (16 if any_uuid else 0)
+    if len(data) < _HEADER.size or data[:known] != encode_header(identity)[:known]:
         return ParsedData((), bad=True)
     entries: list[CacheEntry] = []
     bad = False
-    offset = HEADER_SIZE
+    offset = _HEADER.size
     while offset + _ENTRY.size <= len(data):
         key, build, size, checksum = _ENTRY.unpack_from(data, offset)
         end = offset + _ENTRY.size + size
@@ -108,10 +90,9 @@ def parse_data(data: bytes, identity: DeviceIdentity, *, any_uuid: bool = False)
 
 
 class SimulatedCache:
-    """A pipeline cache of the simulated driver.
+    """A pipeline cache of the simulated driver, as thread-safe as its locking strategy.
 
-    It has two levels of entries: one for look-ups, and one for the entries that have not migrated yet in the
-    two-level strategy.
+    The two-level strategy keeps entries that have not migrated yet apart. A stub keeps nothing.
     """
 
     def __init__(
@@ -124,10 +105,8 @@ class SimulatedCache:
         migrate_every: int,
         stub: bool,
     ) -> None:
-        """Create a cache; NONE is the strategy of externally synchronized ones, and a stub keeps nothing."""
         self.strategy = strategy
         self.lock = ReadWriteLock(clock)
-        self.migrations = 0
         self._header = header
         self._migrate_every = migrate_every
         self._stub = stub
@@ -147,11 +126,9 @@ class SimulatedCache:
         Returns:
             The entry, or None if `make` returned None; and whether it was found.
         """
-        if self.strategy is LockingStrategy.WHOLE_COMPILE:
-            with self.lock.write(wait):
+        if self.strategy in (LockingStrategy.WHOLE_COMPILE, LockingStrategy.NONE):
+            with self._alone(wait):
                 return self._find_or_make(key, make, self._shared)
-        if self.strategy is LockingStrategy.NONE:
-            return self._find_or_make(key, make, self._shared)
         with self.lock.read(wait):
             found = self._shared.get(key)
         if found is not None:
@@ -162,7 +139,6 @@ class SimulatedCache:
                 if len(self._recent) >= self._migrate_every:
                     self._shared.update(self._recent)
                     self._recent.clear()
-                    self.migrations += 1
                 return made_or_found
         if (made := make()) is not None:
             with self.lock.write(wait):
@@ -181,7 +157,7 @@ class SimulatedCache:
 
     def absorb(self, entries: Mapping[bytes, CacheEntry], wait: LockWait) -> None:
         """Merge the entries of another cache, without those that are here already."""
-        with nullcontext() if self.strategy is LockingStrategy.NONE else self.lock.write(wait):
+        with self._alone(wait):
             for key, entry in entries.items():
                 if key not in self._recent:
                     self._insert(self._shared, entry)
@@ -193,21 +169,17 @@ class SimulatedCache:
 
     def size(self, wait: LockWait) -> int:
         """Size of the complete data, bytes."""
-        return HEADER_SIZE + sum(entry.size for entry in self.snapshot(wait).values())
+        return _HEADER.size + sum(entry.size for entry in self.snapshot(wait).values())
 
     def read(self, capacity: int, wait: LockWait) -> tuple[bytes, bool]:
         """The data up to the last entry that fits, b"" if not even the header does; if it is complete."""
-        entries = self.snapshot(wait)
-        if capacity < HEADER_SIZE:
-            return b"", False
-        parts = [self._header]
-        rest = capacity - HEADER_SIZE
-        for entry in entries.values():
-            if entry.size > rest:
-                return b"".join(parts), False
-            parts.append(entry.encode())
-            rest -= entry.size
-        return b"".join(parts), True
+        parts = [self._header, *(entry.encode() for entry in self.snapshot(wait).values())]
+        ends = itertools.accumulate(map(len, parts))
+        fitting = [part for part, end in zip(parts, ends, strict=True) if end <= capacity]
+        return b"".join(fitting), len(fitting) == len(parts)
+
+    def _alone(self, wait: LockWait) -> AbstractContextManager[None]:
+        return nullcontext() if self.strategy is LockingStrategy.NONE else self.lock.write(wait)
 
     def _insert(self, level: dict[bytes, CacheEntry], entry: CacheEntry) -> None:
         if not self._stub:

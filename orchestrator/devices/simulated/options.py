@@ -1,8 +1,8 @@
-"""The options of the simulated device: identity, features, costs, bugs. Thread-safe.
+"""The options of the simulated device: identity, features, costs, bugs. Values; thread-safe.
 
-The default is a device with every feature, no bug, and a clock on which no time passes. A bug affects only
-the keys and operations that it names. Costs depend only on a pipeline's key and a seed, and identities only
-on their arguments, in every process. So caches remain valid between runs.
+The default is a device with every feature, no bug, and a clock on which no time passes. Costs depend only on
+a pipeline's key and a seed, and identities only on their arguments, in every process, so that caches remain
+valid between runs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import math
 import struct
 from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import NormalDist
+from typing import Final
 
 import numpy as np
 from attrs import evolve, field, frozen, validators
 
-from orchestrator.devices.binaries import BinaryProperties
+from orchestrator.devices.binary_data import BinaryProperties
 from orchestrator.devices.device import DeviceCapabilities, DeviceFeatures, DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
@@ -34,22 +35,12 @@ class CacheOperation(enum.StrEnum):
 
 
 def _keys(keys: Collection[int]) -> frozenset[int]:
-    """The keys of pipelines.
-
-    Raises:
-        TypeError: It is a single one, or something else than keys.
-    """
     if not isinstance(keys, Iterable) or not all(isinstance(each, int | np.integer) for each in keys):
         raise TypeError(f"keys of pipelines are given as a set, such as {{3, 7}}, not as {keys!r}")
     return frozenset(keys)
 
 
 def _by_key(results: Mapping[int, int]) -> dict[int, int]:
-    """The VkResult of each key.
-
-    Raises:
-        TypeError: It is no mapping.
-    """
     if not isinstance(results, Mapping):
         raise TypeError(f"a VkResult is given by key, such as {{3: -1}}, not as {results!r}")
     return dict(results)
@@ -70,7 +61,6 @@ class DriverBugs:
     Attributes:
         stale_uuid_accepted: Initial data with another pipelineCacheUUID is used.
         uuid_not_bumped: The pipelineCacheUUID does not change with driverVersion.
-        error_on_empty_non_null: Creating a cache with initialDataSize 0 and a non-null pointer fails.
         initial_data_dropped: Good initial data is silently ignored.
         create_fails_on_bad_data: Creating a cache with bad data fails instead of ignoring the data.
         data_grows_between_calls: How many times the cache grows right after a query of its size.
@@ -90,7 +80,6 @@ class DriverBugs:
 
     stale_uuid_accepted: bool = False
     uuid_not_bumped: bool = False
-    error_on_empty_non_null: bool = False
     initial_data_dropped: bool = False
     create_fails_on_bad_data: bool = False
     data_grows_between_calls: int = 0
@@ -107,19 +96,12 @@ class DriverBugs:
 
 
 # Orders of magnitude of RADV's compiler for a small compute pipeline.
-DEFAULT_COMPILE_NS = 2_000_000
-DEFAULT_HIT_NS = 5_000
-DEFAULT_ENTRY_BYTES = 1_500
-
-_NORMAL = NormalDist()
+_COMPILE_NS: Final = 2_000_000
+_HIT_NS: Final = 5_000
+_ENTRY_BYTES: Final = 1_500
 
 
-def constant_cost(value: int) -> Callable[[int], int]:
-    """The same value for every pipeline."""
-    return lambda _key: value
-
-
-def mapped_cost(values: Mapping[int, int], default: int = DEFAULT_COMPILE_NS) -> Callable[[int], int]:
+def mapped_cost(values: Mapping[int, int], default: int = _COMPILE_NS) -> Callable[[int], int]:
     """Values by pipeline key, with a default."""
     own = dict(values)
     return lambda key: own.get(key, default)
@@ -128,19 +110,15 @@ def mapped_cost(values: Mapping[int, int], default: int = DEFAULT_COMPILE_NS) ->
 def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], int]:
     """Lognormal values by pipeline key: a few pipelines cost far more than most, as in real sets.
 
-    Args:
-        median: Median of the values.
-        sigma: Standard deviation of the logarithm.
-        seed: Different seeds give different values.
+    `sigma` is the standard deviation of the logarithm. Different seeds give different values.
     """
+    key_of_seed, normal = seed.to_bytes(8, "little"), NormalDist()
 
     def cost(key: int) -> int:
-        digest = hashlib.blake2b(
-            key.to_bytes(8, "little"), digest_size=8, key=seed.to_bytes(8, "little")
-        ).digest()
+        digest = hashlib.blake2b(key.to_bytes(8, "little"), digest_size=8, key=key_of_seed).digest()
         # The middle of one of 2**53 equal intervals, because the normal quantile of 0 or 1 is infinite.
         uniform = ((int.from_bytes(digest, "little") >> 11) + 0.5) / 2**53
-        return max(1, round(median * math.exp(sigma * _NORMAL.inv_cdf(uniform))))
+        return max(1, round(median * math.exp(sigma * normal.inv_cdf(uniform))))
 
     return cost
 
@@ -156,38 +134,29 @@ class CostModel:
         merge_entry_ns: Time to merge one source entry, duplicates included, ns.
     """
 
-    compile_ns: Callable[[int], int] = field(factory=lambda: constant_cost(DEFAULT_COMPILE_NS))
-    hit_ns: int = DEFAULT_HIT_NS
-    entry_bytes: Callable[[int], int] = field(factory=lambda: constant_cost(DEFAULT_ENTRY_BYTES))
+    compile_ns: Callable[[int], int] = field(factory=lambda: mapped_cost({}))
+    hit_ns: int = _HIT_NS
+    entry_bytes: Callable[[int], int] = field(factory=lambda: mapped_cost({}, _ENTRY_BYTES))
     merge_entry_ns: int = 0
 
     @classmethod
-    def constant(cls, compile_ns: int, hit_ns: int = DEFAULT_HIT_NS) -> CostModel:
+    def constant(cls, compile_ns: int, hit_ns: int = _HIT_NS) -> CostModel:
         """The same compile time for every pipeline."""
-        return cls(constant_cost(compile_ns), hit_ns)
+        return cls(mapped_cost({}, compile_ns), hit_ns)
 
     @classmethod
     def mapped(
-        cls, compile_ns: Mapping[int, int], default: int = DEFAULT_COMPILE_NS, hit_ns: int = DEFAULT_HIT_NS
+        cls, compile_ns: Mapping[int, int], default: int = _COMPILE_NS, hit_ns: int = _HIT_NS
     ) -> CostModel:
         """Compile times by pipeline key, ns."""
         return cls(mapped_cost(compile_ns, default), hit_ns)
 
     @classmethod
     def lognormal(
-        cls,
-        median_ns: int = DEFAULT_COMPILE_NS,
-        sigma: float = 1.0,
-        seed: int = 0,
-        hit_ns: int = DEFAULT_HIT_NS,
+        cls, median_ns: int = _COMPILE_NS, sigma: float = 1.0, seed: int = 0, hit_ns: int = _HIT_NS
     ) -> CostModel:
         """Compile times as in real sets: see `lognormal_cost`."""
         return cls(lognormal_cost(median_ns, sigma, seed), hit_ns)
-
-
-# Not a vendor's: Khronos assigns IDs above 0xFFFF, and this one is free.
-VENDOR_ID = 0x1FFFF
-DEVICE_ID = 1
 
 
 def _cache_uuid(vendor_id: int, device_id: int, build: int) -> bytes:
@@ -197,15 +166,12 @@ def _cache_uuid(vendor_id: int, device_id: int, build: int) -> bytes:
 
 def simulated_identity(
     *,
-    vendor_id: int = VENDOR_ID,
-    device_id: int = DEVICE_ID,
+    vendor_id: int = 0x1FFFF,  # not a vendor's: Khronos assigns IDs above 0xFFFF, and this one is free
+    device_id: int = 1,
     driver_version: int = 1,
     device_name: str = "simulated device",
 ) -> DeviceIdentity:
-    """An identity with a pipelineCacheUUID derived from vendor, device and driver version.
-
-    The parameters are those of `DeviceIdentity`.
-    """
+    """An identity with a pipelineCacheUUID derived from vendor, device and driver version."""
     return DeviceIdentity(
         vendor_id=vendor_id,
         device_id=device_id,
@@ -223,12 +189,6 @@ def simulated_identity(
 def without_bumped_uuid(identity: DeviceIdentity) -> DeviceIdentity:
     """The same device with a driver whose versions share one pipelineCacheUUID."""
     return evolve(identity, pipeline_cache_uuid=_cache_uuid(identity.vendor_id, identity.device_id, 0))
-
-
-def build_of(identity: DeviceIdentity) -> int:
-    """Number of an identity's compiler, different for each device and driver version."""
-    text = f"{identity.vendor_id}:{identity.device_id}:{identity.driver_version}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def simulated_features(
@@ -296,18 +256,3 @@ class SimulatedOptions:
     unusable: Mapping[int, str] = field(factory=dict)
     on_compile: Callable[[int], None] | None = None
     calls_kept: int = 65_536
-
-
-def key_salt(
-    depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
-) -> bytes:
-    """The part of every key besides the pipeline; empty if keys depend on nothing else."""
-    if not depends_on:
-        return b""
-    told = (request or DeviceRequest()).application
-    parts = []
-    for each in sorted(depends_on):
-        struct, _, member = each.rpartition("::")
-        value = capabilities.has_feature(struct, member) if struct else getattr(told, member)
-        parts.append(f"{each}={value}")
-    return hashlib.blake2b("\n".join(parts).encode(), digest_size=32).digest()

@@ -17,18 +17,15 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.binaries import (
-    PIPELINE_BINARY_MISSING,
-    CapturedPipeline,
-    HeldBinaries,
-    PipelineBinary,
-)
+from orchestrator.devices.binaries import PIPELINE_BINARY_MISSING
+from orchestrator.devices.binary_data import CapturedPipeline, HeldBinaries, PipelineBinary
 from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan.creation import PipelineCreation
 from orchestrator.devices.vulkan.instance import check, new_struct
-from orchestrator.devices.vulkan.prepared import PipelineCreation, VulkanPreparedPipelines
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
 from orchestrator.errors import DriverError
 from orchestrator.registry.tables import registry
 

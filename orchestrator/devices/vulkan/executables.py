@@ -25,8 +25,8 @@ from orchestrator.devices.device import (
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
+from orchestrator.devices.vulkan.creation import COMMANDS, PipelineCreation
 from orchestrator.devices.vulkan.instance import new_struct, text_of
-from orchestrator.devices.vulkan.prepared import COMMANDS, PipelineCreation
 
 # VkPipelineExecutableStatisticFormatKHR
 _BOOL, _INT64, _UINT64, _FLOAT64 = range(4)

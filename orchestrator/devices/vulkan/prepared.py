@@ -1,26 +1,17 @@
-"""An image bound to a Vulkan device, with its shader modules, and the creation of its pipelines in batches.
+"""An image bound to a Vulkan device, with its shader modules.
 
 A copy of the image's buffer gets real pointers and handles. An object that could not be created makes only
-the pipelines that need it unusable, with the cause. `close` destroys everything once, in reverse order of
-creation.
+the pipelines that need it unusable, with the cause. Everything is destroyed once, in reverse order of
+creation. Libraries stay alive with the prepared image, because pipelines that link them need them.
 
 All modules are created at once if their SPIR-V fits a bound. Otherwise they are created when a batch needs
 them, and the least recently used are destroyed when the bound is exceeded. A module always lives from
 `acquire` to `release`, and workers share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
-batches at the same time (the seam's rule). The feedback of a batch of consecutive hits is read in place, as
-bytes, and nothing is allocated there, because a page fault waits while 15 other threads grow the heap in the
-driver. numpy releases the GIL for more than 500 elements, and for any number of them where it indexes by an
-array. With 16 workers, to get it back costs more than everything else between two batches, so what belongs to
-each batch goes through bytes and Python's own numbers.
-
-`PipelineCreation` makes one driver call for each kind, or as many as `CallSplit` says. The create infos of a
-batch form one contiguous array: in place, if the pipelines are consecutive, else a copy (nested pointers are
-absolute, so a copy works like the original). A call has one VkResult for all pipelines ("Multiple Pipeline
-Creation" in the specification), so pipelines that were not created are tried again one by one, to learn each
-result. A pipeline that fails, or lacks a library, does not affect the others. Libraries stay alive with the
-prepared image, because pipelines that link them need them.
+batches at the same time (the seam's rule). numpy releases the GIL for more than 500 elements, and for any
+number of them where it indexes by an array. With 16 workers, to get it back costs more than everything else
+between two batches, so what belongs to each batch goes through bytes and Python's own numbers.
 """
 
 from __future__ import annotations
@@ -28,72 +19,55 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import define
 
 from orchestrator.devices.device import (
-    ERROR_DEVICE_LOST,
-    ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
-    NO_OBSERVER,
-    NO_SOURCE,
-    NOT_READY,
     SUCCESS,
-    CallSplit,
     CreationBatch,
+    Device,
     DriverObserver,
     DriverStep,
-    PipelineSource,
+    Handles,
+    PipelineMarks,
+    PreparedPipelines,
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import (
-    KINDS,
     CreateInfoImage,
     ImageModule,
     ImageObject,
+    Indices,
     ObjectKind,
     PipelineKind,
     ranges,
-    span_of,
 )
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.instance import new_struct
 from orchestrator.errors import DriverError, OrchestratorError
 
-COMMANDS: Final = {
-    PipelineKind.GRAPHICS: ("vkCreateGraphicsPipelines", ffi.typeof("VkGraphicsPipelineCreateInfo[]")),
-    PipelineKind.COMPUTE: ("vkCreateComputePipelines", ffi.typeof("VkComputePipelineCreateInfo[]")),
-    PipelineKind.RAY_TRACING: (
-        "vkCreateRayTracingPipelinesKHR",
-        ffi.typeof("VkRayTracingPipelineCreateInfoKHR[]"),
-    ),
-}
-_USUAL: Final = 8192
-_SUCCESSES: Final = np.zeros(_USUAL, np.int32)
-_SUCCESSES.flags.writeable = False
-_HANDLES: Final = ffi.typeof("uint64_t[]")
-
 DEFAULT_LIMIT: Final = 256 * 1024 * 1024
 
 
-class _Live(msgspec.Struct, eq=False):
+@define(eq=False)
+class _Live:
     handle: int
     size: int
     users: int = 0
 
 
 class ShaderModules:
-    """The modules of one image on one device.
+    """The modules of one image on one device. Thread-safe.
 
-    Attributes:
-        all_made: Whether all modules live until `close`, so that none has to be acquired.
-        any_made: Whether a module was ever created.
+    The bytes of SPIR-V of living modules stay below `limit`, unless more are in use. Where `all_made`, all of
+    them live until `close`, so that none has to be acquired; `any_made` where one was ever created.
     """
 
     def __init__(
@@ -103,14 +77,6 @@ class ShaderModules:
         destroy: Callable[[int], None],
         limit: int = DEFAULT_LIMIT,
     ) -> None:
-        """Manage modules.
-
-        Args:
-            modules: Those of the image.
-            create: Creates a module and returns its handle; may raise.
-            destroy: Destroys a module.
-            limit: Bytes of SPIR-V of living modules, unless more are in use.
-        """
         self._modules = modules
         self._create = create
         self._destroy = destroy
@@ -120,9 +86,7 @@ class ShaderModules:
         self._lock = threading.Lock()
         self.all_made = self.any_made = False
 
-    def make_all(
-        self, calling: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext()
-    ) -> dict[int, str]:
+    def make_all(self, calling: Callable[[int], AbstractContextManager[None]]) -> dict[int, str]:
         """Create every module, if they fit, each within `calling`; returns the cause of each failure."""
         if sum(each.code_size for each in self._modules) > self._limit:
             return {}
@@ -210,57 +174,29 @@ _ZEROS: Final = memoryview(bytes(65_536))
 _HIT: Final = bytes([FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT])  # first byte of the flags
 
 
-class PipelineMarks:
-    """One byte for each pipeline of an image, 0 at first. Not thread-safe for one pipeline."""
-
-    def __init__(self, count: int) -> None:
-        self._bytes = bytearray(count)
-        self._memory = memoryview(self._bytes)  # through which no mistake changes the size
-
-    def __getitem__(self, index: int) -> int:
-        """The mark of a pipeline."""
-        return self._bytes[index]
-
-    def any(self, indices: npt.NDArray[np.int32], span: slice | None) -> bool:
-        """Whether any of some pipelines has the mark 1; `span` is what `span_of` gives for them."""
-        if span is None:
-            return any(map(self._bytes.__getitem__, indices.tolist()))
-        return self._bytes.find(1, span.start, span.stop) >= 0
-
-    def put(self, indices: npt.NDArray[np.int32], span: slice | None, mark: int) -> None:
-        """Mark some pipelines."""
-        if span is None:
-            for index in indices.tolist():
-                self._bytes[index] = mark
-        else:
-            self._memory[span] = bytes((mark,)) * (span.stop - span.start)
-
-
-class VulkanPreparedPipelines:
-    """Implements `PreparedPipelines`. Made by `VulkanDevice.prepare`.
+class VulkanPreparedPipelines(PreparedPipelines):
+    """What `VulkanDevice.prepare` returns.
 
     Attributes:
-        image: See `PreparedPipelines`; so for `identified` and `unusable`.
         address: Address of the bound buffer.
         library_handles: Handles of the libraries created so far, by pipeline index, 0 for none.
+        captured_libraries: The libraries again, created with the flag that captures statistics.
+        identified_libraries: Libraries that were created from identifiers.
         has_libraries: Whether any pipeline links another.
+        remaking: Held while libraries are created again from code.
     """
 
     def __init__(
         self,
+        device: Device,
         context: DeviceContext,
         given: CreateInfoImage | IdentifiedModules,
         module_limit: int,
-        close: Callable[[VulkanPreparedPipelines], None],
-        observer: DriverObserver = NO_OBSERVER,
-        modules_on_demand: bool = False,
+        modules_on_demand: bool,
     ) -> None:
-        """Bind an image; only `VulkanDevice.prepare` does this. `close()` calls the argument of that name."""
+        super().__init__(device, given)
+        image = self.image
         self._context = context
-        self._close = close
-        self.identified: Final = given if isinstance(given, IdentifiedModules) else None
-        image = given.image
-        self.image: Final = image
         self._words = np.zeros(-(-len(image.buffer) // 8), np.uint64)
         self._words.view(np.uint8)[: len(image.buffer)] = image.buffer
         self.address = int(self._words.ctypes.data)
@@ -287,35 +223,25 @@ class VulkanPreparedPipelines:
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
         self.library_handles = np.zeros(len(image), np.uint64)
-        #: The libraries again, created with the flag that captures statistics; 0 for none.
         self.captured_libraries = np.zeros(len(image), np.uint64)
-        self._replaced: list[npt.NDArray[np.uint64]] = []
-        self._discarded: list[npt.NDArray[np.uint64]] = []
+        self._replaced: list[Handles] = []
+        self._discarded: list[Handles] = []
         self._discarded_count = 0
         self._discard_lock = threading.Lock()
         self._handles: list[int] = [0] * len(image.objects)
-        #: Pipelines that a call is creating, and how many calls use any; under its device's lock.
-        self.busy = PipelineMarks(len(image))
-        self.calls = 0
         self._stages = None if self.identified is None else _IdentifiedStages(self._words, self.identified)
-        #: Libraries that were created from identifiers.
         self.identified_libraries = np.zeros(len(image), np.bool_)
-        #: Held while libraries are created again from code.
         self.remaking = threading.Lock()
         self._modules = ShaderModules(image.modules, self._create_module, self._destroy_module, module_limit)
         on_demand = modules_on_demand or self.identified is not None
         try:
-            self.unusable: Final = self._create_everything(observer, on_demand)
+            self.unusable = self._create_everything(device.observer, on_demand)
         except BaseException:
             self.destroy()  # nobody else knows of what was created
             raise
 
-    def close(self) -> None:
-        """See `PreparedPipelines.close`."""
-        self._close(self)
-
     def destroy(self) -> None:
-        """Destroy libraries, modules and objects; only its device does this, once, when no call uses them."""
+        """See `PreparedPipelines.destroy`."""
         self.destroy_discarded()
         for libraries in (self.library_handles, self.captured_libraries, *self._replaced):
             self._context.destroy_pipelines(libraries)
@@ -329,7 +255,7 @@ class VulkanPreparedPipelines:
     def create_infos(
         self,
         kind: PipelineKind,
-        indices: npt.NDArray[np.int32],
+        indices: Indices,
         *,
         fail_on_compile_required: bool,
         capture_statistics: bool = False,
@@ -337,12 +263,8 @@ class VulkanPreparedPipelines:
     ) -> npt.NDArray[np.uint8]:
         """Contiguous create infos of pipelines of one kind, shape (n, stride), handles filled in; read-only.
 
-        Args:
-            kind: Their kind.
-            indices: The pipelines.
-            fail_on_compile_required: Whether to set that flag.
-            capture_statistics: Whether to set that flag, and to link libraries that were created with it.
-            span: The pipelines as a slice, or None. With a span and without flags, nothing is copied.
+        `capture_statistics` sets that flag, and links libraries that were created with it. With the pipelines
+        as a span, and without flags, nothing is copied.
         """
         image = self.image
         if self.has_libraries:
@@ -369,8 +291,8 @@ class VulkanPreparedPipelines:
         self._clear_feedback(indices, span)
         return infos
 
-    def _clear_feedback(self, indices: npt.NDArray[np.int32], span: slice | None) -> None:
-        """Clear old feedback, because drivers may give none for links, or with binaries."""
+    def _clear_feedback(self, indices: Indices, span: slice | None) -> None:
+        # Drivers may give none for links, or with binaries.
         if span is not None and self._asked.any(indices, span):
             clear(self._feedback_bytes[span.start * _FEEDBACK_BYTES : span.stop * _FEEDBACK_BYTES])
         elif span is None:
@@ -391,24 +313,40 @@ class VulkanPreparedPipelines:
             )
 
     @contextmanager
-    def modules(self, indices: npt.NDArray[np.int32]) -> Iterator[None]:
-        """Let the modules of pipelines exist."""
-        acquired = self.acquire_modules(indices)
+    def modules(self, indices: Indices) -> Iterator[None]:
+        """Let the modules of pipelines exist, and fill their fields.
+
+        Raises:
+            OrchestratorError: One could not be read or created.
+        """
+        if self._modules.all_made:
+            yield
+            return
+        image = self.image
+        if self._stages is not None:
+            self._stages.leave(indices)
+        acquired: list[int] = []
         try:
+            for index in indices:
+                for slot in range(image.module_slot_start[index], image.module_slot_start[index + 1]):
+                    module = int(image.module_slot_module[slot])
+                    self._words[image.module_slots[slot] >> 3] = self._modules.acquire(module)
+                    acquired.append(module)
             yield
         finally:
-            self.release_modules(acquired)
+            for each in acquired:
+                self._modules.release(each)
 
-    def _set_flags_2(self, indices: npt.NDArray[np.int32], flags: int) -> None:
-        """Set flags of pipelines with VkPipelineCreateFlags2CreateInfo, which replaces the others."""
+    def _set_flags_2(self, indices: Indices, flags: int) -> None:
+        # VkPipelineCreateFlags2CreateInfo replaces the others.
         slots_2 = self.image.flags2_slots[indices]
         slots_2 = slots_2[slots_2 >= 0] >> 3
         cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
         self._words[slots_2] = cleared | np.uint64(flags)
 
     def take_feedback(
-        self, indices: npt.NDArray[np.int32], span: slice | None = None
-    ) -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint64], bool]:
+        self, indices: Indices, span: slice | None = None
+    ) -> tuple[npt.NDArray[np.uint32], Handles, bool]:
         """Creation feedback of pipelines after their call: flags, durations in ns, whether all are hits.
 
         If all are hits, the arrays are read-only views of the driver's memory: a warm run then touches no new
@@ -424,23 +362,21 @@ class VulkanPreparedPipelines:
         first, last = self.image.library_slot_start[index], self.image.library_slot_start[index + 1]
         return bool(self.library_handles[self.image.library_slot_pipeline[first:last]].all())
 
-    def keep_libraries(
-        self, indices: npt.NDArray[np.int32], handles: npt.NDArray[np.uint64], *, identified: bool = False
-    ) -> None:
+    def keep_libraries(self, indices: Indices, handles: Handles, *, identified: bool = False) -> None:
         """Take over the handles of new libraries, and zero them in `handles`."""
         first = self.image.is_library[indices] & (self.library_handles[indices] == 0)
         self.library_handles[indices[first]] = handles[first]
         self.identified_libraries[indices[first]] = identified
         handles[first] = 0
 
-    def libraries_of_identifiers(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def libraries_of_identifiers(self, indices: Indices) -> Indices:
         """Libraries that some pipelines need and that were created from identifiers, dependents last."""
         if self._stages is None or not self.identified_libraries.any():
             return indices[:0]
         chosen = self.all_libraries_of(indices)
         return chosen[self.identified_libraries[chosen]]
 
-    def all_libraries_of(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    def all_libraries_of(self, indices: Indices) -> Indices:
         """Libraries that some pipelines link, and those that these link, dependents last."""
         found: set[int] = set()
         below = {each for index in indices.tolist() for each in self.image.libraries_of(index)}
@@ -449,7 +385,7 @@ class VulkanPreparedPipelines:
             below = {each for index in below for each in self.image.libraries_of(index)} - found
         return np.array(sorted(found), np.int32)
 
-    def replace_libraries(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> None:
+    def replace_libraries(self, indices: Indices, batch: CreationBatch) -> None:
         """From now on link libraries created from code; the old ones may be in use and stay alive."""
         made = batch.results == SUCCESS
         old = self.library_handles[indices[made]]
@@ -457,7 +393,7 @@ class VulkanPreparedPipelines:
         self.identified_libraries[indices[made]] = False
         self._replaced.append(old)
 
-    def discard(self, handles: npt.NDArray[np.uint64]) -> None:
+    def discard(self, handles: Handles) -> None:
         """Take over pipelines to destroy. They are destroyed many at a time, at the latest by `close`.
 
         Every vkDestroyPipeline releases the GIL and takes it again; 16 workers that each do so 64 times in a
@@ -477,35 +413,7 @@ class VulkanPreparedPipelines:
         for handles in taken:
             self._context.destroy_pipelines(handles)
 
-    def acquire_modules(self, indices: npt.NDArray[np.int32]) -> list[int]:
-        """Create the modules of pipelines and fill their fields; returns the modules to release later.
-
-        Raises:
-            OrchestratorError: One could not be read or created.
-        """
-        if self._modules.all_made:
-            return []
-        image = self.image
-        if self._stages is not None:
-            self._stages.leave(indices)
-        acquired: list[int] = []
-        try:
-            for index in indices:
-                for slot in range(image.module_slot_start[index], image.module_slot_start[index + 1]):
-                    module = int(image.module_slot_module[slot])
-                    self._words[image.module_slots[slot] >> 3] = self._modules.acquire(module)
-                    acquired.append(module)
-        except BaseException:
-            self.release_modules(acquired)
-            raise
-        return acquired
-
-    def release_modules(self, acquired: list[int]) -> None:
-        """End the use of modules that `acquire_modules` returned."""
-        for each in acquired:
-            self._modules.release(each)
-
-    def without_modules(self, indices: npt.NDArray[np.int32]) -> None:
+    def without_modules(self, indices: Indices) -> None:
         """Clear the modules of pipelines that need none, unless all modules live until `close`.
 
         Identifiers leave their stages, too: with one, a pipeline must be created with
@@ -521,7 +429,7 @@ class VulkanPreparedPipelines:
             first, last = image.module_slot_start[index], image.module_slot_start[index + 1]
             self._words[image.module_slots[first:last] >> 3] = 0
 
-    def use_identifiers(self, indices: npt.NDArray[np.int32]) -> None:
+    def use_identifiers(self, indices: Indices) -> None:
         """Put identifiers into the stages of pipelines in place of modules, until modules are acquired."""
         if self._stages is not None:
             self._stages.enter(indices)
@@ -551,7 +459,7 @@ class VulkanPreparedPipelines:
         return tuple(found[module] for module in modules)
 
     @contextmanager
-    def capturing(self, infos: npt.NDArray[np.uint8], indices: npt.NDArray[np.int32]) -> Iterator[None]:
+    def capturing(self, infos: npt.NDArray[np.uint8], indices: Indices) -> Iterator[None]:
         """Set VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR in a copy of create infos, for one call."""
         slots = self.image.flags2_slots[indices]
         own = slots >= 0
@@ -614,9 +522,9 @@ class VulkanPreparedPipelines:
         return unusable
 
     def _unusable_by(
-        self, problems: dict[int, str], start: npt.NDArray[np.int64], index: npt.NDArray[np.int32]
+        self, problems: dict[int, str], start: npt.NDArray[np.int64], index: Indices
     ) -> dict[int, str]:
-        """Pipelines that need something that could not be created, with the cause."""
+        # Pipelines that need something that could not be created, with the cause.
         if not problems:
             return {}
         positions = np.flatnonzero(np.isin(index, list(problems)))
@@ -658,13 +566,11 @@ class VulkanPreparedPipelines:
 
 
 class _IdentifiedStages:
-    """Puts identifiers into the stages of pipelines, and takes them out again.
+    # Puts identifiers into the stages of pipelines, and takes them out again. While the image is bound each
+    # stage has its own VkPipelineShaderStageModuleIdentifierCreateInfoEXT; only two of its fields change.
+    # Thread-safe for different pipelines, like all patching.
 
-    Each stage has its own VkPipelineShaderStageModuleIdentifierCreateInfoEXT while the image is bound; only
-    two fields of the stage change. Thread-safe for different pipelines, like all patching.
-    """
-
-    def __init__(self, words: npt.NDArray[np.uint64], identified: IdentifiedModules) -> None:
+    def __init__(self, words: Handles, identified: IdentifiedModules) -> None:
         image = identified.image
         self._words = words
         self._identified = identified
@@ -682,19 +588,18 @@ class _IdentifiedStages:
         self._infos[:, 3] = at + self._modules.astype(np.uint64) * stride
         self._address = np.uint64(self._infos.ctypes.data)
 
-    def enter(self, indices: npt.NDArray[np.int32]) -> None:
-        """Put identifiers in place of modules."""
+    def enter(self, indices: Indices) -> None:
         chosen = self._of(indices)
         self._infos[chosen, 2] = self._identified.sizes[self._modules[chosen]]
         self._words[self._slots[chosen]] = 0
         self._words[self._slots[chosen] - 2] = self._address + chosen.astype(np.uint64) * np.uint64(32)
 
-    def leave(self, indices: npt.NDArray[np.int32]) -> None:
-        """Restore the chains; the caller writes the modules."""
+    def leave(self, indices: Indices) -> None:
+        # The caller writes the modules.
         chosen = self._of(indices)
         self._words[self._slots[chosen] - 2] = self._following[chosen]
 
-    def _of(self, indices: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    def _of(self, indices: Indices) -> npt.NDArray[np.int64]:
         first = self._start[indices]
         return ranges(first, self._start[indices + 1] - first)
 
@@ -707,7 +612,7 @@ class ModuleRefusedError(OrchestratorError):
 
 
 def _module_info(module: ImageModule) -> tuple[Any, Any]:
-    """VkShaderModuleCreateInfo of a module, and the memory of its code, to be kept alive."""
+    # VkShaderModuleCreateInfo of a module, and the memory of its code, to be kept alive.
     code = module.load()
     words = ffi.from_buffer("uint32_t[]", code)
     info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
@@ -724,185 +629,3 @@ def clear(memory: memoryview) -> None:
     for first in range(0, len(memory), len(_ZEROS)):
         part = memory[first : first + len(_ZEROS)]
         part[:] = _ZEROS[: len(part)]
-
-
-class MissingLibraryError(OrchestratorError):
-    """A pipeline was requested before a library that it links was created."""
-
-    def __init__(self, pipeline: int) -> None:
-        super().__init__(f"pipeline {pipeline:016x} links a library that was not created before it")
-
-
-class PipelineCreation:
-    """Creates batches. Thread-safe as `Device.create_pipelines` is."""
-
-    def __init__(self, context: DeviceContext) -> None:
-        self._context = context
-        self._local = threading.local()
-
-    def create(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        split: CallSplit | None = None,
-        *,
-        identified: bool = False,
-    ) -> CreationBatch:
-        """Create a batch; the caller owns all handles except those of libraries.
-
-        `identified` means that its stages have identifiers instead of modules. A pipeline whose library
-        neither exists nor is created by this batch has the result VK_ERROR_UNKNOWN.
-        """
-        if not bound.has_libraries:
-            return self._wave(bound, indices, source, fail_on_compile_required, split)
-        batch = CreationBatch.of_zeros(len(indices))
-        waiting = np.arange(len(indices))
-        while waiting.size:
-            there = np.array(
-                [bound.has_all_libraries(index) for index in indices[waiting].tolist()], np.bool_
-            )
-            if not there.any():
-                batch.results[waiting] = ERROR_UNKNOWN
-                break
-            chosen, waiting = waiting[there], waiting[~there]
-            part = self._wave(bound, indices[chosen], source, fail_on_compile_required, split)
-            bound.keep_libraries(indices[chosen], part.handles, identified=identified)
-            batch.put(chosen, part)
-        return batch
-
-    def remake(
-        self, bound: VulkanPreparedPipelines, libraries: npt.NDArray[np.int32], source: PipelineSource
-    ) -> None:
-        """Create libraries from code that were created from identifiers; one that fails stays as it is."""
-        for index in libraries:  # one by one, because one may link another
-            chosen = np.array([index], np.int32)
-            with bound.modules(chosen):
-                bound.replace_libraries(chosen, self._wave(bound, chosen, source, False))
-
-    def capture_libraries(self, bound: VulkanPreparedPipelines, index: int) -> None:
-        """Create the libraries of a pipeline again, once, with the flag that captures statistics.
-
-        A driver keeps the statistics of linked code with its library. Where one fails, its pipelines link the
-        library without them.
-        """
-        for each in bound.all_libraries_of(np.array([index], np.int32)).tolist():
-            if not bound.captured_libraries[each]:
-                with bound.one_info(each, capture_statistics=True) as infos:
-                    handles = bound.captured_libraries[each : each + 1]
-                    self.submit(bound.image.kind_of(each), infos, handles, NO_SOURCE)
-
-    def submit(
-        self,
-        kind: PipelineKind,
-        infos: npt.NDArray[np.uint8],
-        handles: npt.NDArray[np.uint64],
-        source: PipelineSource,
-        split: CallSplit | None = None,
-    ) -> tuple[npt.NDArray[np.int32], bool]:
-        """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one.
-
-        Returns:
-            The VkResult of each, and whether all were created at the first try.
-        """
-        failed = self._calls(kind, infos, handles, source, split)
-        if not failed and len(handles) <= len(_SUCCESSES):
-            return _SUCCESSES[: len(handles)], True
-        results = np.zeros(len(handles), np.int32)
-        for part, result in failed:
-            missing = part.start + np.flatnonzero(handles[part] == 0)
-            results[missing] = result
-            if part.stop - part.start == 1 or result in (NOT_READY, ERROR_DEVICE_LOST):
-                continue
-            for each in missing.tolist():
-                one = slice(each, each + 1)
-                again = self._calls(kind, infos[one], handles[one], source, None)
-                results[each] = again[0][1] if again else SUCCESS
-        return results, not failed
-
-    def _calls(
-        self,
-        kind: PipelineKind,
-        infos: npt.NDArray[np.uint8],
-        handles: npt.NDArray[np.uint64],
-        source: PipelineSource,
-        split: CallSplit | None,
-    ) -> list[tuple[slice, int]]:
-        """Call the driver, with no work between two calls; returns failed parts with their VkResult."""
-        command, ctype = COMMANDS[kind]
-        context, count = self._context, len(handles)
-        create, device, allocator = getattr(context.commands, command), context.handle, context.allocator
-        deferred = (0,) if kind is PipelineKind.RAY_TRACING else ()
-        first, out = ffi.from_buffer(ctype, infos), ffi.from_buffer(_HANDLES, handles)
-        cache = source.handle
-        failed: list[tuple[slice, int]] = []
-        done = 0
-        source.begin_use(command)
-        try:
-            for part in (slice(0, count),) if split is None else split.parts(count):
-                size = part.stop - done
-                result = create(device, *deferred, cache, size, first + done, allocator, out + done)
-                done = part.stop
-                if result != SUCCESS:
-                    failed.append((part, int(result)))
-                    if result == ERROR_DEVICE_LOST:
-                        break  # each further call would fail
-        finally:
-            source.end_use()
-        if done < count:
-            failed.append((slice(done, count), NOT_READY))
-        return failed
-
-    def _wave(
-        self,
-        bound: VulkanPreparedPipelines,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        split: CallSplit | None = None,
-    ) -> CreationBatch:
-        """Create pipelines whose libraries all exist, kind by kind."""
-        if not len(indices):
-            return CreationBatch.of_zeros(0)
-        span = span_of(indices)
-        numbers = indices.tolist() if span is None else (span.start, span.stop - 1)
-        kinds = bound.image.kinds
-        kind = kinds[min(numbers)]
-        if kind == kinds[max(numbers)]:  # an image is ordered by kind
-            return self._kind(bound, KINDS[kind], indices, source, fail_on_compile_required, split, span)
-        batch = CreationBatch.of_zeros(len(indices))
-        for each, chosen in bound.image.by_kind(indices, np.ones(len(indices), np.bool_)):
-            part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
-            batch.put(chosen, part)
-        return batch
-
-    def _kind(
-        self,
-        bound: VulkanPreparedPipelines,
-        kind: PipelineKind,
-        indices: npt.NDArray[np.int32],
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        split: CallSplit | None = None,
-        span: slice | None = None,
-    ) -> CreationBatch:
-        """Create pipelines of one kind."""
-        infos = bound.create_infos(
-            kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
-        )
-        handles = self._scratch(len(indices)) if span is not None else np.zeros(len(indices), np.uint64)
-        results, created = self.submit(kind, infos, handles, source, split)
-        flags, durations, all_hits = bound.take_feedback(indices, span)
-        if span is not None and not (all_hits and created):
-            handles = handles.copy()
-        return CreationBatch(results, flags, durations, handles, created, all_hits, span)
-
-    def _scratch(self, count: int) -> npt.NDArray[np.uint64]:
-        """Zeroed handles for one call, in a buffer that this thread reuses."""
-        mine: npt.NDArray[np.uint64] | None = getattr(self._local, "handles", None)
-        if mine is None or len(mine) < count:
-            mine = self._local.handles = np.full(max(count, _USUAL), 0, np.uint64)
-        handles = mine[:count]
-        clear(handles.data.cast("B"))
-        return handles

@@ -19,7 +19,7 @@ from typing import Any, Final, Self, TypeVar
 
 import msgspec
 
-from orchestrator.devices.device import DeviceCapabilities, is_device
+from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.identified import not_supplied
 from orchestrator.devices.image import (
     PNEXT,
@@ -155,7 +155,7 @@ def build_image(
             device itself.
     """
     expect(source, PipelineSet, A_SET)
-    if is_device(capabilities):
+    if isinstance(capabilities, Device):
         raise TypeError("device.capabilities are expected here, not the device")
     if not isinstance(jobs, PipelineJobs):
         jobs = list(jobs)

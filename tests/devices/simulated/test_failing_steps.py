@@ -1,50 +1,30 @@
-"""A batch that takes several steps, of which a later one fails: what the earlier ones kept is destroyed."""
+"""What was created for a call that cannot go on is destroyed, and nothing follows a lost device."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
-from orchestrator.devices.binaries import CapturedPipeline, create_with_binaries
-from orchestrator.devices.device import (
-    ERROR_DEVICE_LOST,
-    NOT_READY,
-    CreationBatch,
-    PipelineSource,
-    PreparedPipelines,
-)
+from orchestrator.devices.device import ERROR_DEVICE_LOST, NOT_READY, CreationBatch
 from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, SuppliedCode
-from orchestrator.devices.identifiers import create_speculatively
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError
 from orchestrator.run.binaries import HeldPipelines
+from orchestrator.testing import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 
 ALL = np.arange(2, dtype=np.int32)
 
 
 class NoMoreModules(SimulatedDevice):
-    """A device that creates no shader module: only what needs none is created."""
+    """Cannot create a shader module once it is short of memory: what needs one is not created."""
 
     is_short = False
 
-    def create_pipelines(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], source: PipelineSource, **how: Any
-    ) -> CreationBatch:
-        """Create what lacks its code."""
-        if self.is_short and (prepared.identified is None or not prepared.identified.lacking[indices].any()):
+    def _create(self, *given: Any, identified: bool = False, **named: Any) -> CreationBatch:
+        if self.is_short and not identified:
             raise DriverError("vkCreateShaderModule", -1, "VK_ERROR_OUT_OF_HOST_MEMORY")
-        return super().create_pipelines(prepared, indices, source, **how)
-
-    def create_captured(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], *, keep: bool = False
-    ) -> tuple[CreationBatch, list[CapturedPipeline]]:
-        """Create nothing."""
-        if self.is_short:
-            raise DriverError("vkCreateShaderModule", -1, "VK_ERROR_OUT_OF_HOST_MEMORY")
-        return super().create_captured(prepared, indices, keep=keep)
+        return super()._create(*given, identified=identified, **named)
 
 
 @pytest.mark.parametrize("captures", [True, False])
@@ -52,13 +32,13 @@ def test_of_binaries(captures: bool) -> None:
     device = NoMoreModules()
     prepared = device.prepare(simulated_image(range(2)))
     held = HeldPipelines.of(device, captures=True)
-    create_with_binaries(device, prepared, ALL[:1], held, keep=False, fail_on_compile_required=False)
+    device.create_pipelines(prepared, ALL[:1], held)
     held.pull_in(prepared)
     assert held.record().pulled_in == 1
     held.captures = captures
     device.is_short = True
     with pytest.raises(DriverError, match="vkCreateShaderModule"):
-        create_with_binaries(device, prepared, ALL, held, keep=True, fail_on_compile_required=False)
+        device.create_pipelines(prepared, ALL, held, keep=True)
     assert device.live_pipelines == 0
 
 
@@ -66,7 +46,7 @@ def test_nothing_follows_a_lost_device() -> None:
     device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(results={0: ERROR_DEVICE_LOST})))
     prepared = device.prepare(simulated_image(range(2), libraries={1: [0]}))
     held = HeldPipelines.of(device, captures=False)
-    batch = create_with_binaries(device, prepared, ALL, held, keep=False, fail_on_compile_required=False)
+    batch = device.create_pipelines(prepared, ALL, held)
     assert batch.results.tolist() == [ERROR_DEVICE_LOST, NOT_READY]
 
 
@@ -82,5 +62,5 @@ def test_of_identifiers() -> None:
     prepared = device.prepare(identified)
     device.is_short = True
     with pytest.raises(DriverError, match="vkCreateShaderModule"):
-        create_speculatively(device, prepared, ALL, cache, keep=True, fail_on_compile_required=False)
+        device.create_pipelines(prepared, ALL, cache, keep=True)
     assert device.live_pipelines == 0

@@ -27,7 +27,6 @@ from orchestrator.devices.device import (
     DriverObserver,
     DriverStep,
 )
-from orchestrator.devices.identified import IdentifiedModules, SuppliedCode, of_image
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -320,23 +319,6 @@ def test_an_interrupted_prepare_leaves_nothing(driver: str, opened: Open, sample
     assert not watched.modules
 
 
-@pytest.mark.driver(NAVI21)
-def test_identifiers_leave_the_stages_of_what_needs_no_modules(opened: Open, sample: PipelineSet) -> None:
-    """As from binaries, without VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT."""
-    device = opened(NAVI21)
-    image = image_for(device, sample)
-    identified = IdentifiedModules(image, of_image(image), SuppliedCode())
-    for number in range(len(image.modules)):
-        identified.learn(number, bytes([1 + number % 255]) * 20)
-    prepared = device.prepare(identified)
-    some = compute_of(image)[:3]
-    before = prepared._words.copy()
-    prepared.use_identifiers(some)
-    assert (prepared._words != before).any()
-    prepared.without_modules(some)
-    assert (prepared._words == before).all()
-
-
 @each_driver
 def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: PipelineSet) -> None:
     device = opened(driver)
@@ -459,6 +441,8 @@ def test_without_feedback_the_rest_of_each_chain_stays(
     plain, without = opened(driver), opened(driver, WithoutFeedback)
     image = image_for(without, sample)
     bound, unlinked = plain.prepare(image), without.prepare(image)
+    assert isinstance(bound, VulkanPreparedPipelines)
+    assert isinstance(unlinked, VulkanPreparedPipelines)
     feedback = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
     rests = []
     for index in range(len(image)):

@@ -6,6 +6,7 @@ Modules on demand: made once, alive while used, dropped oldest first when the bo
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -42,7 +43,7 @@ def modules(driver: Driver, sizes: list[int], limit: int) -> ShaderModules:
 def test_all_are_made_at_once_when_they_fit() -> None:
     driver = Driver()
     shaders = modules(driver, [4, 8], limit=12)
-    assert shaders.make_all() == {}
+    assert shaders.make_all(lambda _: nullcontext()) == {}
     assert shaders.all_made
     assert shaders.handles() == {0: 100, 1: 101}
     shaders.close()
@@ -52,7 +53,7 @@ def test_all_are_made_at_once_when_they_fit() -> None:
 def test_a_refused_module_is_reported_and_the_others_are_made() -> None:
     driver = Driver()
     shaders = modules(driver, [4, 0, 4], limit=100)
-    problems = shaders.make_all()
+    problems = shaders.make_all(lambda _: nullcontext())
     assert set(problems) == {1}
     assert "module 101 is refused" in problems[1]
     assert driver.live == {100, 102}
@@ -61,7 +62,7 @@ def test_a_refused_module_is_reported_and_the_others_are_made() -> None:
 def test_nothing_is_made_ahead_when_they_do_not_fit() -> None:
     driver = Driver()
     shaders = modules(driver, [8, 8], limit=12)
-    assert shaders.make_all() == {}
+    assert shaders.make_all(lambda _: nullcontext()) == {}
     assert not shaders.all_made
     assert driver.made == []
 
