@@ -132,7 +132,6 @@ def _parts_with_binaries(
     keep: bool,
     fail_on_compile_required: bool,
 ) -> Iterator[tuple[npt.NDArray[np.intp], CreationBatch]]:
-    """Places in a batch and what was created there, for `joined`: what links others after those."""
     for places in prepared.image.levels(indices):
         chosen, made, missing = _create_found(device, prepared, indices, places, source, keep=keep)
         if made is not None:
@@ -174,7 +173,6 @@ def _create_found(
     *,
     keep: bool,
 ) -> tuple[npt.NDArray[np.intp], CreationBatch | None, npt.NDArray[np.intp]]:
-    """Create what there are binaries for: its places, what was created, and the places that are left."""
     if not places.size:
         return places, None, places
     asked = indices[places]

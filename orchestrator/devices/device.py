@@ -1260,7 +1260,6 @@ class Device(ABC):
 
     @contextmanager
     def _call(self, *sources: PipelineSource) -> Iterator[None]:
-        """Be in flight, with sources of this device."""
         self._require_open()
         for each in sources:
             self._require_own(each)
@@ -1285,7 +1284,6 @@ class Device(ABC):
         source: PipelineSource = NO_SOURCE,
         creating: Indices = _NO_PIPELINES,
     ) -> Iterator[PreparedPipelines]:
-        """Be in flight with what was prepared, and have some of its pipelines alone."""
         self._require_open()
         self._require_own(source)
         span = span_of(creating) if len(creating) else slice(0, 0)

@@ -41,8 +41,6 @@ def ranges(starts: Offsets, counts: npt.NDArray[np.integer[Any]]) -> Offsets:
 
 
 class _Rows:
-    """Numbers from 0 on, in memory that all rows share; it grows, and what was handed out stays good."""
-
     def __init__(self) -> None:
         self.numbers: Indices = np.empty(0, np.int32)
 
@@ -147,7 +145,7 @@ class ImageModule(msgspec.Struct, frozen=True, eq=False):
 
 @frozen(eq=False)
 class CreateInfoImage:
-    """All create infos of a set, relocatable. Immutable once built: a device binds its own copy of `buffer`.
+    """All create infos of a set, relocatable. Immutable: a device binds its own copy of `buffer`.
 
     Pipelines are numbered 0..n-1 through the kinds in the order of `PipelineKind`. A library comes before
     the pipelines that link it.

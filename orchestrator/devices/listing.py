@@ -118,7 +118,6 @@ def list_all(*, opens: bool = True, all_features: bool = False, on_output: OnOut
 
 
 def _tried_alone(request: Request, environment: Mapping[str, str]) -> tuple[list[DeadDriver], list[str]]:
-    """The drivers that end their process also alone, and manifests of the others."""
     dead: list[DeadDriver] = []
     alive: list[str] = []
     for manifest in driver_manifests(environment):
@@ -137,7 +136,6 @@ def _restricted(environment: Mapping[str, str], files: str) -> dict[str, str]:
 def _asked(
     request: Request, environment: Mapping[str, str], on_output: OnOutput | None = None
 ) -> Answer | str:
-    """What a child answers; a text says what a driver did to it instead."""
     with Child[Answer]("devices", Answer, environment=environment, reads_output=False) as child:
         child.on_output = on_output
         child.read_output()

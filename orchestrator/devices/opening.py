@@ -278,7 +278,6 @@ def list_devices(selector: str = "") -> list[DeviceIdentity]:
 
 
 def _in_this_process(selector: str) -> Selector:
-    """A selector whose target this process's environment has."""
     lacking = environment_of(selector, driver_caches=True)
     if lacking:
         own = (

@@ -10,21 +10,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Final
 
 import msgspec
 
 from orchestrator.devices.drm_shim import shim_at_hand, starts_with, variables_of
-from orchestrator.devices.manifests import LIBRARIES, driver_library, has_constant, manifests_of, restricts_to
+from orchestrator.devices.manifests import LIBRARIES, manifests_of, restricts_to
 from orchestrator.devices.request import DRIVER_CACHES_OFF
 from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"
-
-_DEPTH_24: Final = frozenset({125, 129})  # VK_FORMAT_X8_D24_UNORM_PACK32, VK_FORMAT_D24_UNORM_S8_UINT
-_NEW: Final = frozenset({"VK_KHR_shader_untyped_pointers", "VK_EXT_descriptor_heap"})
-"""Extensions that most drivers in use in 2026 lack, and that recorded shaders ask for."""
-_NEWEST: Final = b"VK_EXT_descriptor_heap\0"
 
 
 class Selector(msgspec.Struct, frozen=True):
@@ -55,20 +49,6 @@ class Selector(msgspec.Struct, frozen=True):
         if text.isascii() and text.isdigit():
             return cls(text, index=int(text))
         return cls(text, name=text)
-
-
-def lacking(selector: str) -> tuple[frozenset[int], frozenset[str]]:
-    """VkFormat values and extensions that a device will probably lack.
-
-    A driver's name tells the formats: those that no GPU of AMD has, for RADV. A library of Mesa's names the
-    extensions that it knows; RADV and lavapipe of Mesa 26.2.6 have them.
-    """
-    driver, library = Selector.parse(selector).driver, None
-    if driver:
-        with suppress(NoDeviceError):  # whoever opens it says that
-            library = driver_library(os.environ | environment_of(selector))
-    has_new = library is not None and has_constant(library, _NEWEST)
-    return _DEPTH_24 if driver == "radv" else frozenset(), frozenset() if has_new else _NEW
 
 
 def environment_of(

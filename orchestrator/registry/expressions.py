@@ -17,8 +17,6 @@ _TOKEN = re.compile(r"\s*(?:([A-Za-z_][A-Za-z0-9_:]*)|([+,()]))")
 
 
 class _Operation(msgspec.Struct, frozen=True):
-    """`operator` over at least two operands; operands that are operations have the other operator."""
-
     operator: str
     operands: tuple[_Operation | str, ...]
 

@@ -286,7 +286,6 @@ def feature_structs() -> dict[str, tuple[str, ...]]:
 
 @lru_cache(maxsize=1)
 def _holders() -> dict[str, tuple[str, ...]]:
-    """Structures of features and properties that hold a member, by the member's name."""
     holders: dict[str, list[str]] = {}
     for struct in registry().structs.values():
         if FEATURES_ROOT in struct.extends or PROPERTIES_ROOT in struct.extends:

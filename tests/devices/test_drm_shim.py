@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import pytest
 from orchestrator.devices import drm_shim, environment_of, families
 from orchestrator.devices.drm_shim import gpus_of, lacks_null_hardware, shim_at_hand, starts_with
 from orchestrator.devices.manifests import driver_library
-from orchestrator.devices.selectors import lacking
 from orchestrator.errors import NoDeviceError
 from tests.cli.conftest import Done, run_program
 from tests.drivers import driver_manifest, missing, run_on_device
@@ -149,16 +147,3 @@ def test_the_gpus_of_the_shim_are_the_families(without_null_hardware: dict[str, 
     refused = run(without_null_hardware, "devices", "--device", "radv:navi22")
     assert refused.code == 3
     assert "no family 'navi22': near to it are navi21" in refused.document["error"]["message"]
-
-
-def test_a_driver_lacks_new_extensions_unless_its_library_names_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    content = Path(sys.executable).resolve().read_bytes()  # of this processor's architecture
-    for number, text in enumerate([b"", b"VK_EXT_descriptor_heap\0"]):
-        (tmp_path / str(number)).mkdir()
-        for name, value in named(tmp_path / str(number), content + text).items():
-            monkeypatch.setenv(name, value)
-        _, extensions = lacking("radv:navi21")
-        assert ("VK_EXT_descriptor_heap" in extensions) is (text == b"")
-    assert "VK_EXT_descriptor_heap" in lacking("")[1]  # it is any driver's

@@ -170,54 +170,6 @@ def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
     assert "process of its own" in message
 
 
-_CHILD = """
-from orchestrator.devices import open_for_child
-from orchestrator.devices.request import DeviceRequest
-def main():
-    device = open_for_child("", "radv:navi31", DeviceRequest())
-    answers = [device.identity.device_name, device.features.driver_caches]
-    device.close()
-    return answers
-"""
-
-
-def test_a_child_sets_the_environment_of_the_device_that_it_opens() -> None:
-    driver_manifest("radv:navi31")
-    name, caches = run_on_device(None, _CHILD, environment=_UNSET | needed_at_start("radv:navi31"))
-    assert "NAVI31" in name
-    assert caches.startswith("disabled: ")
-
-
-_LOADED = """
-import os, threading
-from orchestrator.devices.opening import load_driver, open_for_child
-from orchestrator.devices.request import DeviceRequest
-
-def mapped():
-    with open("/proc/self/maps") as maps:
-        return "libvulkan_radeon" in maps.read()
-
-def main():
-    load_driver("tests.supervise.kill_target:open_telling", "radv:navi21")
-    load_driver("", "simulated")
-    before = threading.active_count(), mapped(), os.environ["VK_DRIVER_FILES"]
-    load_driver("", "radv:navi21")
-    [each.join() for each in threading.enumerate() if each.name == "load-driver"]
-    loaded = mapped(), os.environ["VK_DRIVER_FILES"]
-    device = open_for_child("", "radv:navi21", DeviceRequest())
-    device.close()
-    return [*before, *loaded, device.identity.device_name]
-"""
-
-
-def test_a_driver_is_loaded_before_there_is_an_instance() -> None:
-    environment = _UNSET | needed_at_start("radv:navi21")
-    *before, loaded, manifest, name = run_on_device(None, _LOADED, environment=environment)
-    assert before == [1, False, ""]
-    assert (loaded, manifest) == (True, str(driver_manifest("radv:navi21")))
-    assert "NAVI21" in name
-
-
 _TWO_ARCHITECTURES = """
 from orchestrator.devices import families, manifests, open_device, own_process
 def main(folder):

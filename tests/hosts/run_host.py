@@ -62,16 +62,7 @@ class HostError(Exception):
 
 @dataclass(frozen=True)
 class Application:
-    """What an application tells its instance and asks of its device.
-
-    Attributes:
-        api_version: VkApplicationInfo::apiVersion, such as "1.3".
-        name: pApplicationName, None for null.
-        engine: pEngineName, None for null.
-        application_version: applicationVersion.
-        engine_version: engineVersion.
-        features: Enabled features, each ``Structure::member``.
-    """
+    """What an application tells its instance and asks of its device."""
 
     api_version: str = "1.3"
     name: str | None = None
@@ -102,13 +93,7 @@ class Application:
 
 @dataclass(frozen=True)
 class HostRun:
-    """What the host printed.
-
-    Attributes:
-        exit_code: As host.c documents.
-        pipelines: One object a pipeline: name, kind, result, hit, feedback.
-        errors: What it, and the driver, wrote to stderr.
-    """
+    """What the host printed."""
 
     exit_code: int
     pipelines: tuple[dict[str, Any], ...]
@@ -159,11 +144,7 @@ class Host:
 
     @classmethod
     def build(cls, folder: Path, compiler: str = "gcc") -> Host:
-        """Compile host.c into a folder.
-
-        Raises:
-            HostError: It does not compile; the message is the compiler's.
-        """
+        """Compile host.c into a folder."""
         program = folder / "host"
         command = [compiler, *COMPILER_FLAGS, "-o", str(program), str(SOURCE), "-lvulkan"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -176,29 +157,14 @@ class Host:
         return tuple(json.loads(line) for line in done.stdout.splitlines())
 
     def feature(self, structure: str, member: str) -> str:
-        """A feature by the name that the host has for it.
-
-        Args:
-            structure: Name of the structure, with or without the suffix of its extension.
-            member: Name of the member.
-
-        Raises:
-            HostError: The host does not know it.
-        """
+        """A feature by the name that the host has for it."""
         for each in self.structures:
             if _stem(each["name"]) == _stem(structure) and member in each["members"]:
                 return f"{each['name']}::{member}"
         raise HostError(f"{structure}::{member} is not in the table of {SOURCE.name}; add it there")
 
     def application(self, record: Mapping[str, Any]) -> Application:
-        """An application, with what the host's pipelines need beside what a record can tell.
-
-        Args:
-            record: As `recorded_application` gives it.
-
-        Raises:
-            HostError: It names a feature that the host does not know.
-        """
+        """An application, with what the host's pipelines need beside what a record can tell."""
         recorded = [
             self.feature(structure, member)
             for structure, members in record["features"].items()
@@ -232,19 +198,7 @@ class Host:
         save: Path | None = None,
         forbid: bool = False,
     ) -> HostRun:
-        """Run the host once.
-
-        Args:
-            application: What it opens.
-            environment: Of its process: says which driver the loader asks.
-            device: Part of the name of a device or driver; the first device where empty.
-            load: File with the driver's bytes.
-            save: Where to write such a file.
-            forbid: Forbid the driver to compile; the feature that this needs is added to the application's.
-
-        Raises:
-            HostError: It could not do its work: bad usage, or the driver refused a pipeline.
-        """
+        """Run the host once."""
         if forbid and CACHE_CONTROL not in application.features:
             application = application.toggled(CACHE_CONTROL)
         command = [str(self.program), "--shaders", str(SHADERS), *application.arguments()]
@@ -267,14 +221,7 @@ def _stem(structure: str) -> str:
 
 
 def recorded_application(archive: str) -> dict[str, Any]:
-    """What a set says of the one application that it was recorded from, or packed for.
-
-    Args:
-        archive: The set, as the command line takes it.
-
-    Raises:
-        HostError: It cannot be read, or has not one application.
-    """
+    """What a set says of the one application that it was recorded from, or packed for."""
     command = [sys.executable, "-m", "orchestrator", "list", archive, "--json"]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -286,11 +233,7 @@ def recorded_application(archive: str) -> dict[str, Any]:
 
 
 def strip_prefix_header(content: bytes) -> bytes:
-    """The driver's bytes of a cache file, by the table in docs/cache-file.md and not by the package.
-
-    Raises:
-        HostError: It is no cache file of format version 1, or is cut off.
-    """
+    """The driver's bytes of a cache file, by the table in docs/cache-file.md and not by the package."""
     if len(content) < _PREFIX_HEADER_SIZE:
         raise HostError(f"{len(content)} bytes are no cache file")
     magic, version, header_size, data_size = _PREFIX_START.unpack_from(content)
@@ -303,12 +246,7 @@ def strip_prefix_header(content: bytes) -> bytes:
 
 
 def with_prefix_header(payload: bytes, like: bytes) -> bytes:
-    """A cache file of the driver's bytes, by the package's own header writer.
-
-    Args:
-        payload: The driver's bytes.
-        like: A cache file of the same device and driver, whose identity the new one takes.
-    """
+    """A cache file of the driver's bytes, by the package's own header writer."""
     from attrs import evolve
 
     from orchestrator.stores.cache_file import PipelineCachePrefixHeader
@@ -325,11 +263,7 @@ def compile_sets(
     environment: Mapping[str, str],
     options: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """Run ``orchestrator compile`` and return its JSON.
-
-    Raises:
-        HostError: It failed, or some pipeline did.
-    """
+    """Run ``orchestrator compile`` and return its JSON."""
     command = [sys.executable, "-m", "orchestrator", "compile", *sets, "--json"]
     command += ["--device", device, "--cache-dir", str(cache_directory), *options]
     done = subprocess.run(
@@ -350,9 +284,6 @@ def sample_statuses(device: str, cache_directory: Path, environment: Mapping[str
     """Compile the sample in a fresh process with one worker and one cache: each pipeline's status, by name.
 
     With one worker and one cache, exactly one pipeline of those that are equal to the driver is compiled.
-
-    Raises:
-        HostError: The process failed.
     """
     command = [sys.executable, __file__, "--device", device, "--statuses", str(cache_directory)]
     done = subprocess.run(
@@ -422,17 +353,7 @@ def variants(application: Application) -> dict[str, Application]:
 
 
 def prove(host: Host, device: str, environment: Mapping[str, str], folder: Path) -> dict[str, Any]:
-    """Both directions and all variants on one device; a document of counts.
-
-    Args:
-        host: The host.
-        device: Selector, as the command line takes it.
-        environment: In which the loader finds that device.
-        folder: For files.
-
-    Raises:
-        HostError: Something other than a miss went wrong.
-    """
+    """Both directions and all variants on one device; a document of counts."""
     name = device_name(device)
     application = host.application(recorded_application("sample"))
 

@@ -6,9 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
-from orchestrator.registry.codegen.layout import align, place
 from orchestrator.registry.tables import Struct, registry
 from tests.drivers import missing, require_tool
 from tests.registry.c_layouts import compiled_layouts
@@ -58,13 +55,3 @@ def test_layouts_are_those_of_the_header(tmp_path: Path) -> None:
         places = {member.name: (member.offset, member.size) for member in each.members}
         for member, place_in_header in layout.members.items():
             assert place_in_header == places[member], (name, member)
-
-
-@pytest.mark.parametrize(("offset", "alignment", "aligned"), [(0, 8, 0), (1, 8, 8), (8, 8, 8), (9, 4, 12)])
-def test_align(offset: int, alignment: int, aligned: int) -> None:
-    assert align(offset, alignment) == aligned
-
-
-def test_place() -> None:
-    assert place([(1, 1), (8, 8), (2, 2)], union=False) == ([0, 8, 16], 24, 8)
-    assert place([(6, 2), (4, 4)], union=True) == ([0, 0], 8, 4)

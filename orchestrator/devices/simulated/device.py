@@ -499,7 +499,6 @@ class SimulatedDevice(Device):
 
 
 def _without_own(features: DeviceFeatures, enabled: DeviceCapabilities) -> DeviceFeatures:
-    """The features without those of the orchestrator that are not enabled."""
     control = enabled.has_feature(*CACHE_CONTROL)
     return evolve(
         features,

@@ -243,7 +243,6 @@ class SimulatedDriver:
 def _key_salt(
     depends_on: frozenset[str], request: DeviceRequest | None, capabilities: DeviceCapabilities
 ) -> bytes:
-    """What is in every key besides the pipeline; empty where keys depend on nothing else."""
     if not depends_on:
         return b""
     told = (request or DeviceRequest()).application

@@ -149,7 +149,6 @@ class Binaries:
         return result
 
     def _counted(self, info: Any) -> npt.NDArray[np.uint64] | None:
-        """All binaries that the driver offers, after asking for their number; None where it has none."""
         context = self._context
         out = new_struct("VkPipelineBinaryHandlesInfoKHR")
         result = getattr(context.commands, _CREATE)(context.handle, info, context.allocator, out)
@@ -226,7 +225,6 @@ class Binaries:
         return CreationBatch(results, flags, durations, handles)
 
     def _capture(self, pipeline: int) -> tuple[PipelineBinary, ...]:
-        """The binaries of a pipeline that was created for capture; empty where the driver gives none."""
         context = self._context
         info = new_struct("VkPipelineBinaryCreateInfoKHR", pipeline=pipeline)
         handles = None
@@ -243,7 +241,6 @@ class Binaries:
 
 
 def _unlinked(bound: VulkanPreparedPipelines, indices: npt.NDArray[np.int32]) -> CreationBatch:
-    """A batch in which only pipelines that lack a library have failed."""
     batch = CreationBatch.of_zeros(len(indices))
     if bound.has_libraries:
         there = [bound.has_all_libraries(index) for index in indices.tolist()]

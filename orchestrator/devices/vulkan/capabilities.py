@@ -1,17 +1,10 @@
 """The extensions, features, properties and formats of a device, and the choice of what to enable.
 
 All of it follows the registry: every feature and property structure whose extension or version is available
-is queried, in one buffer laid out by the registry's offsets (`StructChain`). A `DeviceRequest` decides what
-is enabled. The version is the smaller of the application's and the device's, as for the application itself.
-
-The enabled set is valid. Exclusions and dependencies of features come from the valid usage of
-VkDeviceCreateInfo (`_EXCLUSIVE`, `_BUILT_ON`), those of extensions from the registry. An extension or
-structure all of whose features stay off is left out, because to some drivers its name alone makes a
-difference.
-
-`Capabilities` answers for enabled things, by any of a feature's names. `ChosenCapabilities` are chosen here
-for a new device. `HostCapabilities` are those that a host declares for its own device, because Vulkan cannot
-be asked. Immutable; thread-safe.
+is queried. A `DeviceRequest` decides what is enabled. The enabled set is valid: exclusions and dependencies
+of features come from the valid usage of VkDeviceCreateInfo, those of extensions from the registry. An
+extension or structure all of whose features stay off is left out, because to some drivers its name alone
+makes a difference. Immutable; thread-safe.
 """
 
 from __future__ import annotations
@@ -54,11 +47,7 @@ _Value = int | float | tuple[int, ...]
 
 
 class StructChain:
-    """Structures linked by pNext in one zeroed buffer.
-
-    Attributes:
-        structs: The structures, in chain order.
-    """
+    """Structures linked by pNext in one zeroed buffer."""
 
     def __init__(self, structs: Iterable[Struct]) -> None:
         self.structs = tuple(structs)
@@ -104,7 +93,6 @@ class StructChain:
 
 @functools.cache
 def _layout(struct: str) -> tuple[tuple[Feature, Member, int], ...]:
-    """Names of all members of a structure, also those of nested structures, with their offsets."""
     name = _core_name(struct)
     return tuple(((name, member.name), member, at) for member, at in _leaves(registry().struct(struct), 0))
 
@@ -229,12 +217,7 @@ def provides(name: str, api_version: int, extensions: frozenset[str]) -> bool:
 
 
 class Capabilities:
-    """What a device has enabled. Implements `orchestrator.devices.device.DeviceCapabilities`.
-
-    Attributes:
-        api_version: See `DeviceCapabilities`.
-        extensions: Device extensions, sorted.
-    """
+    """What a device has enabled, by any of a feature's names. Implements `DeviceCapabilities`."""
 
     extensions: tuple[str, ...]
     _names: frozenset[str]
@@ -252,7 +235,6 @@ class Capabilities:
         self._formats: dict[int, tuple[int, int, int]] = {}
 
     def _answer_for(self, extensions: Iterable[str], enabled: Iterable[Feature]) -> None:
-        """Set the enabled extensions and features; called once."""
         self.extensions = tuple(sorted(extensions))
         self._names = frozenset(self.extensions) | self._instance.extensions
         self._enabled = frozenset(name for each in enabled for name in same_members(*each))
@@ -285,7 +267,6 @@ class Capabilities:
         return known
 
     def _features_of_device(self, extensions: frozenset[str]) -> set[Feature]:
-        """The features of the physical device, as far as these extensions show them."""
         queried = StructChain(self._structs_with(extensions))
         self._commands.vkGetPhysicalDeviceFeatures2(
             self._device.handle, queried.pointer(f"{FEATURES_ROOT} *")
@@ -316,10 +297,9 @@ class Capabilities:
 
 
 class ChosenCapabilities(Capabilities):
-    """What to enable on a new device.
+    """What to enable on a new device; `features` is the chain for vkCreateDevice.
 
-    Attributes:
-        features: Feature chain for vkCreateDevice; VkPhysicalDeviceFeatures2 comes first.
+    Extensions to choose from, and features that the device has with them, are asked of it where not given.
     """
 
     def __init__(
@@ -331,15 +311,7 @@ class ChosenCapabilities(Capabilities):
         available: frozenset[str] | None = None,
         supported: set[Feature] | None = None,
     ) -> None:
-        """Choose what to enable on a physical device.
-
-        Args:
-            instance: The instance; it must outlive this.
-            device: The physical device.
-            request: What is wanted.
-            available: Extensions to choose from; None: those of the device.
-            supported: Features that it has with them; None: ask the device.
-        """
+        """Choose what to enable on a physical device."""
         super().__init__(instance, device)
         self._request = request
         if available is None:
@@ -369,7 +341,6 @@ class ChosenCapabilities(Capabilities):
         )
 
     def _choose(self) -> set[Feature]:
-        """The valid set of supported features to enable."""
         request = self._request
         wanted = {name for each in request.features for name in same_members(*each)}
         own = request.orchestrator_features
@@ -394,8 +365,6 @@ class ChosenCapabilities(Capabilities):
         return enabled
 
     def _make_valid(self, enabled: set[Feature], wanted: set[Feature]) -> None:
-        """Turn off conflicting features; of two, a requested one stays."""
-
         def is_on(feature: Feature) -> bool:
             return not enabled.isdisjoint(same_members(*feature))
 
@@ -417,7 +386,6 @@ class ChosenCapabilities(Capabilities):
                 turn_off(feature)
 
     def _settle(self, enabled: set[Feature]) -> tuple[frozenset[str], set[Feature]]:
-        """The extensions for the features, and the features that remain with them."""
         while True:
             chosen = self._with_dependencies(self._extensions_for(enabled))
             provided = self._features_with(chosen)
@@ -456,7 +424,6 @@ class ChosenCapabilities(Capabilities):
         return chosen
 
     def _complete(self, chosen: set[str]) -> set[str]:
-        """Extensions with the available ones that they depend on."""
         known = registry().extensions
         while True:
             present = frozenset(chosen) | self._instance.extensions
@@ -471,18 +438,15 @@ class ChosenCapabilities(Capabilities):
             chosen = chosen | added
 
     def _with_dependencies(self, chosen: set[str]) -> frozenset[str]:
-        """The extensions whose dependencies the others fulfil."""
         return _with_dependencies(frozenset(chosen), self.api_version, self._instance.extensions)
 
     def _lacking(self, expression: str, present: frozenset[str]) -> tuple[str, ...]:
         return lacking(expression, lambda name: provides(name, self.api_version, present))
 
     def _provides(self, name: str) -> bool:
-        """Whether the version alone provides a name of the registry."""
         return bool(name) and provides(name, self.api_version, frozenset())
 
     def _write(self, extensions: frozenset[str], enabled: set[Feature]) -> StructChain:
-        """The chain for vkCreateDevice: only structures with an enabled feature."""
         structs = [
             struct
             for struct in self._structs_with(extensions)
@@ -515,17 +479,7 @@ class HostCapabilities(Capabilities):
         extensions: Iterable[str],
         features: Iterable[Feature],
     ) -> None:
-        """Accept what a host declares, if the physical device supports it.
-
-        Args:
-            instance: The host's instance; it must outlive this.
-            device: The physical device.
-            extensions: Device extensions that the host enabled.
-            features: Features that it enabled, by any of their names.
-
-        Raises:
-            ValueError: The registry does not know a feature, or the physical device does not have it.
-        """
+        """Accept what a host declares, if the physical device supports it."""
         super().__init__(instance, device)
         present = frozenset(extensions)
         enabled = set(starmap(_known_feature, map(_pair, features)))
@@ -544,7 +498,6 @@ class HostCapabilities(Capabilities):
 def _with_dependencies(
     chosen: frozenset[str], api_version: int, of_instance: frozenset[str]
 ) -> frozenset[str]:
-    """The device extensions whose dependencies the others, the instance and the version fulfil."""
     known = registry().extensions
     while True:
         present = chosen | of_instance
@@ -559,12 +512,7 @@ def _holds(expression: str, api_version: int, present: frozenset[str]) -> bool:
 
 
 def features_of_chain(address: int) -> frozenset[Feature]:
-    """The features that a pNext chain for vkCreateDevice enables.
-
-    Args:
-        address: Address of the first structure: VkDeviceCreateInfo::pNext, or a VkPhysicalDeviceFeatures2.
-            Structures other than known features are skipped. The chain is only read.
-    """
+    """The features that a pNext chain for vkCreateDevice enables."""
     found = set()
     while address:
         s_type, address_of_next = binary.unpack("<I4xQ", ffi.buffer(ffi.cast("char *", address), 16))
@@ -591,11 +539,6 @@ def _pair(feature: Feature) -> Feature:
 
 
 def _known_feature(struct: str, member: str) -> Feature:
-    """A feature under the registry's own name.
-
-    Raises:
-        ValueError: The registry does not know it.
-    """
     name = _core_name(registry().aliases.get(struct, struct))
     known = registry().structs.get(name)
     if known is None or not (name == BASE_FEATURES or FEATURES_ROOT in known.extends):
@@ -608,12 +551,10 @@ def _known_feature(struct: str, member: str) -> Feature:
 
 
 def _core_name(name: str) -> str:
-    """The name without the 2 for VkPhysicalDeviceFeatures2 and VkPhysicalDeviceProperties2."""
     return name[:-1] if name in (FEATURES_ROOT, PROPERTIES_ROOT) else name
 
 
 def _members(struct: Struct) -> Iterable[Any]:
-    """Features of a structure: those of VkPhysicalDeviceFeatures for the root."""
     held = registry().struct(BASE_FEATURES) if struct.name == FEATURES_ROOT else struct
     return (each for each in held.members if each.name not in ("sType", "pNext"))
 
@@ -622,15 +563,6 @@ def _members(struct: Struct) -> Iterable[Any]:
 def _available(
     root: str, api_version: int, present: frozenset[str], *, core_only: bool = True
 ) -> tuple[Struct, ...]:
-    """The root structure and those that extend it on a device.
-
-    Args:
-        root: VkPhysicalDeviceFeatures2 or VkPhysicalDeviceProperties2.
-        api_version: The version to use.
-        present: Extensions.
-        core_only: Leave out structures whose members the device's core version collects, because both in one
-            chain are invalid (VUID-VkDeviceCreateInfo-pNext-02829 and after).
-    """
     here = [
         each
         for each in registry().structs.values()

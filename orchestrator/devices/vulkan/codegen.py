@@ -108,8 +108,6 @@ _PLATFORM_TYPES = {
 
 
 class _Declarations:
-    """C declarations, each type before its uses by value."""
-
     def __init__(self, vk: Any, tables: Registry) -> None:
         self._vk = vk
         self._tables = tables
@@ -119,7 +117,6 @@ class _Declarations:
         self._structs: dict[str, str] = {}
 
     def text(self) -> str:
-        """All of them."""
         for name in self._tables.structs:
             self._add_struct(name)
         for name in COMMANDS:
@@ -184,7 +181,6 @@ class _Declarations:
             raise ValueError(f"type {name}: the registry does not say what it is")
 
     def _declaration(self, text: str) -> str:
-        """A declaration of the registry with canonical type names and numbers for array sizes."""
         text = re.sub(r"\bVk\w+", lambda match: self._name(match[0]), " ".join(text.split()))
         constants = self._tables.constants
         return re.sub(r"\[([^\]]+)\]", lambda match: f"[{array_size(match[1], constants)}]", text)

@@ -1,8 +1,5 @@
 """An open VkDevice: the handles that every call needs, its features, and its owner.
 
-`VulkanDevice` and its parts work on a `DeviceContext` and do not create it. `open` creates instance and
-device, and the context owns them; `adopt` takes those of a host, who destroys them after the last use here.
-
 `HostMemory` counts a driver's allocations through VkAllocationCallbacks (specification, "Host Memory"). Its
 callbacks take the GIL, so an allocation costs microseconds instead of tens of nanoseconds: it is opt-in, and
 never for benchmarks. It needs a libc with posix_memalign. Direct allocations from the C library are not
@@ -140,11 +137,8 @@ class DeviceContext:
     """A VkDevice with its commands. Immutable and thread-safe.
 
     Attributes:
-        handle: VkDevice.
-        handles: Device, physical device and instance as plain integers.
-        allocator: VkAllocationCallbacks or null.
         host_memory: The counters behind the allocator, or None where memory is not counted.
-        owned: Whether `close` destroys device and instance; False for a host's.
+        owned: Whether `close` destroys device and instance; False for a host's, who does it after that.
         internal_cache_off: Whether the driver's own cache was turned off when the device was opened
             (VkDevicePipelineBinaryInternalCacheControlKHR).
     """
@@ -172,10 +166,7 @@ class DeviceContext:
         count_host_memory: bool = False,
         wishes: HostWishes = NO_WISHES,
     ) -> Self:
-        """Create an instance, and a device that `VulkanInstance.find` chooses.
-
-        See `orchestrator.devices.open_device` for arguments and exceptions.
-        """
+        """Create instance and device; see `orchestrator.devices.open_device`."""
         wanted = request or DeviceRequest()
         instance = VulkanInstance.create(
             wanted.application if request is not None else None, wishes.instance_extensions
@@ -261,11 +252,7 @@ class DeviceContext:
         )
 
     def create(self, command: str, info: Any) -> int:
-        """Create an object by a command that takes only a create info; returns its handle.
-
-        Raises:
-            DriverError: The driver refused.
-        """
+        """Create an object by a command that takes only a create info; returns its handle."""
         handle = ffi.new("uint64_t *")
         create = getattr(self.commands, command)
         check(command, create(self.handle, info, self.allocator, handle))
@@ -295,11 +282,6 @@ def _check_extensions(capabilities: Capabilities, physical: PhysicalDevice, wish
 
 
 def _queue_family(instance: VulkanInstance, physical: PhysicalDevice, wanted: int | None) -> int:
-    """The queue family that a host wants, else the first, because compiling uses no queue.
-
-    Raises:
-        NoDeviceError: There is no such family.
-    """
     count = ffi.new("uint32_t *")
     instance.commands.vkGetPhysicalDeviceQueueFamilyProperties(physical.handle, count, ffi.NULL)
     if wanted is not None and not 0 <= wanted < count[0]:
@@ -319,7 +301,6 @@ def _create(
     queue_family: int,
     cache_control: bool,
 ) -> Any:
-    """Create a VkDevice with one queue; `cache_control` turns the driver's internal cache off."""
     priority = ffi.new("float *", 1.0)
     queue = new_struct(
         "VkDeviceQueueCreateInfo", queueFamilyIndex=queue_family, queueCount=1, pQueuePriorities=priority
@@ -344,7 +325,6 @@ def _create(
 
 
 def _driver_caches(identity: DeviceIdentity, cache_control: bool) -> str:
-    """How the driver's own caches are turned off, for `DeviceFeatures.driver_caches`."""
     mesa, nvidia = DRIVER_CACHES_OFF.items()
     name, off = nvidia if identity.driver_id == _NVIDIA_PROPRIETARY else mesa
     ways = [_INTERNAL_CACHE_CONTROL] if cache_control else []
@@ -354,7 +334,6 @@ def _driver_caches(identity: DeviceIdentity, cache_control: bool) -> str:
 
 
 def _offered(capabilities: Capabilities, driver_caches: str, layers: tuple[Layer, ...]) -> DeviceFeatures:
-    """The features of the seam, by what is enabled."""
     has = capabilities.has_feature
     cache_control = has(*CACHE_CONTROL)
     binaries = has(*PIPELINE_BINARIES)

@@ -117,11 +117,7 @@ class PipelineCreation:
         source: PipelineSource,
         split: CallSplit | None = None,
     ) -> tuple[npt.NDArray[np.int32], bool]:
-        """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one.
-
-        Returns:
-            The VkResult of each, and whether all were created at the first try.
-        """
+        """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one."""
         failed = self._calls(kind, infos, handles, source, split)
         if not failed and len(handles) <= len(_SUCCESSES):
             return _SUCCESSES[: len(handles)], True

@@ -220,7 +220,7 @@ class VulkanDevice(Device):
     def _remake_libraries(
         self, bound: VulkanPreparedPipelines, indices: Indices, source: PipelineSource
     ) -> None:
-        """Create libraries from code that were created from identifiers: linking those forbids compiling."""
+        # From code, what was created from identifiers: linking those forbids compiling.
         if not bound.has_libraries or not len(bound.libraries_of_identifiers(indices)):
             return
         with bound.remaking:  # two workers may link one library
@@ -277,10 +277,7 @@ class VulkanDevice(Device):
 
     @contextmanager
     def _info(self, bound: VulkanPreparedPipelines, index: int) -> Iterator[npt.NDArray[np.uint8] | None]:
-        """The create info of one pipeline while its modules exist, or with identifiers where code is missing.
-
-        None where an identifier is not known.
-        """
+        # With identifiers where code is missing; None where one of them is not known.
         if bound.identified is None or not bound.identified.lacking[index]:
             with bound.one_info(index) as infos:
                 yield infos
@@ -378,7 +375,6 @@ class VulkanDevice(Device):
 
 
 def _kept(bound: VulkanPreparedPipelines, batch: CreationBatch, *, keep: bool) -> CreationBatch:
-    """A batch with its handles, which the caller owns, or without, and they are destroyed later."""
     if not keep:
         bound.discard(batch.handles.copy() if batch.all_hits else batch.handles)
         batch.handles = np.zeros(len(batch.results), np.uint64)

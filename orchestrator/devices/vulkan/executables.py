@@ -41,19 +41,7 @@ def inspect_executables(
     *,
     links: bool,
 ) -> PipelineExecutables:
-    """Create a pipeline, ask for its executables, and destroy it.
-
-    Args:
-        context: The device; it has the feature.
-        creation: Creates pipelines on it.
-        kind: What the pipeline is.
-        infos: A copy of its create info, shape (1, stride), whose flags capture statistics; it is changed.
-        rest: Address of the structure after the creation feedback in its chain, or 0.
-        links: Whether it links libraries. Times of its stages are then unknown.
-
-    Raises:
-        DriverError: The driver refused a query.
-    """
+    """Create a pipeline, ask for its executables, and destroy it."""
     info = ffi.from_buffer(COMMANDS[kind][1], infos)[0]
     if kind is PipelineKind.COMPUTE:
         stages = [info.stage]

@@ -1,11 +1,9 @@
 """The Vulkan loader, its commands, layers, instances and physical devices.
 
 This module can be imported without Vulkan; `library` opens the loader. Commands are cffi function pointers,
-attributes of tables that are filled once: a call costs one attribute look-up, and cffi releases the GIL while
-the driver runs. The use of a missing command raises DeviceError, which names what provides it.
-
-Tables are immutable and thread-safe; they own neither instance nor device. The library stays open for the
-life of the process, because drivers leave threads and exit handlers behind.
+attributes of tables that are filled once; cffi releases the GIL while the driver runs. Tables are thread-safe
+and own neither instance nor device. The library stays open for the life of the process, because drivers leave
+threads and exit handlers behind.
 """
 
 from __future__ import annotations
@@ -68,12 +66,7 @@ def library() -> Library:
 
 
 def open_library(environment: Mapping[str, str]) -> Library:
-    """Open the library that `LIBRARY_VARIABLE` names, else `LIBRARY_NAME`.
-
-    Raises:
-        NoDeviceError: It cannot be opened; the message says which package to install.
-        DeviceError: The process is not a 64-bit little-endian one.
-    """
+    """Open the library that `LIBRARY_VARIABLE` names, else `LIBRARY_NAME`."""
     _check_process()
     chosen = environment.get(LIBRARY_VARIABLE, "")
     name = chosen or LIBRARY_NAME
@@ -98,8 +91,6 @@ def _check_process() -> None:
 
 
 class _Commands:
-    """Commands by name, looked up once. The use of a missing one raises DeviceError."""
-
     def __init__(self, level: str, get_proc_addr: Any, owner: Any) -> None:
         self._level = level
         for name, (of_level, pointer_type, names, _) in COMMANDS.items():
@@ -121,23 +112,11 @@ class _Commands:
         )
 
     def has(self, name: str) -> bool:
-        """Whether it has a command."""
         return name in vars(self)
 
     def enumerate_all(
         self, command: str, ctype: str, *arguments: Any, read: Callable[[Any], _Entry]
     ) -> list[_Entry]:
-        """What a command enumerates in two calls: first the count, then the elements.
-
-        Args:
-            command: Its name. Its last two parameters are the count and the array.
-            ctype: Type of an element.
-            arguments: Its other arguments.
-            read: Converts an element, which is valid only during the call.
-
-        Raises:
-            DriverError: The driver refused.
-        """
         ask, count = getattr(self, command), ffi.new("uint32_t *")
         check(command, ask(*arguments, count, ffi.NULL))
         struct = registry().structs.get(ctype)
@@ -190,9 +169,6 @@ def active_layers(commands: InstanceCommands, physical_device: Any) -> tuple[Lay
 
     Device layers are deprecated: the loader reports the instance's layers as such (specification, chapter
     "Extended Functionality", "Device Layer Deprecation"), and no other command reports them.
-
-    Raises:
-        DriverError: The loader refused.
     """
     return tuple(
         commands.enumerate_all(
@@ -208,21 +184,12 @@ def load_drivers() -> None:
     """Let the loader load its drivers, which is most of the time of opening an instance.
 
     Thread-safe, also while another thread creates an instance. Releases the GIL.
-
-    Raises:
-        NoDeviceError: There is no loader.
-        DriverError: The loader refused.
     """
     _extensions(GlobalCommands(library()), "vkEnumerateInstanceExtensionProperties", ffi.NULL)
 
 
 def known_layers() -> tuple[str, ...]:
-    """Names of the layers that the loader finds, active or not, sorted.
-
-    Raises:
-        NoDeviceError: There is no loader.
-        DriverError: The loader refused.
-    """
+    """Names of the layers that the loader finds, active or not, sorted."""
     names = GlobalCommands(library()).enumerate_all(
         "vkEnumerateInstanceLayerProperties", "VkLayerProperties", read=lambda each: text_of(each.layerName)
     )
@@ -263,7 +230,6 @@ _FILTERS: Final = "VK_LOADER_DRIVERS_SELECT", "VK_LOADER_DRIVERS_DISABLE"
 
 
 def _none_found() -> NoDeviceError:
-    """The error for no device: there is no driver, or one without its GPU, as the environment shows."""
     variable = "VK_DRIVER_FILES" if os.environ.get("VK_DRIVER_FILES") else "VK_ICD_FILENAMES"
     named = os.environ.get(variable, "")
     there = any(Path(each).exists() for each in named.split(os.pathsep) if each)
@@ -279,12 +245,7 @@ def _none_found() -> NoDeviceError:
 
 @frozen(eq=False)
 class PhysicalDevice:
-    """A physical device of an instance.
-
-    Attributes:
-        identity: The device and driver for which its caches are valid.
-        extensions: Names of its device extensions.
-    """
+    """A physical device of an instance, and the names of its device extensions."""
 
     handle: Any
     identity: DeviceIdentity
@@ -293,14 +254,9 @@ class PhysicalDevice:
 
 @frozen(eq=False)
 class VulkanInstance:
-    """A VkInstance. Not shared between threads while it opens or closes.
+    """A VkInstance, with its enabled extensions and the physical devices in the loader's order.
 
-    Attributes:
-        handle: VkInstance.
-        commands: Instance-level commands.
-        extensions: Enabled instance extensions.
-        api_version: VkApplicationInfo::apiVersion that it was created with.
-        physical_devices: What the loader found, in its order.
+    Not shared between threads while it opens or closes.
     """
 
     handle: Any
@@ -311,16 +267,7 @@ class VulkanInstance:
 
     @classmethod
     def create(cls, application: ApplicationInfo | None = None, required: Iterable[str] = ()) -> Self:
-        """Create an instance; the caller closes it.
-
-        Args:
-            application: The application; None: our own, with the newest version.
-            required: Extensions that the caller needs.
-
-        Raises:
-            NoDeviceError: There is no loader, no driver, or no device, or an extension is missing.
-            DriverError: The loader or a driver refused.
-        """
+        """Create an instance; the caller closes it."""
         opened = library()
         commands = GlobalCommands(opened)
         there = _extensions(commands, "vkEnumerateInstanceExtensionProperties", ffi.NULL)
@@ -373,17 +320,7 @@ class VulkanInstance:
 
     @classmethod
     def adopt(cls, handles: DeviceHandles, api_version: int, extensions: frozenset[str]) -> Self:
-        """Use a host's instance with one of its physical devices; the host destroys it.
-
-        Args:
-            handles: The instance, the physical device, and vkGetInstanceProcAddr, 0 for that of our library.
-            api_version: VkApplicationInfo::apiVersion that the host gave, 0 as 1.0.
-            extensions: Enabled instance extensions.
-
-        Raises:
-            NoDeviceError: No vkGetInstanceProcAddr is given, and there is no loader.
-            DeviceError: The instance is Vulkan 1.0 without VK_KHR_get_physical_device_properties2.
-        """
+        """Use a host's instance with one of its physical devices; the host destroys it."""
         version = api_version or _API_VERSION_1_0
         if version < _API_VERSION_1_1 and _PROPERTIES_2 not in extensions:
             raise DeviceError(
@@ -403,11 +340,7 @@ class VulkanInstance:
         self.close()
 
     def find(self, index: int | None = None, name: str = "") -> PhysicalDevice:
-        """A physical device by position, or by a part of its name or its driver's; the first without either.
-
-        Raises:
-            NoDeviceError: There is none; the message lists those there are.
-        """
+        """A physical device by position, or by a part of a name, its own or its driver's; else the first."""
         devices = self.physical_devices
         if not devices:
             raise _none_found()
@@ -428,12 +361,7 @@ class VulkanInstance:
 
 
 def loader_version(commands: GlobalCommands | None = None) -> int:
-    """Vulkan version of the loader.
-
-    Raises:
-        NoDeviceError: There is no loader.
-        DriverError: It refused.
-    """
+    """Vulkan version of the loader."""
     commands = commands or GlobalCommands(library())
     if not commands.has("vkEnumerateInstanceVersion"):
         return _API_VERSION_1_0
@@ -443,7 +371,6 @@ def loader_version(commands: GlobalCommands | None = None) -> int:
 
 
 def _newest_version(commands: GlobalCommands) -> int:
-    """The newest version that both the loader and these bindings know, without its patch."""
     return min(loader_version(commands) >> 12 << 12, _API_VERSION_1_4)
 
 

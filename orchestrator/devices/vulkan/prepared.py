@@ -101,12 +101,7 @@ class ShaderModules:
         return problems
 
     def acquire(self, index: int) -> int:
-        """The handle of a module, alive until released.
-
-        Raises:
-            RecordError: Its SPIR-V cannot be read.
-            DriverError: The driver refused it.
-        """
+        """The handle of a module, alive until released."""
         with self._lock:
             live = self._live.get(index)
             if live is None:
@@ -314,11 +309,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
 
     @contextmanager
     def modules(self, indices: Indices) -> Iterator[None]:
-        """Let the modules of pipelines exist, and fill their fields.
-
-        Raises:
-            OrchestratorError: One could not be read or created.
-        """
+        """Let the modules of pipelines exist, and fill their fields."""
         if self._modules.all_made:
             yield
             return
@@ -435,11 +426,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
             self._stages.enter(indices)
 
     def identifiers_of(self, modules: Iterable[int]) -> dict[int, bytes]:
-        """vkGetShaderModuleIdentifierEXT of modules, by their index in the image.
-
-        Raises:
-            OrchestratorError: A module could not be read or created.
-        """
+        """vkGetShaderModuleIdentifierEXT of modules, by their index in the image."""
         found = {}
         context = self._context
         for module in dict.fromkeys(modules):
@@ -540,11 +527,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
         return self._context.create(f"vkCreate{name}{version}", info)
 
     def identifier_of_code(self, module: int) -> bytes:
-        """vkGetShaderModuleCreateInfoIdentifierEXT of a module, without creating it.
-
-        Raises:
-            OrchestratorError: Its code could not be read.
-        """
+        """vkGetShaderModuleCreateInfoIdentifierEXT of a module, without creating it."""
         context = self._context
         answer = new_struct("VkShaderModuleIdentifierEXT")
         info, words = _module_info(self.image.modules[module])

@@ -66,11 +66,7 @@ def capability_numbers() -> dict[str, int]:
 
 
 def build(vk: Any, numbers: Mapping[str, int]) -> Registry:
-    """All tables, from `vulkan_object.get_vulkan_object()` and `capability_numbers()`.
-
-    Raises:
-        RegistryError: The registry holds something that the tables cannot express.
-    """
+    """All tables, from `vulkan_object.get_vulkan_object()` and `capability_numbers()`."""
     return _Builder(vk).build(numbers)
 
 
@@ -118,7 +114,6 @@ class _Builder:
     # Which structures
 
     def _reached(self) -> set[str]:
-        """The roots, the structures of their members, and those that may extend them in pNext chains."""
         reached: set[str] = set()
         waiting = [self._name(name) for name in STRUCT_ROOTS]
         for name in waiting:
@@ -136,12 +131,9 @@ class _Builder:
         return reached
 
     def _is_foreign(self, name: str) -> bool:
-        """Whether a structure is left out.
-
-        Structures of platform or provisional extensions (their layout may change), video structures, and
-        structures that refer to these or to types of foreign headers are left out. Video features and
-        properties of devices that need none of them stay.
-        """
+        # Structures of platform or provisional extensions (their layout may change), video structures, and
+        # those that refer to these or to types of foreign headers are left out. Video features and properties
+        # of devices that need none of them stay.
         if name not in self._foreign:
             struct = self._vk.structs[name]
             self._foreign[name] = False  # ends recursion through structures that point to themselves
@@ -160,7 +152,6 @@ class _Builder:
         return name not in layout.SCALARS and not any(name in table for table in known)
 
     def _name(self, name: str) -> str:
-        """The canonical name of a type."""
         return self._canonical.get(name, name)
 
     # Layout
@@ -191,7 +182,6 @@ class _Builder:
         return replace(result, extends=extends)
 
     def _field(self, struct: str, member: Any) -> tuple[layout.Scalar | None, int, int]:
-        """Scalar type (None for a structure), size and alignment of a member."""
         if member.bitFieldWidth is not None:
             raise RegistryError(f"{struct}::{member.name}: bit fields are not laid out")
         name = self._name(member.type)
@@ -378,7 +368,6 @@ def _values(fields: Iterable[Any], alias_requirements: Mapping[str, Requirements
 
 
 def _requirement(own: Requirements, aliases: Iterable[str], of_aliases: Mapping[str, Requirements]) -> str:
-    """What provides a name or one of its aliases; "" for a name that its structure provides."""
     if not own:
         return ""
     providers = {

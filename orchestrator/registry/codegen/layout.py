@@ -61,15 +61,7 @@ def align(offset: int, alignment: int) -> int:
 
 
 def place(fields: Iterable[tuple[int, int]], *, union: bool) -> tuple[list[int], int, int]:
-    """Place fields one after another, or all at offset 0 in a union.
-
-    Args:
-        fields: (size, alignment) of each, bytes.
-        union: Whether they form a union.
-
-    Returns:
-        Their offsets, and the size and alignment of the whole.
-    """
+    """Place fields one after another, or all at offset 0 in a union."""
     offsets: list[int] = []
     end = 0
     whole = 1

@@ -15,22 +15,14 @@ DIFF_LINES = 200
 def generator_main(
     module: str, target: Path, generate: Callable[[], str], arguments: list[str] | None
 ) -> int:
-    """Write a generated file, or with --check compare it; the command line of a generator.
-
-    Returns:
-        0, or 1 where the check finds a difference, which is printed.
-    """
+    """Write a generated file, or with --check compare it; the command line of a generator."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=f"Write {target.name}.")
     parser.add_argument("--check", action="store_true", help="exit 1 with a diff instead of writing")
     return write_or_check(target, generate(), check=parser.parse_args(arguments).check)
 
 
 def write_or_check(target: Path, text: str, *, check: bool) -> int:
-    """Write `text` to a generated file; to check, compare the two instead and print a diff.
-
-    Returns:
-        0, or 1 where the check finds a difference.
-    """
+    """Write `text` to a generated file; to check, compare the two instead and print a diff."""
     if not check:
         target.write_text(text, encoding="utf-8", newline="\n")
         print(f"{target}: {len(text.encode())} bytes written")

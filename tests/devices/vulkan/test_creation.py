@@ -6,7 +6,6 @@ mixes, however large it is, and on a device that gives no feedback.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -31,8 +30,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.request import EXECUTABLE_INFO
 from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
-from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT, VulkanPreparedPipelines
-from orchestrator.registry import registry
+from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.repeated import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -420,38 +418,13 @@ def test_modules_over_the_bound_end_with_the_batch_that_used_them(
     assert watched.calls
 
 
-def chain_of(prepared: VulkanPreparedPipelines, index: int) -> list[int]:
-    """sType of each structure in the chain of a pipeline's create info, as the driver would walk it."""
-    image = prepared.image
-    infos = prepared.create_infos(image.kind_of(index), as_indices([index]), fail_on_compile_required=False)
-    found = []
-    (at,) = infos[0, 8:16].view(np.uint64).tolist()
-    while at:
-        assert 0 <= at - prepared.address < len(image.buffer), "it points out of what was bound"
-        assert at % 8 == 0
-        found.append(ctypes.c_uint32.from_address(at).value)
-        at = ctypes.c_uint64.from_address(at + 8).value
-    return found
-
-
 @each_driver
-def test_without_feedback_the_rest_of_each_chain_stays(
+def test_without_feedback_every_kind_is_created_and_nothing_is_known(
     driver: str, opened: Open, sample: PipelineSet
 ) -> None:
-    plain, without = opened(driver), opened(driver, WithoutFeedback)
+    without = opened(driver, WithoutFeedback)
     image = image_for(without, sample)
-    bound, unlinked = plain.prepare(image), without.prepare(image)
-    assert isinstance(bound, VulkanPreparedPipelines)
-    assert isinstance(unlinked, VulkanPreparedPipelines)
-    feedback = registry().struct("VkPipelineCreationFeedbackCreateInfo").s_type
-    rests = []
-    for index in range(len(image)):
-        first, *rest = chain_of(bound, index)
-        assert first == feedback
-        assert chain_of(unlinked, index) == rest
-        rests.append(rest)
-    assert any(rests)
-    assert not all(rests)
+    unlinked = without.prepare(image)
     chosen = as_indices([index for mine in some_of_each_kind(image).values() for index in mine])
     libraries = sorted({each for index in range(len(image)) for each in image.libraries_of(index)})
     linkers = [index for index in range(len(image)) if image.libraries_of(index)]
@@ -463,10 +436,8 @@ def test_without_feedback_the_rest_of_each_chain_stays(
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("count", [4096, 4097])
-def test_a_batch_may_be_larger_than_any_that_is_usual(count: int, opened: Open, sample: PipelineSet) -> None:
-    # 4096 create feedbacks are what is cleared without asking for memory, and 4096
-    # handles what is kept at hand.
+def test_a_batch_may_be_larger_than_any_that_is_usual(opened: Open, sample: PipelineSet) -> None:
+    count = 4097  # more than is cleared without asking for memory
     device = opened(NAVI21)
     image = image_for(device, sample)
     (index,) = np.flatnonzero(image.kinds == list(PipelineKind).index(PipelineKind.COMPUTE))[:1].tolist()
@@ -516,15 +487,7 @@ def test_where_living_pipelines_keep_stages_out_of_a_cache_none_lives(
     again = device.create_pipelines(prepared, plain, cache)
     assert (again.feedback_flags & HIT).tolist() == [HIT] * 4
     order.clear()
-    capture, held = device._capture, []
-
-    def watched(*given: Any, **options: Any) -> Any:
-        held.append(device._capturing.locked())
-        return capture(*given, **options)
-
-    monkeypatch.setattr(device, "_capture", watched)
     _, captured = device.create_captured(prepared, plain)
-    assert held == [True] * 4  # no other worker has one at this time
     assert [each for each in order if each > 0] == [1] * 4
     assert order[-2:] == [1, -1]
     assert [each.index for each in captured] == plain.tolist()
