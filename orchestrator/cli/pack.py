@@ -15,7 +15,7 @@ from orchestrator.errors import shell_text
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import PackDocument
-    from orchestrator.sets.authoring.manifest import PackReport
+    from orchestrator.sets.authoring.manifest import ManifestReport
 
 
 def pack_verb(
@@ -62,7 +62,7 @@ def pack_verb(
     return ExitCode.OK
 
 
-def _document(manifest: Path, output: Path, size: int, report: PackReport) -> PackDocument:
+def _document(manifest: Path, output: Path, size: int, report: ManifestReport) -> PackDocument:
     from orchestrator.cli.documents import PackDocument, PackedName
     from orchestrator.run.records import Hash
 

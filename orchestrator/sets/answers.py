@@ -27,11 +27,6 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
     Devices may answer otherwise, and be decided alike: a pipeline with 4 color attachments fits one that
     takes 8 and one that takes 16, and a shader that needs one of two extensions fits a device with either.
-
-    Attributes:
-        what: Name of the method of `DeviceAnswers` that was asked.
-        arguments: Its arguments, by name.
-        outcome: What it returned.
     """
 
     what: str
@@ -40,20 +35,12 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """One question about a device, and its answer.
+    """One question about a device, and its answer."""
 
-    Attributes:
-        enabled: Whether it was about what is enabled, or about what is supported.
-        question: Its kind.
-        name: Extension, structure, or number of a format; "" for the version.
-        member: Member of the structure, or "".
-        value: The answer.
-    """
-
-    enabled: bool
+    enabled: bool  # whether it was about what is enabled, or about what is supported
     question: Question
-    name: str
-    member: str
+    name: str  # extension, structure, or number of a format; "" for the version
+    member: str  # of the structure, or ""
     value: Value
 
 
@@ -74,13 +61,12 @@ class AskedCapabilities:
     """Implements `DeviceCapabilities`: passes questions on and keeps the answers."""
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
-        """Record the questions to `capabilities`."""
         self._capabilities = capabilities
         self.answers: Final[dict[Asked, Value]] = {}
 
     @property
     def api_version(self) -> int:
-        """See `DeviceCapabilities.api_version`."""
+        """See `DeviceCapabilities`."""
         version = self.answers["version", "", ""] = self._capabilities.api_version
         return version
 
@@ -107,15 +93,9 @@ class AskedCapabilities:
 
 
 class AskedDevice:
-    """A device whose answers are kept. Thread-safe as far as the device is.
-
-    Attributes:
-        device: The device.
-        capabilities: What is enabled.
-    """
+    """A device whose answers are kept. Thread-safe as far as the device is."""
 
     def __init__(self, device: Device) -> None:
-        """Record the questions about a device."""
         self.device: Final = device
         self.capabilities: Final = AskedCapabilities(device.capabilities)
 

@@ -114,17 +114,10 @@ _link_decoder = msgspec.json.Decoder(_LinkDocument)
 
 @frozen
 class Application:
-    """An application that a set was recorded from.
+    """An application that a set was recorded from: VkApplicationInfo, and features as far as recorded.
 
     Attributes:
         key: Its hash in the set: of what it calls itself and the features it enabled.
-        name: VkApplicationInfo::pApplicationName, None for null.
-        engine: VkApplicationInfo::pEngineName, None for null.
-        application_version: VkApplicationInfo::applicationVersion.
-        engine_version: VkApplicationInfo::engineVersion.
-        api_version: VkApplicationInfo::apiVersion.
-        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
-        features: The feature structures that it enabled, as far as they were recorded.
         others_as_needed: Whether of all other features those are on that its pipelines need, and no more. So
             it is in sets that we pack; a capture does not know.
     """
@@ -163,7 +156,6 @@ class Application:
         return DeviceRequest(told, frozenset(enabled) | self._known_of_engine(), others=others)
 
     def _known_of_engine(self) -> frozenset[Feature]:
-        """What translation layers enable and older captures lack, since recorders did not write it down."""
         known = structs_by_type()
         recorded = {known[s_type].name for s_type, _ in self.features if s_type in known}
         found: set[Feature] = set()
@@ -190,13 +182,7 @@ class Application:
 
 
 class Link(msgspec.Struct, frozen=True):
-    """An application used a record.
-
-    Attributes:
-        application: Hash of the application.
-        tag: What the record holds, as a number.
-        key: Hash of the record.
-    """
+    """An application used a record."""
 
     application: int
     tag: int
@@ -213,11 +199,7 @@ def is_vulkan_version(version: int) -> bool:
 
 
 def decode_application(key: int, payload: bytes) -> Application:
-    """Decode the decompressed payload of an application info (tag 0) of that hash.
-
-    Raises:
-        RecordError: It is damaged.
-    """
+    """Decode the payload of an application info (tag 0) of that hash; RecordError where it is damaged."""
     tag = RecordTag.APPLICATION_INFO
     document = _decode(_application_decoder, tag, key, _as_utf8(document_text(payload)))
     chain = []
@@ -243,11 +225,7 @@ def decode_application(key: int, payload: bytes) -> Application:
 
 
 def decode_link(key: int, payload: bytes) -> Link:
-    """Decode the decompressed payload of an application-blob link (tag 8) of that hash.
-
-    Raises:
-        RecordError: It is damaged.
-    """
+    """Decode the payload of an application-blob link (tag 8) of that hash; RecordError for damage."""
     link = _decode(_link_decoder, RecordTag.APPLICATION_BLOB_LINK, key, document_text(payload)).link
     return Link(int(link.application, 16), link.tag, int(link.hash, 16))
 
@@ -281,15 +259,7 @@ def read_applications(source: RecordSource, report: _Report = None) -> tuple[App
 
 
 def feature_groups(source: RecordSource, report: _Report = None) -> tuple[FeatureGroup, ...]:
-    """Group the pipelines of a set by what their applications told the driver; see the top of the module.
-
-    Args:
-        source: The set.
-        report: Takes what is damaged.
-
-    Returns:
-        At least one group.
-    """
+    """Group the pipelines of a set by what their applications told the driver; see the top of the module."""
     pipelines = PipelineJobs.of_records(source)
     applications = read_applications(source, report)
     if not applications:
@@ -315,7 +285,6 @@ def feature_groups(source: RecordSource, report: _Report = None) -> tuple[Featur
 def _pipelines_used(
     source: RecordSource, groups: list[list[int]], report: _Report
 ) -> dict[PipelineJob, set[int]]:
-    """For each pipeline that has links, the groups whose applications used it."""
     group_of = {application: index for index, group in enumerate(groups) for application in group}
     used: dict[PipelineJob, set[int]] = {}
     for link in _read_all(source, RecordTag.APPLICATION_BLOB_LINK, decode_link, report):
@@ -328,7 +297,6 @@ def _pipelines_used(
 def _read_all(
     source: RecordSource, tag: RecordTag, decode: Callable[[int, bytes], _T], report: _Report
 ) -> Iterable[_T]:
-    """Decode all records of a tag; report the damaged ones and go on."""
     for key in source.keys(tag):
         try:
             payload = source.payload(tag, key)
@@ -353,11 +321,8 @@ def _decode(decoder: msgspec.json.Decoder[_D], tag: RecordTag, key: int, text: b
 
 
 def _as_utf8(text: bytes) -> bytes:
-    """A document in UTF-8: recorders copy the names that applications give themselves byte by byte.
-
-    Names in another encoding are read as Latin-1, since their features matter and their names are for
-    display.
-    """
+    # Recorders copy the names that applications give themselves byte by byte. Names in another encoding are
+    # read as Latin-1, since their features matter and their names are for display.
     try:
         text.decode()
     except UnicodeDecodeError:

@@ -29,10 +29,6 @@ class InputError(OrchestratorError):
 def read_input(path: str | os.PathLike[str], cap: int) -> bytes:
     """Read a file.
 
-    Args:
-        path: The file.
-        cap: Bytes at most.
-
     Raises:
         InputError: It is not there, no regular file, or larger than the cap.
     """

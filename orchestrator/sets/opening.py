@@ -17,10 +17,6 @@ def is_manifest(path: str | os.PathLike[str]) -> bool:
 def open_paths(paths: Sequence[str], *, indexed: bool = True) -> PipelineSet:
     """Open a set by its paths: archives, or one manifest. The caller closes it.
 
-    Args:
-        paths: The paths.
-        indexed: As for `Archive.open`.
-
     Raises:
         ArchiveError: An archive cannot be read as a whole.
         ManifestError: The manifest cannot be understood.

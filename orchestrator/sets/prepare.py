@@ -54,7 +54,6 @@ _MOST_ADDED: Final = 16
 
 
 def _keys(keys: Iterable[int]) -> frozenset[int]:
-    """Keys of pipelines; refused with TypeError where they are texts, as reports show them."""
     try:
         return frozenset(map(operator.index, keys))
     except TypeError:
@@ -326,7 +325,6 @@ def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> 
 
 
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Keys with their bits mixed (SplitMix64's finalizer): the low bits of recorders' hashes are poor."""
     keys = (keys ^ keys >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ keys >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return keys ^ keys >> np.uint64(31)
@@ -335,7 +333,6 @@ def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
 def _settle(
     source: PipelineSet, group: FeatureGroup, device: AskedDevice, build: ImageBuilder
 ) -> OpenedGroup:
-    """Decode an exact group and say what its device is opened as, for what can be compiled."""
     capabilities = _could_have(group, device)
     decoded = _decode(source, group, device, capabilities, build)
     built = decoded.built
@@ -355,7 +352,6 @@ def _decode(
     capabilities: DeviceCapabilities,
     build: ImageBuilder,
 ) -> OpenedGroup:
-    """Decode the pipelines of a group; those that the device could take with more are split off."""
     built = build(source, group.pipelines, capabilities)
     if group.added or not group.applications or not built.problems:
         return OpenedGroup(group, device.device, built)
@@ -444,7 +440,6 @@ def _split(
 def _missing(
     reason: str, enabled: DeviceCapabilities, supported: DeviceCapabilities, so_far: Needs
 ) -> Needs | None:
-    """What was asked for, and the first thing named in a reason that the device could have; or None."""
     for struct, member in _FEATURE.findall(reason):
         known = registry().structs.get(registry().aliases.get(struct, struct))
         is_feature = known is not None and (struct == BASE_FEATURES or FEATURES_ROOT in known.extends)

@@ -72,14 +72,7 @@ class Closing(Protocol):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """Something in a set that could not be read and was left out.
-
-    Attributes:
-        offset: Byte offset in the file, or None.
-        tag: Tag of the record, or None where even that is not known.
-        key: Hash of the record, or None.
-        reason: What is wrong and the likely cause.
-    """
+    """Something in a set that could not be read and was left out."""
 
     offset: int | None
     tag: int | None
@@ -155,12 +148,7 @@ TAG_OF_KIND: dict[PipelineKind, RecordTag] = {kind: tag for tag, kind in KIND_OF
 
 
 class PipelineJob(msgspec.Struct, frozen=True, order=True, gc=False):
-    """A pipeline to compile.
-
-    Attributes:
-        key: Its 64-bit hash in the set.
-        kind: What it is.
-    """
+    """A pipeline to compile."""
 
     key: int
     kind: PipelineKind

@@ -1,4 +1,4 @@
-"""A set's plan holds what decoding gave, byte for byte, and of damage no image comes that points outside.
+"""A set's plan holds what decoding gave, byte for byte.
 
 How long: some hundred damaged plans; ORCHESTRATOR_DAMAGED_PLANS=10000 makes it so many.
 """
@@ -16,7 +16,6 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.answers import changed_answer
@@ -90,9 +89,6 @@ def test_groups_that_were_not_decoded_stay_what_they_are() -> None:
         assert again.rest == (rest,)
         assert len(again.groups) == 1
         assert again.pipelines == whole.pipelines
-        bad = in_bytes(SetPlan(whole.facts, (), (rest,)), source).replace(b'"kinds":[0', b'"kinds":[9')
-        with pytest.raises(ValueError, match="rest_kinds"):
-            decode_plan(bad, source)
 
 
 def test_captures_by_plan_are_captures_decoded() -> None:
@@ -109,19 +105,6 @@ def planned() -> Iterator[tuple[SetPlan, bytes]]:
     with PipelineSet.open(sample_path()) as source:
         plan = plan_of(source)
         yield plan, in_bytes(plan, source)
-
-
-def points_inside(image: CreateInfoImage) -> bool:
-    """Whether everything that binding an image writes, or points to, is in its buffer."""
-    size = len(image.buffer)
-    slots = [image.pointer_slots, image.object_slots, image.module_slots, image.library_slots]
-    slots += [image.flags2_slots[image.flags2_slots >= 0], image.feedback_slots]
-    targets = image.pointer_targets
-    return (
-        all(not len(each) or (each.min() >= 0 and each.max() + 8 <= size) for each in slots)
-        and (not len(targets) or bool(targets.min() >= 0 and targets.max() < size))
-        and image.feedback_offset + 16 * len(image) <= size
-    )
 
 
 def damage(whole: bytes, random_: random.Random) -> bytes:
@@ -143,49 +126,6 @@ def test_damaged_files_of_plans_are_refused(planned: tuple[SetPlan, bytes], tmp_
         assert read_plan(path)[0] is None, f"damage {number} of seed 12"
     path.write_bytes(whole)
     assert read_plan(path)[0] is not None
-
-
-def test_damaged_plans_are_refused_or_stay_inside(planned: tuple[SetPlan, bytes]) -> None:
-    """Without the hash, which a file has: what passes the checks points nowhere else."""
-    random_ = random.Random(11)
-    refused = 0
-    with PipelineSet.open(sample_path(), indexed=False) as source:
-        for _ in range(DAMAGED):
-            try:
-                plan = decode_plan(damage(planned[1], random_), source)
-            except (ValueError, msgspec.MsgspecError):
-                refused += 1
-                continue
-            for each in plan.groups:
-                assert points_inside(each.built.image)
-    assert refused
-
-
-ARRAYS = [
-    "pointer_slots", "pointer_targets", "object_slots", "object_slot_object",
-    "module_slots", "module_slot_module", "module_slot_start",
-    "library_slots", "library_slot_pipeline", "library_slot_start",
-    "object_start", "object_index", "feedback_next", "flags2_slots",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ARRAYS)
-@pytest.mark.parametrize("wrong", [-2, 1 << 30, "short"])
-def test_a_table_that_does_not_fit_is_refused(
-    name: str, wrong: int | str, planned: tuple[SetPlan, bytes]
-) -> None:
-    with PipelineSet.open(sample_path()) as source:
-        (group, *others) = planned[0].groups
-        array = getattr(group.built.image, name)
-        if wrong == "short":
-            array = array[:-1]
-        else:
-            array = array.copy()
-            array[len(array) // 2] = wrong
-        built = evolve(group.built, image=evolve(group.built.image, **{name: array}))
-        bad = evolve(planned[0], groups=(evolve(group, built=built), *others))
-        with pytest.raises(ValueError, match=r"\w"):
-            decode_plan(in_bytes(bad, source), source)
 
 
 def test_what_a_plan_is_cut_to_is_refused(planned: tuple[SetPlan, bytes]) -> None:

@@ -44,7 +44,7 @@ _UInt32 = Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
 _Size = Annotated[int, msgspec.Meta(ge=0, le=0x7FFFFFFFFFFFFFFF)]
 
 
-class _Module(msgspec.Struct, rename="camel", gc=False):
+class _ModuleEntry(msgspec.Struct, rename="camel", gc=False):
     code_size: _Size
     flags: _UInt32
     varint_offset: _Size | None = None
@@ -54,7 +54,7 @@ class _Module(msgspec.Struct, rename="camel", gc=False):
 
 class _Document(msgspec.Struct, rename="camel", gc=False):
     version: int
-    shader_modules: dict[str, _Module]
+    shader_modules: dict[str, _ModuleEntry]
 
 
 class _Version(msgspec.Struct, gc=False):
@@ -128,10 +128,10 @@ def actual_key(module: ShaderModule, payload: bytes) -> int | None:
     return module_hash(module.code, module.flags)
 
 
-_Encoded = tuple[int, _Module, memoryview]
+_Encoded = tuple[int, _ModuleEntry, memoryview]
 
 
-def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
+def _parse(key: int, payload: bytes) -> tuple[_ModuleEntry, bytes | memoryview]:
     json_size = payload.find(b"\0")
     view = memoryview(payload)
     document = _decoder.decode(document_text(payload))
@@ -162,7 +162,7 @@ def _parse(key: int, payload: bytes) -> tuple[_Module, bytes | memoryview]:
     return module, code
 
 
-def _checked(key: int, module: _Module, code: bytes) -> ShaderModule:
+def _checked(key: int, module: _ModuleEntry, code: bytes) -> ShaderModule:
     if not (code.startswith(_MAGIC) and len(code) >= _HEADER_SIZE and len(code) % 4 == 0):
         spirv_words(code)  # raises the right error
     return ShaderModule(key, code, module.flags)

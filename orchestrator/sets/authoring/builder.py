@@ -21,6 +21,8 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import Literal, Protocol
 
 import msgspec
@@ -68,11 +70,8 @@ class ShaderStage:
 
     Attributes:
         module: Key that `PipelineSetBuilder.shader_module` returned.
-        entry: Name of the entry point.
         stage: Name of the stage, such as ``vertex``; None takes it from the entry point.
         specialization: Values by constant id or by the constant's name in the module.
-        required_subgroup_size: VkPipelineShaderStageRequiredSubgroupSizeCreateInfo, or None.
-        flags: VkPipelineShaderStageCreateFlags.
         p_next: More structures of the pNext chain, each a mapping with its name as ``structure``.
     """
 
@@ -180,7 +179,6 @@ def pack_constant(constant: SpecializationConstant, value: object, where: str) -
 
 
 def _specialized(interface: ShaderInterface, values: Specialization, where: str) -> ShaderInterface:
-    """An interface with descriptor arrays as long as a stage makes them."""
     encode_specialization(values, interface, where)  # refuses what does not fit
     given = {
         constant.constant_id: int(value)
@@ -304,14 +302,7 @@ BLEND_PRESETS: dict[str, dict[str, object]] = {
 
 @frozen
 class Attachments:
-    """The attachments of a pipeline, as far as its state depends on them.
-
-    Attributes:
-        colors: Number of colour attachments, unused ones included.
-        depth: Whether there is a depth attachment.
-        stencil: Whether there is a stencil attachment.
-        dynamic: Whether they are formats for dynamic rendering, not those of a render pass.
-    """
+    """The attachments of a pipeline, as far as its state depends on them."""
 
     colors: int
     depth: bool
@@ -325,7 +316,6 @@ def state_names() -> frozenset[str]:
 
 
 def _owners() -> dict[str, str]:
-    """The archive's table for each flat name."""
     owners: dict[str, str] = {}
     for table, structure in _STRUCTURES.items():
         for name in member_names(structure):
@@ -396,7 +386,6 @@ def encode_graphics_state(
 
 
 def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool) -> frozenset[str]:
-    """Tables that the driver reads."""
     mesh = bool(stages & MESH_STAGE)
     tables = {"dynamicState"}
     if parts & VERTEX_INPUT_INTERFACE and not mesh:
@@ -423,7 +412,6 @@ def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool)
 def _refuse_foreign_state(
     state: Members, wanted: Collection[str], owners: Mapping[str, str], where: str
 ) -> None:
-    """Refuse state of another part in a library, because nothing would read it."""
     for name in state:
         table = owners.get(name, _CHAINS.get(name, "colorBlendState"))
         if table not in wanted:
@@ -431,7 +419,6 @@ def _refuse_foreign_state(
 
 
 def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, object]]:
-    """Default values; everything else is zero."""
     topology = "patch_list" if stages & TESSELLATION_STAGES else "triangle_list"
     keep = {"compare_op": "always", "compare_mask": 0xFF, "write_mask": 0xFF}
     return {
@@ -452,7 +439,6 @@ def _defaults(stages: int, attachments: Attachments) -> dict[str, dict[str, obje
 
 
 def _viewport_counts(state: Members, dynamic: Collection[int], where: str) -> dict[str, object]:
-    """Counts of what is not listed: of the other list (rule 04134); 0 where the count is dynamic."""
     names = [f"{name}s" for name, *_ in _VIEWPORTS if f"{name}s" in state]
     listed = max((len(sequence(state[each], f"{where}.{each}")) for each in names), default=1)
     return {
@@ -463,7 +449,6 @@ def _viewport_counts(state: Members, dynamic: Collection[int], where: str) -> di
 
 
 def _require_viewports(state: Members, wanted: Collection[str], dynamic: set[int], where: str) -> None:
-    """Refuse viewports or scissors that the driver would miss, and those that are dynamic in two ways."""
     for name, alone, with_count, rule, exclusive in _VIEWPORTS:
         if {alone, with_count} <= dynamic:
             raise ManifestError(
@@ -503,11 +488,7 @@ UNUSED = 0xFFFFFFFF
 class Rendering:
     """Attachment formats of a pipeline for dynamic rendering (VkPipelineRenderingCreateInfo).
 
-    Attributes:
-        color_formats: Formats of the colour attachments, by name or number.
-        depth_format: Format of the depth attachment, or None.
-        stencil_format: Format of the stencil attachment; None: the depth format if that has stencil.
-        view_mask: Views of multiview rendering.
+    A stencil format of None is the depth format if that has stencil.
     """
 
     color_formats: Sequence[str | int] = ()
@@ -549,12 +530,7 @@ class Rendering:
 
 @frozen
 class Subpass:
-    """A subpass of a render pass that a pipeline is used in.
-
-    Attributes:
-        render_pass: Key of the render pass.
-        subpass: Its subpass.
-    """
+    """A subpass of a render pass, by its key, that a pipeline is used in."""
 
     render_pass: int
     subpass: int = 0
@@ -594,7 +570,6 @@ def encode_render_pass(document: Members, where: str, *, version: int = 2) -> di
 
 
 def _versioned(structure: str, version: int) -> str:
-    """A structure of render passes by its name in version 1."""
     return f"{structure}2" if version == 2 else structure
 
 
@@ -692,8 +667,6 @@ class RecordSink(Protocol):
 
 @define
 class _Library:
-    """What linking needs to know of a pipeline library."""
-
     layout: int | None
     parts: int = 0
 
@@ -735,23 +708,15 @@ class PipelineSetBuilder:
 
         Every later record is linked to it, so that the set keeps its settings when archives are merged.
 
-        Args:
-            name: Name of the application.
-            engine: Name of its engine.
-            robust_buffer_access: Whether it compiles with robustBufferAccess.
-            features: Feature structures that its device enables, each a mapping with its name as
-                ``structure`` (such as VkPhysicalDeviceMeshShaderFeaturesEXT) and its members.
-            application_version: VkApplicationInfo::applicationVersion.
-            engine_version: VkApplicationInfo::engineVersion.
-            api_version: VkApplicationInfo::apiVersion, such as ``1.3``.
+        The features are the structures that its device enables, each a mapping with its name as ``structure``
+        (such as VkPhysicalDeviceMeshShaderFeaturesEXT) and its members; the versions are those of
+        VkApplicationInfo.
         """
         if self._application is not None or self._keys:
             raise ManifestError(f"{self.where}: the application is named once, before everything else")
         version = api_version_number(api_version, self.where)
-        for member, number in (
-            ("application_version", application_version),
-            ("engine_version", engine_version),
-        ):
+        versions = {"application_version": application_version, "engine_version": engine_version}
+        for member, number in versions.items():
             encode_scalar(member_names("VkApplicationInfo")[member], number, f"{self.where}.{member}")
         for each in features:
             struct = registry().aliases.get(str(each.get("structure")), str(each.get("structure")))
@@ -779,12 +744,7 @@ class PipelineSetBuilder:
         return self._application
 
     def shader_module(self, spirv: bytes | bytearray | memoryview, flags: int = 0) -> int:
-        """Add a shader module.
-
-        Args:
-            spirv: Its code, little-endian words.
-            flags: VkShaderModuleCreateFlags.
-        """
+        """Add a shader module by its code, little-endian words, and VkShaderModuleCreateFlags."""
         if not isinstance(spirv, bytes | bytearray | memoryview):
             raise ManifestError(
                 f"{self.where}: the code is bytes, such as Path(path).read_bytes() gives, not {spirv!r:.80}"
@@ -842,7 +802,6 @@ class PipelineSetBuilder:
         return self._interfaces[module]
 
     def _read_interface(self, module: int, needed: str) -> ShaderInterface:
-        """The interface of a module, which nobody can guess where the code is supplied later."""
         interface = self.interface(module)
         if module in self._guessed:
             raise ManifestError(
@@ -851,11 +810,7 @@ class PipelineSetBuilder:
         return interface
 
     def sampler(self, /, **members: object) -> int:
-        """Add a sampler.
-
-        Args:
-            **members: Members of VkSamplerCreateInfo, in snake case; ``p_next`` for its pNext chain.
-        """
+        """Add a sampler by members of VkSamplerCreateInfo in snake case; ``p_next`` is its pNext chain."""
         defaults = {"max_lod": 1000.0, "max_anisotropy": 1.0}
         given = in_snake_case("VkSamplerCreateInfo", members, self.where)
         document = encode_structure("VkSamplerCreateInfo", {**defaults, **given}, self.where)
@@ -866,12 +821,9 @@ class PipelineSetBuilder:
     ) -> int:
         """Add a descriptor set layout.
 
-        Args:
-            bindings: Members of VkDescriptorSetLayoutBinding each. By default ``descriptor_count`` is 1, or
-                the number of immutable samplers, and ``stage_flags`` is all. ``immutable_samplers`` are keys
-                of samplers.
-            flags: VkDescriptorSetLayoutCreateFlags.
-            p_next: Structures of the pNext chain.
+        Bindings are members of VkDescriptorSetLayoutBinding each. By default ``descriptor_count`` is 1, or
+        the number of immutable samplers, and ``stage_flags`` is all. ``immutable_samplers`` are keys of
+        samplers.
         """
         full = [
             {
@@ -895,13 +847,7 @@ class PipelineSetBuilder:
         push_constant_ranges: Sequence[Members] = (),
         flags: Flags = 0,
     ) -> int:
-        """Add a pipeline layout.
-
-        Args:
-            set_layouts: Keys of descriptor set layouts; None for a set that is not used.
-            push_constant_ranges: Members of VkPushConstantRange each.
-            flags: VkPipelineLayoutCreateFlags.
-        """
+        """Add a pipeline layout of set layouts by key, None for a set that is not used, and ranges."""
         self._require(
             RecordTag.DESCRIPTOR_SET_LAYOUT, [each for each in set_layouts if each is not None], "set layout"
         )
@@ -927,13 +873,7 @@ class PipelineSetBuilder:
         return self.pipeline_layout([self.descriptor_set_layout(each) for each in sets], ranges)
 
     def render_pass(self, document: Members, *, version: Literal[1, 2] = 2) -> int:
-        """Add a render pass; see `orchestrator.sets.authoring.builder.encode_render_pass` for its short form.
-
-        Args:
-            document: Members of VkRenderPassCreateInfo2, or of VkRenderPassCreateInfo for version 1, in snake
-                case or the archive's spelling.
-            version: Which of the two.
-        """
+        """Add a render pass; `encode_render_pass` of this module describes its short form."""
         encoded = encode_render_pass(document, self.where, version=version)
         table = "renderPasses2" if version == 2 else "renderPasses"
         key = self._add(RecordTag.RENDER_PASS, encoded, table)
@@ -941,7 +881,6 @@ class PipelineSetBuilder:
         return key
 
     def _require(self, tag: RecordTag, keys: object, what: str) -> None:
-        """Check that keys were added."""
         known = self._keys.get(tag, set())
         if isinstance(keys, str) or not isinstance(keys, Sequence):
             raise ManifestError(f"{self.where}: a list of {what} keys is expected, not {keys!r}")
@@ -951,7 +890,6 @@ class PipelineSetBuilder:
                 raise ManifestError(f"{self.where}: {what} {shown} was not added to this set")
 
     def _add(self, tag: RecordTag, document: Members, table: str = "") -> int:
-        """Add a record under its key, unless it exists."""
         table = table or TABLES[tag][0][0]
         unnamed = msgspec.json.encode({"version": FORMAT_VERSION, table: {handle(None): document}})
         try:
@@ -985,18 +923,7 @@ class PipelineSetBuilder:
         stage_flags: Flags = 0,
         p_next: Sequence[Members] = (),
     ) -> int:
-        """Add a compute pipeline.
-
-        Args:
-            layout: Key of a pipeline layout, or "auto" for `automatic_layout`.
-            module: Key of a shader module.
-            entry: Entry point.
-            specialization: Values by constant id or name.
-            required_subgroup_size: Of the stage, or None.
-            flags: VkPipelineCreateFlags.
-            stage_flags: VkPipelineShaderStageCreateFlags.
-            p_next: Structures of the pNext chain.
-        """
+        """Add a compute pipeline of a module by key; a layout by key, or "auto" for `automatic_layout`."""
         stage = ShaderStage(
             module, entry, "compute", specialization or {}, required_subgroup_size, stage_flags
         )
@@ -1042,18 +969,11 @@ class PipelineSetBuilder:
         vertex_input = given.pop("vertex_input", "auto")
         where = self.where
         own = flags_number("VkGraphicsPipelineLibraryFlagsEXT", library_flags, f"{where}.library_flags")
-        self._require(RecordTag.GRAPHICS_PIPELINE, libraries, "pipeline library")
-        linked = 0
-        for each in libraries:
-            if each not in self._libraries:
-                raise ManifestError(f"{where}: pipeline {each:016x} is linked, but is no library")
-            linked |= self._libraries[each].parts
+        linked = self._linked_parts(RecordTag.GRAPHICS_PIPELINE, libraries)
         parts = own or ALL_PARTS & ~linked
         number = flags_number("VkPipelineCreateFlags", flags, f"{where}.flags") | (_LIBRARY if own else 0)
         drawn, formats = self._drawn(parts, rendering)
-        bits = 0
-        for bit in self._stage_bits("VkGraphicsPipelineCreateInfo", stages):
-            bits |= bit
+        bits = reduce(or_, self._stage_bits("VkGraphicsPipelineCreateInfo", stages), 0)
         encoded_stages = [encode_stage(each, self.interface(each.module), where) for each in stages]
         if parts & PRE_RASTERIZATION_SHADERS and not bits & (1 | MESH_STAGE):
             raise ManifestError(f"{where}: a vertex or mesh shader is needed")
@@ -1078,9 +998,7 @@ class PipelineSetBuilder:
             document["vertexInputState"] = self._vertex_input(vertex_input, stages)
         if encoded_stages:
             document["stages"] = encoded_stages
-        chain = [*p_next]
-        if formats is not None:
-            chain.append(formats)
+        chain = [*p_next, *([] if formats is None else [formats])]
         # Beside libraries, a pipeline has no part of its own that it does not declare.
         if declared := own or (parts if libraries else 0):
             chain.append({"structure": "VkGraphicsPipelineLibraryCreateInfoEXT", "flags": declared})
@@ -1120,9 +1038,7 @@ class PipelineSetBuilder:
             p_next: Structures of the pNext chain.
         """
         where = self.where
-        self._require(RecordTag.RAY_TRACING_PIPELINE, libraries, "pipeline library")
-        if any(each not in self._libraries for each in libraries):
-            raise ManifestError(f"{where}: a pipeline is linked that is no library")
+        self._linked_parts(RecordTag.RAY_TRACING_PIPELINE, libraries)
         if not stages and not libraries:
             raise ManifestError(
                 f"{where}: give stages, or libraries to link "
@@ -1168,6 +1084,13 @@ class PipelineSetBuilder:
             self._libraries[key] = _Library(chosen)
         return key
 
+    def _linked_parts(self, tag: RecordTag, libraries: Sequence[int]) -> int:
+        self._require(tag, libraries, "pipeline library")
+        for each in libraries:
+            if each not in self._libraries:
+                raise ManifestError(f"{self.where}: pipeline {each:016x} is linked, but is no library")
+        return reduce(or_, (self._libraries[each].parts for each in libraries), 0)
+
     def _stage_bit(self, stage: ShaderStage) -> int:
         if not isinstance(stage, ShaderStage):
             raise ManifestError(
@@ -1176,7 +1099,6 @@ class PipelineSetBuilder:
         return stage_bit(stage, self.interface(stage.module), self.where)
 
     def _stage_bits(self, structure: str, stages: Sequence[ShaderStage]) -> list[int]:
-        """VkShaderStageFlagBits of the stages of a pipeline, which may have them together."""
         bits = [self._stage_bit(each) for each in stages]
         wrong = wrong_stages(structure, bits)
         if wrong is not None:
@@ -1184,7 +1106,6 @@ class PipelineSetBuilder:
         return bits
 
     def _drawn(self, parts: int, rendering: Rendering | Subpass | None) -> tuple[Attachments, Members | None]:
-        """The attachments, and the chained structure for dynamic rendering."""
         if isinstance(rendering, Subpass):
             self._require(RecordTag.RENDER_PASS, [rendering.render_pass], "render pass")
             encoded = self._render_passes[rendering.render_pass]

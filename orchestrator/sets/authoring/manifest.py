@@ -21,7 +21,7 @@ import tomllib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import msgspec
 from attrs import Factory, define, frozen
@@ -193,8 +193,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 _KINDS: dict[str, Any] = typing.get_type_hints(Manifest)
 _NAMED = {name: typing.get_args(kind)[1] for name, kind in _KINDS.items() if name != "application"}
 _WITH_AUTO = ("pipeline_layouts", "vertex_inputs")
-_SIGNS = re.compile(r"[=,\[\]{}#\n]")
-_MOST_DOTTED = 1 << 26
 _UNKNOWN_FIELD = re.compile(r"unknown field `([^`]*)`")
 _T = TypeVar("_T")
 
@@ -208,10 +206,6 @@ def read_manifest(path: Path) -> Manifest:
     """
     try:
         text = read_input(path, MAX_MANIFEST_BYTES).decode("utf-8-sig")
-        # A key of many parts takes tomllib their square, in memory, too; what is between signs may be one.
-        words = _SIGNS.split(text.replace(" ", "").replace("\t", ""))
-        if sum(each.count(".") ** 2 for each in words) > _MOST_DOTTED:
-            raise ManifestError(f"{path}: keys have too many parts: no table of a manifest is so deep")
         document = tomllib.loads(text)
     except InputError as error:
         split = "; split it into several manifests" if "larger" in str(error) else ""
@@ -325,23 +319,13 @@ def _readable(value: object) -> str:
     return str(value)
 
 
-#: Most characters of the names of what an entry links: a name has those of all libraries below it, which can
-#: double at each one.
-MAX_LINKED_NAMES = 1 << 16
-
 MAX_SHADER_BYTES = 64 << 20
 _COMPUTE_STAGE = 0x20
 
 
 @frozen
 class PackedPipeline:
-    """A pipeline of a manifest.
-
-    Attributes:
-        name: Its entry and permutation, such as ``compute.blur[RADIUS=4]``.
-        kind: What it is.
-        key: Its hash in the set.
-    """
+    """A pipeline of a manifest."""
 
     name: str
     kind: PipelineKind
@@ -349,15 +333,8 @@ class PackedPipeline:
 
 
 @frozen
-class PackReport:
-    """The set that a manifest describes.
-
-    Attributes:
-        manifest: The manifest.
-        pipelines: Every pipeline that the manifest describes, in its order; equal ones share a key.
-        modules: Number of shader modules in the set.
-        records: Number of records in the set, links included.
-    """
+class ManifestReport:
+    """The set that a manifest describes."""
 
     manifest: Path
     pipelines: tuple[PackedPipeline, ...]
@@ -377,24 +354,15 @@ class PackReport:
 
 @frozen(eq=False)
 class PackedSet:
-    """A manifest's set in memory.
-
-    Attributes:
-        records: The set.
-        report: Its summary.
-        files: The manifest, and the shaders that it names.
-    """
+    """A manifest's set in memory."""
 
     records: MemoryRecords
-    report: PackReport
+    report: ManifestReport
     files: tuple[Path, ...]
 
 
 def load_manifest(path: Path) -> PackedSet:
     """Build the set that a manifest describes.
-
-    Args:
-        path: The TOML file; shaders are looked up beside it.
 
     Raises:
         ManifestError: It is invalid, or a shader cannot be read; names the file and the entry.
@@ -412,15 +380,11 @@ def load_manifest(path: Path) -> PackedSet:
     records = packer.records
     modules = len(records.keys(RecordTag.SHADER_MODULE))
     files = (path, *(path.parent / each.table.path for each in packer.shaders.values()))
-    return PackedSet(records, PackReport(path, tuple(packer.pipelines), modules, len(records)), files)
+    return PackedSet(records, ManifestReport(path, tuple(packer.pipelines), modules, len(records)), files)
 
 
-def pack_manifest(path: Path, destination: Path) -> PackReport:
+def pack_manifest(path: Path, destination: Path) -> ManifestReport:
     """Build the set that a manifest describes and write it as an archive.
-
-    Args:
-        path: The TOML file.
-        destination: The `.foz` file; replaced only if the whole manifest is valid.
 
     Raises:
         ManifestError: As `load_manifest`; or the archive would overwrite the manifest or one of its shaders.
@@ -435,17 +399,14 @@ def pack_manifest(path: Path, destination: Path) -> PackReport:
     return packed.report
 
 
-class _Shader(NamedTuple):
-    """A shader that an entry refers to."""
-
+@frozen
+class _Shader:
     module: int
     table: ShaderTable
 
 
 @define(eq=False)
 class _Packer:
-    """Builds the set of a manifest."""
-
     path: Path
     manifest: Manifest
     records: MemoryRecords
@@ -462,14 +423,12 @@ class _Packer:
 
     @classmethod
     def of(cls, path: Path, manifest: Manifest) -> Self:
-        """A packer that has packed a manifest."""
         records = MemoryRecords(str(path))
         packer = cls(path, manifest, records, PipelineSetBuilder(records))
         packer.pack()
         return packer
 
     def pack(self) -> None:
-        """Pack everything, objects first."""
         manifest = self.manifest
         if manifest.application is not None:
             table = manifest.application
@@ -538,7 +497,6 @@ class _Packer:
             self.layouts[name] = self.builder.pipeline_layout(sets, layout.push_constant_ranges, layout.flags)
 
     def _shader(self, name: str, where: str) -> _Shader:
-        """A shader by its name, else by its path."""
         if name in self.shaders:
             return self.shaders[name]
         table = self.manifest.shaders.get(name)
@@ -558,7 +516,6 @@ class _Packer:
         return self.shaders[name]
 
     def _stage(self, given: str | StageTable, values: Mapping[str, Value], where: str) -> ShaderStage:
-        """A stage, with the values of the constants that it has."""
         table = StageTable(shader=given) if isinstance(given, str) else given
         shader = self._shader(table.shader, where.removeprefix(f"{self.path}: "))
         interface = self.builder.interface(shader.module)
@@ -591,7 +548,6 @@ class _Packer:
     def _stages(
         self, given: Sequence[str | StageTable], values: Mapping[str, Value], where: str
     ) -> list[ShaderStage]:
-        """The stages of an entry; every value must reach one of them."""
         stages = [self._stage(each, values, where) for each in given]
         tables = [StageTable(shader=each) if isinstance(each, str) else each for each in given]
         shaders = [self._shader(each.shader, where) for each in tables]
@@ -616,7 +572,6 @@ class _Packer:
         return "auto" if name == "auto" else self._find("pipeline layout", name, self.layouts)
 
     def _entry(self, entry: str) -> list[tuple[str, int]]:
-        """Pack an entry after the libraries that it links; returns label and key of each permutation."""
         if entry in self.pending:
             cycle = " -> ".join([*self.pending[self.pending.index(entry) :], entry])
             raise ManifestError(f"{self.path}: {entry}: libraries link each other: {cycle}")
@@ -655,7 +610,6 @@ class _Packer:
         return keys
 
     def _links(self, kind: str, names: Sequence[str], entry: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Every choice of one permutation of each linked library."""
         choices: list[list[tuple[str, int]]] = []
         for name in names:
             if name not in getattr(self.manifest, kind):
@@ -665,11 +619,6 @@ class _Packer:
             keys = self._entry(f"{kind}.{name}")
             choices.append([(f"{name}{label}" if label else "", key) for label, key in keys])
         for choice in itertools.product(*choices):
-            if (size := sum(len(each) for each, _ in choice)) > MAX_LINKED_NAMES:
-                raise ManifestError(
-                    f"{self.path}: {entry}.link: the names of what is linked have {size} characters; the "
-                    f"limit is {MAX_LINKED_NAMES}; link each library once"
-                )
             label = ",".join(each for each, _ in choice if each)
             yield f"[{label}]" if label else "", tuple(key for _, key in choice)
 
@@ -760,7 +709,6 @@ class _Packer:
         )
 
     def _group(self, group: Table, names: Sequence[str]) -> dict[str, Any]:
-        """A group with its shaders replaced by indices."""
         indexed: dict[str, Any] = dict(group)
         for member in SHADER_MEMBERS:
             shader = indexed.get(member)

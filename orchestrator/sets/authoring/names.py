@@ -76,7 +76,6 @@ def flags_number(type_name: str, value: object, where: str) -> int:
 
 @lru_cache(maxsize=256)
 def _numbers(type_name: str) -> dict[str, int]:
-    """Every accepted spelling of a type's values."""
     enum_type = _enum_type(type_name)
     prefix = _prefix(type_name)
     table: dict[str, int] = {}

@@ -133,7 +133,6 @@ def encode_chain(parent: str, chain: object, where: str) -> list[dict[str, objec
 
 
 def _count(struct: Struct, count: Member, given: Mapping[str, tuple[str, object]]) -> int:
-    """The given count, else the length of the longest array that it counts."""
     lengths = [
         len(value)
         for member in struct.members

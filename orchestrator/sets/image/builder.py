@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
-import msgspec
+from attrs import define, field, frozen
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.identified import not_supplied
@@ -49,6 +49,7 @@ from orchestrator.sets.image.documents import (
 )
 from orchestrator.sets.image.layout import ImageLayout, ImagePart
 from orchestrator.sets.image.packed import FLAGS_2, Packed
+from orchestrator.sets.image.stage_checks import StageChecks
 from orchestrator.sets.needs.context import (
     DescriptorCounts,
     GraphicsParts,
@@ -57,20 +58,9 @@ from orchestrator.sets.needs.context import (
     incomplete_pipeline,
 )
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
-from orchestrator.sets.needs.shaders import specialized_values, stage_entry_point
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
-from orchestrator.sets.spirv.interface import specialization_constants
-from orchestrator.sets.spirv.static_use import statically_used
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
-from orchestrator.sets.spirv.workgroup_memory import WorkgroupMemory, workgroup_memory
-
-# VkShaderStageFlagBits whose invocations share memory: compute, task, mesh.
-_WORKGROUP_STAGES = 0x20 | 0x40 | 0x80
-# Capabilities of numbers that specialization constants may be and that have not 32 bits: Float16, Float64,
-# Int64, Int16, Int8.
-_OTHER_SIZES = frozenset({9, 10, 11, 22, 39})
-_MAPPINGS = "VkShaderDescriptorSetAndBindingMappingInfoEXT"
 
 _Read = TypeVar("_Read")
 
@@ -93,34 +83,23 @@ _LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
 
-class _UnusableError(Exception):
-    """Internal: why the pipeline at hand cannot go into the image."""
+@frozen
+class _Reason:
+    text: str
+    unsupported: bool = False
+    of_library: bool = False
 
-    def __init__(self, reason: str, *, unsupported: bool = False, of_library: bool = False) -> None:
-        super().__init__(reason)
-        self.reason = str(reason)  # a plain one: reports encode it
-        self.unsupported = unsupported
-        self.of_library = of_library
-
-    def alone(self) -> _UnusableError:
-        """The same without the frames that it came through: they hold what was decoded."""
-        return _UnusableError(self.reason, unsupported=self.unsupported, of_library=self.of_library)
-
-    def through(self, library: int) -> _UnusableError:
-        """The same for what links a library; it names only the one at fault, since chains may be long."""
+    def through(self, library: int) -> _Reason:
+        # It names only the library at fault, since chains may be long.
         if self.of_library:
-            return self.alone()
-        return _UnusableError(
-            f"library {library:016x}: {self.reason}", unsupported=self.unsupported, of_library=True
-        )
+            return self
+        return _Reason(f"library {library:016x}: {self.text}", self.unsupported, of_library=True)
 
 
-class _DeeperError(Exception):
-    """Internal: a pipeline lies too deep to follow its libraries by recursion. It is decoded first."""
-
-    def __init__(self, job: PipelineJob) -> None:
-        super().__init__(job)
-        self.job = job
+class _UnusableError(Exception):
+    def __init__(self, reason: _Reason | str) -> None:
+        super().__init__(reason)
+        self.reason = reason if isinstance(reason, _Reason) else _Reason(reason)
 
 
 # What a record raises that nobody has thought of: it fails, and the others load. That is a defect here, and
@@ -128,8 +107,10 @@ class _DeeperError(Exception):
 _DEFECTS: Final = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 
 
-def _defect(error: BaseException) -> _UnusableError:
-    return _UnusableError(f"a defect of this program, please report it: {type(error).__name__}: {error}")
+def _reason_of(error: Exception) -> _Reason:
+    if isinstance(error, _UnusableError):
+        return error.reason
+    return _Reason(f"a defect of this program, please report it: {type(error).__name__}: {error}")
 
 
 def build_image(
@@ -175,42 +156,30 @@ def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapa
     return builder.part(asked)
 
 
-class _Alike(msgspec.Struct, eq=False, gc=False):
-    """Pipelines that are alike but for the records that they refer to: what is found out once for all.
-
-    Attributes:
-        value: The structure; its handles are positions among those of each pipeline.
-        has_flags_2: Whether its chain holds 64-bit flags.
-        stages: Its stages.
-        libraries: Positions of the libraries that it links.
-        packed: It, packed, with its number in the layout; None until one of them is to be in the image.
-        infos: Where specialization infos are in the heap, by stage and data.
-        passed: What was found to be in order: () for the structure itself; with a render pass; or a stage,
-            by its index, with a module and a layout.
-    """
-
-    value: Any
+@define(eq=False)
+class _Alike:
+    value: Any  # its handles are positions among those of each pipeline
     has_flags_2: bool
     stages: Sequence[Any]
-    libraries: tuple[int, ...]
-    packed: tuple[int, Packed] | None = None
-    infos: dict[tuple[int, bytes], int] = msgspec.field(default_factory=dict)
-    passed: set[tuple[int, ...]] = msgspec.field(default_factory=set)
+    libraries: tuple[int, ...]  # positions of those that it links
+    packed: tuple[int, Packed] | None = None  # with its number in the layout, once it is to be in the image
+    infos: dict[tuple[int, bytes], int] = field(factory=dict)  # in the heap, by stage and data
+    # What was found to be in order: () for the structure itself; (render pass,); (index of a stage, module,
+    # layout).
+    passed: set[tuple[int, ...]] = field(factory=set)
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """A pipeline that was decoded."""
         return cls(value, _normalize(value), stages_of(value), _library_positions(value))
 
 
 def _read(
     source: PipelineSet, tag: RecordTag, key: int, decode: Callable[[RecordTag, int, bytes], _Read]
 ) -> _Read:
-    """What a record holds, in one of the ways to decode it."""
     try:
         return decode(tag, key, source.records.payload(tag, key))
     except UnknownStructureError as error:
-        raise _UnusableError(error.reason, unsupported=True) from None
+        raise _UnusableError(_Reason(error.reason, unsupported=True)) from None
     except RecordError as error:
         raise _UnusableError(str(error)) from None
     except KeyError:
@@ -221,11 +190,10 @@ class _ReadAhead:
     """What is read of pipelines before it is looked at: their documents, and the modules that these name.
 
     Documents are decoded some hundreds at a time, and modules a few megabytes at a time, because that takes
-    less time than one after the other. One thread.
+    less time than one after the other.
     """
 
     def __init__(self, source: PipelineSet) -> None:
-        """Read from a set."""
         self._source = source
         self._documents = PipelineDocuments(_Alike.of)
         self._modules: dict[int, tuple[ShaderModule, SpirvModule | SpirvError]] = {}
@@ -234,11 +202,9 @@ class _ReadAhead:
     def documents_of(
         self, jobs: Sequence[PipelineJob], known: Container[int]
     ) -> list[PipelineDocument[_Alike] | None]:
-        """The documents of some pipelines, None for what is long, or raises, when it is asked for by itself.
+        """The documents of some pipelines; None for what is long, or cannot be used.
 
-        Args:
-            jobs: The pipelines.
-            known: Modules that need not be read any more.
+        Modules that are `known` need not be read any more.
         """
         documents: list[PipelineDocument[_Alike] | None] = []
         for job in jobs:
@@ -257,16 +223,9 @@ class _ReadAhead:
         return documents
 
     def document(self, job: PipelineJob) -> PipelineDocument[_Alike]:
-        """The document of a pipeline."""
         return _read(self._source, job.tag, job.key, self._documents.decode)
 
     def walked(self, key: int) -> tuple[ShaderModule, SpirvModule | SpirvError]:
-        """A module, and what it says.
-
-        Raises:
-            KeyError: It is not in the set.
-            RecordError: Its record cannot be read.
-        """
         if key not in self._modules and key in self._to_come:
             self._walk(key)
         if (ahead := self._modules.pop(key, None)) is not None:
@@ -275,11 +234,9 @@ class _ReadAhead:
         return module, walk_modules((module.code,))[0]
 
     def clear(self) -> None:
-        """Forget the modules that nobody asked for."""
         self._modules.clear()
 
     def _walk(self, first: int) -> None:
-        """Read a module, and those that come after it."""
         keys = iter([first, *(each for each in self._to_come if each != first)])
         modules = self._source.modules(keys, _MODULES_AHEAD)
         self._to_come = dict.fromkeys(keys)
@@ -287,63 +244,64 @@ class _ReadAhead:
         self._modules = dict(zip(modules, zip(modules.values(), walks, strict=True), strict=True))
 
 
+_Met = int | _Reason | None
+"""Index of a pipeline in the image, or why it is not there; None while its libraries are decoded."""
+
+
 class _ImageBuilder:
     def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
         self._source = source = code.source
         self._checker = RequirementChecker(capabilities)
+        self._stage_checks = StageChecks(code, self._checker)
         self._code = code
         self._heap = Heap()
         self._ahead = _ReadAhead(source)
         self._layout = ImageLayout(self._heap)
-        self._objects: dict[tuple[str, int], int | _UnusableError] = {}
-        self._modules: dict[int, tuple[int, SpirvModule | None] | _UnusableError] = {}
-        self._pipelines: dict[PipelineJob, int | _UnusableError | None] = {}
+        self._objects: dict[tuple[str, int], int | _Reason] = {}
+        self._modules: dict[int, tuple[int, SpirvModule | None] | _Reason] = {}
+        self._pipelines: dict[PipelineJob, _Met] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
         # Binding numbers of each set layout, and the same of the sets of each pipeline layout.
         self._bindings: dict[int, frozenset[int]] = {0: frozenset()}
         self._sets: dict[int, tuple[frozenset[int], ...]] = {}
-        self._served: set[tuple[int, int]] = set()  # modules all of whose descriptors a layout has
-        self._memory: dict[int, WorkgroupMemory | None] = {}
-        self._constant_sizes: dict[int, dict[int, int]] = {}
-        self._lacking: dict[tuple[int, int, str | None, int], Malformed | None] = {}
         self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
-        self._depth = 0  # of the recursion
         self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
     def add_all(self, jobs: Sequence[PipelineJob]) -> None:
-        """Put pipelines into the image or among the problems; once."""
         for start in range(0, len(jobs), _READ_AHEAD):
             some = jobs[start : start + _READ_AHEAD]
             documents = self._ahead.documents_of(some, self._modules)
             for job, document in zip(some, documents, strict=True):
-                self.add(job, document)
+                if job not in self._pipelines:
+                    self._add(job, document)
         self._ahead.clear()
 
-    def add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
-        """Put a pipeline, by its document where that is there, into the image or among the problems; once."""
-        waiting = [] if job in self._pipelines else [job]
+    def _add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> None:
+        waiting = [job]
         while waiting:
+            job = waiting[-1]
+            self._pipelines[job] = None  # meeting it again as a library is a cycle
             try:
-                self._add(waiting[-1], document if len(waiting) == 1 else None)
+                document = document or self._ahead.document(job)
+                library = self._next_library(job, document) if document.made.libraries else None
+                if library is None:
+                    self._pipelines[job] = self._decode(job, document)
+            except (_UnusableError, *_DEFECTS) as error:
+                library, reason = None, _reason_of(error)
+                self._pipelines[job] = reason
+                self._problems.append(Problem(job, unsupported=reason.unsupported, reason=reason.text))
+            document = None
+            if library is None:
                 waiting.pop()
-            except _DeeperError as found:
-                self._pipelines[waiting[-1]] = None
-                waiting.append(found.job)
+            else:
+                waiting.append(library)
 
-    def _add(self, job: PipelineJob, document: PipelineDocument[_Alike] | None = None) -> None:
-        self._pipelines[job] = None  # being decoded: meeting it again below is a cycle
-        try:
-            self._pipelines[job] = self._decode(job, document)
-        except _DeeperError:
-            del self._pipelines[job]
-            raise
-        except (_UnusableError, *_DEFECTS) as found:
-            # A local that keeps `found` keeps its frames, this one among them, until garbage is collected.
-            error = (found if isinstance(found, _UnusableError) else _defect(found)).alone()
-            self._pipelines[job] = error
-            self._problems.append(Problem(job, unsupported=error.unsupported, reason=error.reason))
+    def _next_library(self, job: PipelineJob, document: PipelineDocument[_Alike]) -> PipelineJob | None:
+        keys = [document.handles[at] for at in document.made.libraries]
+        libraries = [PipelineJob(key, job.kind) for key in keys if key]
+        return next((each for each in libraries if each not in self._pipelines), None)
 
     def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:
         return BuiltImage(
@@ -375,58 +333,35 @@ class _ImageBuilder:
             job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
         )
 
-    def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike] | None) -> int:
-        if document is None:
-            document = self._ahead.document(job)
+    def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike]) -> int:
         alike, handles = document.choose(), document.handles
-        value, passed, layout = alike.value, alike.passed, handles[alike.value.layout]
-        itself, modules, stages = () not in passed, {}, []
-        known = self._modules
-        for number, stage in enumerate(alike.stages):
-            place = (number, handles[stage.module], layout)
-            found = known.get(place[1])
-            modules[stage.module], spirv = found if type(found) is tuple else self._module(place[1])
-            # What other code needs is looked at when it comes: needs/supplied.py.
-            if spirv is not None and place not in passed:
-                stages.append((place, stage, spirv))
+        value, layout = alike.value, handles[alike.value.layout]
+        modules, stages = self._stages(alike, handles, layout)
+        is_new = () not in alike.passed
         for place, stage, spirv in stages:
-            if (missing := self._checker.stage(stage, spirv, place[1])) is not None:
-                self._require(missing)
-        if itself:
+            self._require(self._checker.stage(stage, spirv, place[1]))
+        if is_new:
             self._require(self._checker.structure(value), value)
-        for (_, module, _), stage, _ in stages:
-            if stage.pSpecializationInfo is not None:
-                self._require(self._wrong_specialization(stage, module))
-            if stage.stage & _WORKGROUP_STAGES:
-                self._require(self._excess_memory(stage, module))
+        for (_, module, _), stage, spirv in stages:
+            self._require(self._stage_checks.specialization(stage, module, spirv))
+            self._require(self._stage_checks.memory(stage, module, spirv))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
-            render_pass = handles[value.renderPass]
-            self._object("VkRenderPass", render_pass)
-            if (render_pass,) not in passed:
-                self._require(self._checker.in_render_pass(value, self._render_passes[render_pass]))
-                passed.add((render_pass,))
+            self._check_render_pass(alike, handles[value.renderPass])
         if layout and stages:
             self._object("VkPipelineLayout", layout)
             for (_, module, _), stage, spirv in stages:
-                if (module, layout) not in self._served:
-                    self._check_descriptors(stage, module, spirv, layout)
-        libraries: dict[int, int] = {}
-        linked: list[GraphicsParts] = []
-        if alike.libraries:
-            libraries = {handles[at]: self._library(job, handles[at]) for at in alike.libraries}
-            jobs = [PipelineJob(key, job.kind) for key in libraries]
-            linked = [self._linkable[each] for each in jobs]
-            self._links_deep[job] = 1 + max(self._links_deep.get(each, 0) for each in jobs)
-            if self._links_deep[job] > LIBRARY_DEPTH:
-                raise _UnusableError(f"links libraries more than {LIBRARY_DEPTH} deep")
-        if itself or libraries:
+                sets = self._sets[layout]
+                self._require(self._stage_checks.descriptors(stage, module, spirv, layout, sets))
+        libraries = self._libraries(job, [handles[at] for at in alike.libraries]) if alike.libraries else {}
+        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
+        if is_new or libraries:
             self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
             self._linkable[job] = GraphicsParts.of(value, linked)
-        passed.add(())
+        alike.passed.add(())
         for place, stage, spirv in stages:
-            if stage.pSpecializationInfo is None or not self._sized_by_data(place[1], spirv):
-                passed.add(place)
+            if stage.pSpecializationInfo is None or not self._stage_checks.is_sized_by_data(place[1], spirv):
+                alike.passed.add(place)
         if alike.packed is None:
             packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
             alike.packed = self._layout.add_packed(job.kind, packed), packed
@@ -439,8 +374,46 @@ class _ImageBuilder:
         infos = self._infos(alike) if packed.infos else ()
         return self._layout.add_pipeline(job.kind, job.key, alike.packed, infos, numbers)
 
+    def _stages(
+        self, alike: _Alike, handles: Sequence[int], layout: int
+    ) -> tuple[dict[int, int], list[tuple[tuple[int, int, int], Any, SpirvModule]]]:
+        modules, stages, known = {}, [], self._modules
+        for number, stage in enumerate(alike.stages):
+            place = (number, handles[stage.module], layout)
+            found = known.get(place[1])
+            modules[stage.module], spirv = found if type(found) is tuple else self._module(place[1])
+            # What other code needs is looked at when it comes: needs/supplied.py.
+            if spirv is not None and place not in alike.passed:
+                stages.append((place, stage, spirv))
+        return modules, stages
+
+    def _check_render_pass(self, alike: _Alike, render_pass: int) -> None:
+        self._object("VkRenderPass", render_pass)
+        if (render_pass,) not in alike.passed:
+            self._require(self._checker.in_render_pass(alike.value, self._render_passes[render_pass]))
+            alike.passed.add((render_pass,))
+
+    def _libraries(self, job: PipelineJob, keys: Sequence[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for key in keys:
+            if not key:
+                raise _UnusableError(f"{_LIBRARY_INFO}::pLibraries holds a null handle")
+            library = PipelineJob(key, job.kind)
+            known = self._pipelines[library]
+            if known is None:
+                raise _UnusableError(f"links library {key:016x}, which links it back")
+            if isinstance(known, _Reason):
+                raise _UnusableError(known.through(key))
+            if library not in self._linkable:  # VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-03381
+                raise _UnusableError(f"links {key:016x}, which was not created as a library")
+            found[key] = known
+        deep = 1 + max(self._links_deep.get(PipelineJob(key, job.kind), 0) for key in keys)
+        if deep > LIBRARY_DEPTH:
+            raise _UnusableError(f"links libraries more than {LIBRARY_DEPTH} deep")
+        self._links_deep[job] = deep
+        return found
+
     def _infos(self, alike: _Alike) -> list[int]:
-        """Where the specialization infos of a pipeline are in the heap."""
         found: list[int] = []
         for number, stage in enumerate(alike.stages):
             info = stage.pSpecializationInfo
@@ -455,50 +428,19 @@ class _ImageBuilder:
                 found.append(offset)
         return found
 
-    def _sized_by_data(self, module: int, spirv: SpirvModule) -> bool:
-        """Whether workgroups or shared memory of a module are as large as its constants say."""
-        if not spirv.spec_ids:
-            return False
-        if spirv.has_specialized_sizes:
-            return True
-        memory = self._memory_of(module)
-        return memory is not None and bool(memory.spec_ids)
-
     def _require(self, missing: str | None, value: Any = None) -> None:
         if missing is None:
             return
         if value is not None and isinstance(missing, Malformed):
             self._pack(value, Heap())  # a count that lies is the cause, and what was found its consequence
-        raise _UnusableError(missing, unsupported=not isinstance(missing, Malformed))
+        raise _UnusableError(_Reason(str(missing), unsupported=not isinstance(missing, Malformed)))
 
     def _pack(self, value: Any, heap: Heap) -> tuple[Piece, Piece]:
-        """A structure, and what it has for itself in the heap."""
         try:
             return packer(type(value).__name__).pack(value, heap), heap.take_own()
         except CreateInfoError as error:
             heap.take_own()
             raise _UnusableError(str(error)) from None
-
-    def _library(self, linking: PipelineJob, key: int) -> int:
-        job = PipelineJob(key=key, kind=linking.kind)
-        if not key:
-            raise _UnusableError(f"{_LIBRARY_INFO}::pLibraries holds a null handle")
-        if job not in self._pipelines:
-            if self._depth == LIBRARY_DEPTH:
-                raise _DeeperError(linking)
-            self._depth += 1
-            try:
-                self._add(job)
-            finally:
-                self._depth -= 1
-        known = self._pipelines[job]
-        if known is None:
-            raise _UnusableError(f"links library {key:016x}, which links it back")
-        if isinstance(known, _UnusableError):
-            raise known.through(key)
-        if job not in self._linkable:  # VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-03381
-            raise _UnusableError(f"links {key:016x}, which was not created as a library")
-        return known
 
     def _module(self, key: int) -> tuple[int, SpirvModule | None]:
         known = self._modules.get(key)
@@ -506,17 +448,11 @@ class _ImageBuilder:
             try:
                 known = self._load_module(key)
             except _UnusableError as error:
-                known = error.alone()
+                known = error.reason
             self._modules[key] = known
-        if isinstance(known, _UnusableError):
-            raise known.alone()
+        if isinstance(known, _Reason):
+            raise _UnusableError(known)
         return known
-
-    def _spirv(self, key: int) -> SpirvModule:
-        """What the code of a module says, whose code is there."""
-        found = self._module(key)[1]
-        assert found is not None  # noqa: S101 - the caller has asked
-        return found
 
     def _load_module(self, key: int) -> tuple[int, SpirvModule | None]:
         if not key:
@@ -538,104 +474,16 @@ class _ImageBuilder:
         )
         return index, spirv
 
-    def _check_descriptors(self, stage: Any, module: int, spirv: SpirvModule, layout: int) -> None:
-        """Refuse a shader that uses what the layout lacks; drivers read its place without looking.
-
-        VUID-VkComputePipelineCreateInfo-layout-07988 and its like. What a module declares and does not use
-        may be lacking.
-        """
-        if stage.pNext and any(type(each).__name__ == _MAPPINGS for each in stage.pNext):
-            return
-        sets, bindings = self._sets[layout], spirv.bindings
-        lacking = {
-            each: (number, bindings[each])
-            for each, number in spirv.descriptor_sets.items()
-            if each in bindings and (number >= len(sets) or bindings[each] not in sets[number])
-        }
-        if not lacking:
-            self._served.add((module, layout))
-            return
-        where = (module, stage.stage, stage.pName, layout)
-        if where not in self._lacking:
-            self._lacking[where] = self._lacking_descriptor(stage, module, lacking)
-        self._require(self._lacking[where])
-
-    def _lacking_descriptor(
-        self, stage: Any, module: int, lacking: dict[int, tuple[int, int]]
-    ) -> Malformed | None:
-        entry = stage_entry_point(stage, self._spirv(module))
-        if entry is None:
-            return None
-        try:
-            used = statically_used(self._code.load(module), entry.id, lacking)
-        except SpirvError as error:
-            return Malformed(f"module {module:016x}: {error}")
-        for number, binding in sorted(lacking[each] for each in used):
-            return Malformed(f"layout has no set {number} binding {binding}, which shader {module:016x} uses")
-        return None
-
-    def _wrong_specialization(self, stage: Any, module: int) -> str | None:
-        """A value that is not as long as its constant: VUID-VkSpecializationMapEntry-constantID-00776."""
-        entries, spirv = stage.pSpecializationInfo.pMapEntries or (), self._spirv(module)
-        if all(each.size == 4 for each in entries) and _OTHER_SIZES.isdisjoint(spirv.capabilities):
-            return None
-        if module not in self._constant_sizes:
-            try:
-                found = specialization_constants(self._code.load(module))
-            except SpirvError as error:
-                return Malformed(f"module {module:016x}: {error}")
-            self._constant_sizes[module] = {each.constant_id: each.size for each in found}
-        sizes = self._constant_sizes[module]
-        for each in entries:
-            size = sizes.get(each.constantID, each.size)
-            if size != each.size:
-                return Malformed(
-                    f"specialization constant {each.constantID} is given {each.size} bytes and has {size}"
-                )
-        return None
-
-    def _memory_of(self, module: int) -> WorkgroupMemory | None:
-        """What defines sizes in a module; None where its walk found all of them."""
-        if module not in self._memory:
-            spirv, found = self._spirv(module), None
-            try:
-                if spirv.workgroup_memory or spirv.computed_sizes:
-                    found = workgroup_memory(self._code.load(module), spirv.computed_sizes)
-            except SpirvError as error:
-                raise _UnusableError(f"module {module:016x}: {error}") from None
-            self._memory[module] = found
-        return self._memory[module]
-
-    def _excess_memory(self, stage: Any, module: int) -> str | None:
-        """The limit that a stage exceeds by a computed workgroup, or by variables that its entry uses."""
-        if (memory := self._memory_of(module)) is None:
-            return None
-        spirv = self._spirv(module)
-        entry = stage_entry_point(stage, spirv)
-        if entry is None:
-            return None
-        info = stage.pSpecializationInfo
-        values = specialized_values(info) if info is not None and memory.spec_ids else {}
-        shaders = self._checker.shaders
-        if spirv.computed_sizes:
-            missing = shaders.workgroup(stage, entry, spirv, memory.known(values))
-            if missing is not None:
-                return missing
-        if shaders.workgroup_memory(entry, memory.size(values)) is None:
-            return None
-        used = statically_used(self._code.load(module), entry.id, memory.variables)
-        return shaders.workgroup_memory(entry, memory.size(values, used))
-
     def _object(self, handle_type: str, key: int) -> int:
         known = self._objects.get((handle_type, key))
         if known is None:
             try:
                 known = self._load_object(handle_type, key)
             except _UnusableError as error:
-                known = error.alone()
+                known = error.reason
             self._objects[handle_type, key] = known
-        if isinstance(known, _UnusableError):
-            raise known.alone()
+        if isinstance(known, _Reason):
+            raise _UnusableError(known)
         return known
 
     def _load_object(self, handle_type: str, key: int) -> int:
@@ -654,14 +502,13 @@ class _ImageBuilder:
         return self._place_object(OBJECT_KINDS[structure], key, self._pack(value, self._heap), conversion)
 
     def _count_sets(self, layout: Any) -> None:
-        """Compare the descriptors of a layout's sets with the device's limits, once for all its pipelines."""
         keys = [each for each in layout.pSetLayouts or () if each]
         for each in keys:
             self._object("VkDescriptorSetLayout", each)
         self._require(self._checker.descriptors.missing([self._descriptors[each] for each in keys]))
 
     def _ycbcr_conversion(self, sampler: Any, key: int) -> int | None:
-        """The conversion that the archive wrote into the sampler's chain, as an object of its own."""
+        # The archive writes the conversion into the sampler's chain; Vulkan has it as an object of its own.
         recorded = [each for each in sampler.pNext or () if type(each).__name__ == YCBCR_CREATE_INFO]
         if not recorded:
             return None
@@ -694,7 +541,6 @@ class _ImageBuilder:
 
 
 def _normalize(value: Any) -> bool:
-    """Clear what belongs to the capture and not to the pipeline; says whether it has 64-bit flags."""
     value.flags &= ~_CREATION_ONLY_FLAGS
     value.basePipelineHandle = 0
     value.basePipelineIndex = -1
@@ -707,7 +553,6 @@ def _normalize(value: Any) -> bool:
 
 
 def _library_positions(value: Any) -> tuple[int, ...]:
-    """Which of its handles are the libraries that a pipeline links, in order."""
     info = getattr(value, "pLibraryInfo", None)
     several = (
         [info]

@@ -27,7 +27,6 @@ CREATE_INFOS = {
     PipelineKind.COMPUTE: "VkComputePipelineCreateInfo",
     PipelineKind.RAY_TRACING: "VkRayTracingPipelineCreateInfoKHR",
 }
-FEEDBACK = "VkPipelineCreationFeedback"
 DEFAULT_MODULE_BYTES: Final = 256 * 1024 * 1024
 LIBRARY_DEPTH: Final = 32
 """How deep libraries may link libraries; captures stay below four. Recursion follows so many."""
@@ -44,25 +43,14 @@ OBJECT_KINDS: Final = {
 
 @frozen
 class Needs:
-    """What pipelines need of a device that has it.
-
-    Attributes:
-        features: Features, by one of their names.
-        extensions: Device extensions.
-    """
+    """What pipelines need of a device that has it."""
 
     features: frozenset[Feature] = frozenset()
     extensions: frozenset[str] = frozenset()
 
 
 class Problem(msgspec.Struct, frozen=True):
-    """A pipeline that is not in the image.
-
-    Attributes:
-        job: Which.
-        unsupported: True where the device lacks something, False where the set's own data is unusable.
-        reason: The missing thing, or what is wrong with the data.
-    """
+    """A pipeline that is not in the image."""
 
     job: PipelineJob
     unsupported: bool
@@ -90,13 +78,7 @@ class BuiltImage:
 
 @define(eq=False)
 class ModuleCode:
-    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe.
-
-    Attributes:
-        source: The set; open as long as modules are loaded.
-        limit: Bytes to keep.
-        places: Where modules are, as far as it is known.
-    """
+    """SPIR-V of a set's modules on demand, the last `limit` bytes of it kept. Thread-safe."""
 
     source: PipelineSet
     limit: int = DEFAULT_MODULE_BYTES

@@ -51,13 +51,7 @@ class CreateInfoError(OrchestratorError):
 
 
 class HandleSlot(msgspec.Struct, frozen=True, gc=False):
-    """A handle field of a packed piece.
-
-    Attributes:
-        offset: Where it stands, relative to the piece.
-        type: Handle type, such as "VkPipelineLayout".
-        key: What the packed value has there: the hash of a record, or its position among a pipeline's.
-    """
+    """A handle field of a packed piece."""
 
     offset: int
     type: str
@@ -224,7 +218,6 @@ class StructPacker:
             raise CreateInfoError(f"{self.struct.name}{self._culprit(value) or f': {error}'}") from None
 
     def _culprit(self, value: Any) -> str:
-        """What has no representation, as "::member: why", of scalars and arrays of them; else ""."""
         scalars = [(path, path, code) for _, code, path in self._scalars]
         arrays = [(each.name, each.name, _unsigned(each)) for each in self.struct.members if each.format]
         for path, name, code in scalars + arrays:
@@ -245,7 +238,6 @@ class StructPacker:
             self._format.pack_into(data, at, *self._head, *self._values(value))
 
     def _compile(self) -> tuple[binary.Struct, tuple[str, ...]]:
-        """One struct format over all scalars, padded to the structure's size."""
         parts, at = ["<"], 0
         scalars = sorted(self._scalars)
         if self.struct.s_type is not None:
@@ -306,7 +298,6 @@ def _chain(entries: Sequence[Any], heap: Heap) -> int:
 
 
 def _unsigned(member: Member) -> str:
-    """Format of a scalar. Enums are C ints but written as unsigned numbers; so are most signed fields."""
     if member.category in ("enum", "flags", "bool"):
         return "Q" if member.format in ("Q", "q") else "I"
     return member.format
@@ -346,7 +337,6 @@ def _fixed_step(member: Member, code: str) -> _Step:
 
 
 def _nested_step(member: Member, nested: StructPacker) -> _Step:
-    """A structure, or an array of them, within the structure."""
     read, offset, size = operator.attrgetter(member.name), member.offset, nested.struct.size
 
     def step(value: Any, piece: Piece, at: int, heap: Heap) -> None:
@@ -361,7 +351,6 @@ def _nested_step(member: Member, nested: StructPacker) -> _Step:
 
 
 def _pointer_step(struct: Struct, member: Member) -> _Step:
-    """What a member points to, put into the heap; nothing where the member is null or an empty array."""
     read = operator.attrgetter(member.name)
     place: _Place
     if member.length == "null-terminated":

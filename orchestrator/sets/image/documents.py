@@ -111,7 +111,6 @@ class UnknownStructureError(RecordError):
 
 
 def _decode_handle(expected: type, value: Any) -> Any:
-    """Decode hook of msgspec for the one type that it does not know."""
     if expected is Handle and isinstance(value, str):
         return _handle(value)
     raise ValueError(f"Expected 16 lower-case hexadecimal digits, got {value!r}"[:120])
@@ -119,7 +118,6 @@ def _decode_handle(expected: type, value: Any) -> Any:
 
 @functools.lru_cache(maxsize=1 << 14)
 def _handle(text: str) -> Handle:
-    """The handle that digits stand for; few of a set are different."""
     if not _HANDLE.fullmatch(text):
         raise ValueError(f"Expected 16 lower-case hexadecimal digits, got {text!r}"[:120])
     return Handle(text, 16)
@@ -177,7 +175,6 @@ def _pointer_type(member: Member, chains: bool) -> Any:
 
 
 def _member_type(struct: Struct, member: Member, counts: frozenset[str], chains: bool) -> tuple[Any, Any]:
-    """The Python type and default of a member."""
     words = WORD_ARRAYS.get((struct.name, member.name))
     if words is not None:
         return _array_type(Annotated[int, _RANGES["I"]], words), None
@@ -198,7 +195,6 @@ def _member_type(struct: Struct, member: Member, counts: frozenset[str], chains:
 
 
 def _array_type(element: Any, size: int) -> Any:
-    """A fixed-size array: all of it, or left out."""
     return Annotated[list[element], Meta(min_length=size, max_length=size)] | None
 
 
@@ -244,7 +240,6 @@ _GRAPHICS: Final = "VkGraphicsPipelineCreateInfo"
 
 @functools.cache
 def _shared_members() -> tuple[tuple[str, str], ...]:
-    """State members of a graphics pipeline, with their names in JSON."""
     struct = registry().struct(_GRAPHICS)
     return tuple(
         (member.name, json_name(struct.name, member))
@@ -260,7 +255,6 @@ def _state_decoder(member: str, chains: bool) -> msgspec.json.Decoder[Any]:
 
 
 def _may_have_chains(text: bytes) -> bool:
-    """Whether a document may have a pNext chain, whose name may be written in escapes; few have one."""
     return b'"pNext"' in text or b"\\u" in text
 
 
@@ -339,12 +333,6 @@ def _document_type(tag: RecordTag, chains: bool) -> type[msgspec.Struct]:
 def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
     """The structure that a record holds: a value whose class has its name, with its members as attributes.
 
-    Args:
-        tag: Tag of the record; one of `TABLES`.
-        key: Its hash, which names the entry in the document's table.
-        payload: Its decompressed payload: JSON, up to the first NUL byte.
-        states: Where graphics pipelines share their state, or None to share nothing.
-
     Raises:
         UnknownStructureError: A pNext chain holds a structure that is not in the registry or not in sets.
         RecordError: It is not such a document, or a member is unknown or out of its range.
@@ -420,13 +408,7 @@ class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
 
 
 class _Places:
-    """Where the hashes of a document and the data of its constants are; those alike have them there too.
-
-    Attributes:
-        hashes: Where hashes begin and end.
-        data: Where data begins and ends.
-        fixed: Takes what stands between them out of a text.
-    """
+    """Where the hashes of a document and the data of its constants are; those alike have them there too."""
 
     def __init__(self, text: bytes) -> None:
         self.data: Final = [each.span(1) for each in _DATA.finditer(text)]
@@ -439,7 +421,6 @@ class _Places:
         self._numbers: Final = binary.Struct(f">{len(self.hashes)}Q")
 
     def holes(self, text: bytes) -> tuple[list[int], Sequence[bytes]] | None:
-        """Hashes and data of a document that is as fixed; None where something else is there."""
         digits, data = b"".join(self._digits(text)), self._data_of(text)
         if digits.translate(None, _DIGITS) or not all(map(_BASE64.fullmatch, data)):
             return None
@@ -448,7 +429,6 @@ class _Places:
 
 
 def _taking(places: Iterable[tuple[int, int]]) -> Callable[[bytes], tuple[bytes, ...]]:
-    """Takes the bytes at some places out of a text."""
     several = [slice(*each) for each in places]
     if len(several) > 1:  # of one, `itemgetter` gives that and no tuple
         return operator.itemgetter(*several)
@@ -462,12 +442,7 @@ class PipelineDocuments(Generic[Made]):
     """
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
-        """Decode pipelines.
-
-        Args:
-            make: Makes what is kept of a pipeline for all that are alike. Its handles are not hashes, but
-                positions among those of each, or 0 where they are null.
-        """
+        """Decode pipelines."""
         self._make = make
         self._states = SharedStates()
         self._known: dict[RecordTag, dict[tuple[bytes, ...], PipelineDocument[Made]]] = {
@@ -501,7 +476,6 @@ class PipelineDocuments(Generic[Made]):
         return None if len(payload) > _LONGEST_ALIKE else self.decode(tag, key, payload)
 
     def _like(self, tag: RecordTag, key: int, text: bytes, places: _Places) -> PipelineDocument[Made] | None:
-        """A document like one that is known; None where it is like none, or has what its like cannot have."""
         known = self._known[tag].get(places.fixed(text))
         holes = None if known is None else places.holes(text)
         if known is None or holes is None or holes[0][0] != key:
@@ -516,7 +490,6 @@ class PipelineDocuments(Generic[Made]):
     def _decode(
         self, tag: RecordTag, key: int, text: bytes, places: _Places | None
     ) -> PipelineDocument[Made]:
-        """What a document holds; known from now on, where its like can be told by its places."""
         self._met = []
         with _making:
             kind = _document_type(tag, _may_have_chains(text))
@@ -542,7 +515,6 @@ class PipelineDocuments(Generic[Made]):
         return found
 
     def _number(self, expected: type, value: Any) -> Any:
-        """Decode hook that gives each handle's position among those met."""
         handle = _decode_handle(expected, value)
         if handle:
             self._met.append(int(handle))
@@ -557,7 +529,6 @@ def stages_of(pipeline: Any) -> list[Any]:
 
 
 def _decode_data(data: Sequence[bytes], infos: Sequence[Any]) -> Sequence[bytes] | None:
-    """Data of specialization infos; None where they are not what these infos can have."""
     try:
         values = [_bytes_decoder.decode(b'"%b"' % each) for each in data]
     except msgspec.DecodeError:
@@ -567,7 +538,6 @@ def _decode_data(data: Sequence[bytes], infos: Sequence[Any]) -> Sequence[bytes]
 
 
 def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordError:
-    """The reason why a document was refused: an unknown structure by its sType, or what msgspec says."""
     reason = str(error) or type(error).__name__
     if len(reason) > _LONGEST_REASON:  # a field has a name of megabytes, and what is behind it says where
         reason = f"{shown(reason)} {reason[-_LONGEST_REASON // 2 :]}"
@@ -588,7 +558,6 @@ def _explain(tag: RecordTag, key: int, text: bytes, error: Exception) -> RecordE
 
 
 def _chained_types(text: bytes) -> set[int]:
-    """Every sType in the pNext arrays of a document that could not be decoded."""
     found: set[int] = set()
     try:
         pending: list[Any] = [msgspec.json.decode(text)]

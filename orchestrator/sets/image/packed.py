@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import struct as binary
 from array import array
-from collections.abc import Callable, Sequence
-from typing import Final, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from attrs import frozen
 
 from orchestrator.devices.image import PNEXT, Offsets
 from orchestrator.registry import registry
@@ -35,18 +36,6 @@ class Packed(msgspec.Struct, frozen=True, eq=False, gc=False):
     A field is in the part of the heap that each pipeline has for itself, by its offset there; or in the
     create info itself, by a negative number: -1 - offset. What a pointer points to is an offset in the heap,
     or in that part by a negative number, as `Heap.place` gives it.
-
-    Attributes:
-        info: The create info, without its pNext.
-        own: The part of the heap.
-        pointer_places: Pointer fields, without those of specialization.
-        pointer_targets: What they point to.
-        following: What stands first in the pNext chain, if anything.
-        flags_2: The 64-bit flags in the chain, if there are any.
-        infos: Pointers to specialization, in the order of stages.
-        objects: Handle fields of objects.
-        modules: Handle fields of shader modules.
-        libraries: Handle fields of pipelines.
     """
 
     info: bytes
@@ -89,7 +78,6 @@ class Packed(msgspec.Struct, frozen=True, eq=False, gc=False):
 
 
 def _find_flags_2(own: Piece, following: int) -> int:
-    """The 64-bit flags in a chain that has them: nobody shares these, nor what comes before them."""
     struct, pointers = registry().struct(FLAGS_2), dict(own.pointers)
     at = -1 - following
     while binary.unpack_from("<I", own.data, at)[0] != struct.s_type:
@@ -97,28 +85,41 @@ def _find_flags_2(own: Piece, following: int) -> int:
     return -1 - at - struct.member("flags").offset
 
 
-class KindColumns(msgspec.Struct, array_like=True):
-    """The pipelines of one kind in columns, as bytes.
+class RowColumns(msgspec.Struct, array_like=True):
+    """`PackedRows` as a value that another process may add to its own."""
+
+    data: bytes
+    fields: dict[str, tuple[bytes, bytes]]
+    which: bytes
+    keys: bytes
+    own: bytes
+    infos: bytes
+    numbers: dict[str, bytes]
+
+
+@frozen(eq=False)
+class KindColumns:
+    """The pipelines of one kind in columns.
 
     Attributes:
         data: Their create infos, contiguous.
         keys: Hash of each.
         following: What stands first in each one's pNext chain, in the heap; -1 for nothing.
         flags_2: The 64-bit flags in each one's chain, in the heap; -1 for nothing.
-        pointer_slots: Pointer fields in `data`, without the pNext of create infos.
-        pointer_targets: What they point to in the heap.
+        pointers: Pointer fields in `data`, without the pNext of create infos, and their targets in the heap.
+        heap_pointers: Pointer fields in the heap, and their targets there.
         slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of each, in the
             heap or, as a negative number, in `data`: -1 - offset; what each refers to; where each pipeline's
             end.
     """
 
     data: bytes
-    keys: bytes
-    following: bytes
-    flags_2: bytes
-    pointer_slots: bytes
-    pointer_targets: bytes
-    slots: dict[str, tuple[bytes, bytes, bytes]]
+    keys: npt.NDArray[np.uint64]
+    following: Offsets
+    flags_2: Offsets
+    pointers: tuple[Offsets, Offsets]
+    heap_pointers: tuple[Offsets, Offsets]
+    slots: dict[str, tuple[Offsets, npt.NDArray[np.int32], Offsets]]
 
 
 class PackedRows:
@@ -132,7 +133,10 @@ class PackedRows:
         self._keys = array("Q")
         self._own = array("q")
         self._infos = array("q")
-        self._numbers = (array("i"), array("i"), array("i"))
+        self._numbers = {what: array("i") for what in ("objects", "modules", "libraries")}
+
+    def __len__(self) -> int:
+        return len(self._keys)
 
     def add_packed(self, packed: Packed) -> int:
         """Take what pipelines have in common; returns its number."""
@@ -146,7 +150,7 @@ class PackedRows:
     def add(
         self, key: int, which: int, own: int, infos: Sequence[int], numbers: Sequence[Sequence[int]]
     ) -> int:
-        """Append a pipeline; returns its index.
+        """Append a pipeline of a packed one, with its own part of the heap at `own`; returns its index.
 
         Args:
             key: Its hash.
@@ -160,38 +164,95 @@ class PackedRows:
         self._own.append(own)
         if infos:
             self._infos.extend(infos)
-        objects, modules, libraries = self._numbers
-        objects.extend(numbers[0])
-        modules.extend(numbers[1])
-        if numbers[2]:
-            libraries.extend(numbers[2])
+        for column, values in zip(self._numbers.values(), numbers, strict=True):
+            column.extend(values)
         return len(self._which) - 1
 
-    def columns(self, stride: int) -> tuple[KindColumns, Offsets, Offsets]:
-        """The rows, and the pointer fields in their parts of the heap with what they point to.
+    def encoded(self) -> RowColumns:
+        """The rows as a value."""
+        fields = {name: (values.tobytes(), sizes.tobytes()) for name, (values, sizes) in self._fields.items()}
+        numbers = {what: each.tobytes() for what, each in self._numbers.items()}
+        return RowColumns(
+            bytes(self._data),
+            fields,
+            self._which.tobytes(),
+            self._keys.tobytes(),
+            self._own.tobytes(),
+            self._infos.tobytes(),
+            numbers,
+        )
+
+    def take(
+        self,
+        more: RowColumns,
+        base: int,
+        renumbered: Mapping[str, npt.NDArray[np.int32]],
+        repeated: npt.NDArray[np.uint64],
+    ) -> None:
+        """Add rows of another layout, but for those that are here: libraries that both needed.
 
         Args:
-            stride: Size of a create info.
+            more: The rows.
+            base: Where the heap of that layout begins in this one's.
+            renumbered: What its objects and its modules are here.
+            repeated: Keys of those that may be here.
         """
+        keys = np.frombuffer(more.keys, np.uint64)
+        new, place = self._new(keys, repeated)
+        which, before = _from_bytes(more.which), len(self._fields["infos"][1])
+        sizes = {name: _from_bytes(each)[which] for name, (_, each) in more.fields.items()}
+        for name, (values, lengths) in self._fields.items():
+            found = _from_bytes(more.fields[name][0])
+            if name in _IN_HEAP:
+                found = np.where(found < 0, found, found + base)
+            _extend(values, found)
+            lengths.frombytes(more.fields[name][1])
+        self._data += more.data
+        _extend(self._which, which[new] + before)
+        _extend(self._keys, keys[new])
+        _extend(self._own, _from_bytes(more.own)[new] + base)
+        _extend(self._infos, (_from_bytes(more.infos) + base)[np.repeat(new, sizes["infos"])])
+        renumbered = {**renumbered, "libraries": place.astype(np.int32)}
+        for what, column in self._numbers.items():
+            numbers = renumbered[what][np.frombuffer(more.numbers[what], np.int32)]
+            _extend(column, numbers[np.repeat(new, sizes[what])])
+
+    def _new(
+        self, keys: npt.NDArray[np.uint64], repeated: npt.NDArray[np.uint64]
+    ) -> tuple[npt.NDArray[np.bool_], Offsets]:
+        """Which of some pipelines are not here yet, and the indices of all."""
+        count, before = len(keys), len(self)
+        if not len(repeated):
+            return np.ones(count, np.bool_), np.arange(before, before + count)
+        here = np.array(self._keys, np.uint64)
+        new = ~(np.isin(keys, repeated) & np.isin(keys, here))
+        order = np.argsort(here)
+        place = before + np.cumsum(new) - 1
+        place[~new] = order[np.searchsorted(here, keys[~new], sorter=order)]
+        return new, place
+
+    def columns(self, stride: int) -> KindColumns:
+        """The rows in columns; `stride` is the size of a create info."""
         which = np.array(self._which)
-        places, targets = self._places("pointers", stride), self._targets("targets")
-        info_places = self._places("infos", stride)
-        places, targets = np.concatenate([places, info_places]), np.concatenate([targets, self._infos])
+        places = np.concatenate([self._places("pointers", stride), self._places("infos", stride)])
+        targets = np.concatenate([self._targets("targets"), self._infos])
         inside = places < 0
-        slots = {}
-        for sort, numbers in zip(("objects", "modules", "libraries"), self._numbers, strict=True):
-            ends = np.cumsum(np.array(self._fields[sort][1])[which])
-            slots[sort] = self._places(sort, stride).tobytes(), numbers.tobytes(), ends.tobytes()
-        columns = KindColumns(
+        return KindColumns(
             np.array(self._data).reshape(-1, stride)[which].tobytes(),
-            self._keys.tobytes(),
-            self._targets("following").tobytes(),
-            self._targets("flags_2").tobytes(),
-            (-1 - places[inside]).tobytes(),
-            targets[inside].tobytes(),
-            slots,
+            np.array(self._keys, np.uint64),
+            self._targets("following"),
+            self._targets("flags_2"),
+            (-1 - places[inside], targets[inside]),
+            (places[~inside], targets[~inside]),
+            {
+                what: (
+                    self._places(what, stride),
+                    np.array(numbers, np.int32),
+                    np.cumsum(np.array(self._fields[what][1])[which]),
+                )
+                for what, numbers in self._numbers.items()
+            },
         )
-        return columns, places[~inside], targets[~inside]
 
     def _of_rows(self, field: str) -> tuple[Offsets, npt.NDArray[np.int64]]:
         """Values of a field of all rows, and of which row each is."""
@@ -203,17 +264,25 @@ class PackedRows:
         return values[first[owner] + np.arange(len(owner))], owner
 
     def _places(self, field: str, stride: int) -> Offsets:
-        """Where fields are: in the heap, or in the create infos of all rows by a negative number."""
+        # Fields are in the heap, or in the create infos of all rows by a negative number.
         found, owner = self._of_rows(field)
         return np.where(found < 0, found - stride * owner, found + np.array(self._own)[owner])
 
     def _targets(self, field: str) -> Offsets:
-        """What is pointed to in the heap; -1 for nothing."""
         found, owner = self._of_rows(field)
         inside = np.where(found < 0, np.array(self._own)[owner] - 1 - found, found)
         return np.where(found == _NOTHING, -1, inside)
 
 
+def _from_bytes(data: bytes) -> Offsets:
+    return np.frombuffer(data, np.int64)
+
+
+def _extend(column: array[int], values: npt.NDArray[Any]) -> None:
+    column.frombytes(values.astype(column.typecode).tobytes())
+
+
+_IN_HEAP: Final = ("targets", "following")  # fields whose values are offsets in the heap, unless negative
 _FIELDS: Final[dict[str, Callable[[Packed], Sequence[int]]]] = {
     "pointers": lambda packed: packed.pointer_places,
     "targets": lambda packed: packed.pointer_targets,

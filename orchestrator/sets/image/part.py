@@ -24,13 +24,7 @@ def job_of(image: CreateInfoImage, index: int) -> PipelineJob:
 
 
 def blame_links(image: CreateInfoImage, reasons: dict[int, str], indices: Iterable[int]) -> None:
-    """Give pipelines that link one with a reason that reason; it names the one at fault.
-
-    Args:
-        image: The pipelines.
-        reasons: By index; more are added.
-        indices: Which pipelines to look at, ascending.
-    """
+    """Give pipelines that link one with a reason that reason; it names the one at fault."""
     at_fault = {index: f"library {int(image.keys[index]):016x}: {why}" for index, why in reasons.items()}
     for index in indices:
         blamed = next((each for each in image.libraries_of(index) if each in reasons), None)
@@ -39,12 +33,7 @@ def blame_links(image: CreateInfoImage, reasons: dict[int, str], indices: Iterab
 
 
 def leave_out(built: BuiltImage, reasons: Mapping[int, str]) -> BuiltImage:
-    """An image without some pipelines. They, and what links them, become problems of it.
-
-    Args:
-        built: The image.
-        reasons: Which, by key, and why. Keys of other pipelines may be among them.
-    """
+    """An image without some pipelines. They, and what links them, become problems of it."""
     image = built.image
     named = np.flatnonzero(np.isin(image.keys, np.array([*reasons], np.uint64))).tolist()
     if not named:
@@ -114,5 +103,4 @@ def without_unused(image: CreateInfoImage) -> CreateInfoImage:
 
 
 def _renumbered(kept: Collection[int], count: int) -> Indices:
-    """The new number of each of `count` things that is kept."""
     return (np.cumsum(np.isin(np.arange(count), [*kept])) - 1).astype(np.int32)

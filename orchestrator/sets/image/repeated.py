@@ -11,16 +11,13 @@ pipeline.
 
 from __future__ import annotations
 
-import struct as binary
-
 import numpy as np
 import numpy.typing as npt
 from attrs import evolve
 
 from orchestrator.devices.image import PNEXT, CreateInfoImage, Offsets, PipelineKind
-from orchestrator.registry import registry
+from orchestrator.sets.image.feedback import FeedbackTable
 
-_FEEDBACK_SIZE = 16  # VkPipelineCreationFeedback
 _ALIGNMENT = 16
 
 
@@ -41,30 +38,11 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
     kinds = image.kinds[order]
     strides = np.array([image.strides[kind] for kind in PipelineKind], np.int64)[kinds]
     offsets = _starts(strides)
-    feedback_offset, offsets = int(offsets[-1]), offsets[:-1]
-    info = registry().struct("VkPipelineCreationFeedbackCreateInfo")
-    pointer = info.member("pPipelineCreationFeedback").offset
-    first_link = feedback_offset + _FEEDBACK_SIZE * count
-    end = first_link + info.size * count
-    links = np.arange(first_link, end, info.size, dtype=np.int64)
-    base = -(-end // _ALIGNMENT) * _ALIGNMENT
-
-    buffer = np.zeros(base + len(image.buffer), np.uint8)
-    buffer[base:] = image.buffer
-    for number, kind in enumerate(PipelineKind):
-        of_kind = np.flatnonzero(kinds == number)
-        if of_kind.size:
-            stride, first = image.strides[kind], int(offsets[of_kind[0]])
-            old = int(image.offsets[image.first_of(kind)])
-            infos = image.buffer[old : old + image.counts[kind] * stride].reshape(-1, stride)
-            place = buffer[first : first + of_kind.size * stride].reshape(-1, stride)
-            place[:] = infos[order[of_kind] - image.first_of(kind)]
-    header = np.frombuffer(binary.pack(f"<I{info.size - 4}x", info.s_type), np.uint8)
-    buffer[first_link:end].reshape(-1, info.size)[:] = header
-
+    feedback, offsets = FeedbackTable(count, int(offsets[-1])), offsets[:-1]
+    base = -(-feedback.end // _ALIGNMENT) * _ALIGNMENT
     moved = _Moved(image, order, offsets, base)
     following = np.where(image.feedback_next[order] < 0, -1, image.feedback_next[order] + base)
-    chained = following >= 0
+    links = feedback.pointers(offsets, following)
     pointer_slots, pointer_targets = moved.slots(image.pointer_slots, image.pointer_targets, skip=PNEXT)
     object_slots, object_numbers = moved.slots(image.object_slots, image.object_slot_object)
     by_object = np.argsort(object_numbers, kind="stable")
@@ -78,18 +56,9 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
     places[order[::-1]] = np.arange(count)[::-1]  # a library stands there once
     object_places, object_start = _expanded(image.object_start, order)
     return CreateInfoImage(
-        buffer=buffer,
-        pointer_slots=np.concatenate(
-            [pointer_slots, offsets + PNEXT, links + pointer, links[chained] + PNEXT]
-        ),
-        pointer_targets=np.concatenate(
-            [
-                pointer_targets + base,
-                links,
-                feedback_offset + _FEEDBACK_SIZE * np.arange(count, dtype=np.int64),
-                following[chained],
-            ]
-        ),
+        buffer=_buffer(image, order, feedback, base),
+        pointer_slots=np.concatenate([pointer_slots, links[0]]),
+        pointer_targets=np.concatenate([pointer_targets + base, links[1]]),
         objects=tuple(evolve(each, offset=each.offset + base) for each in image.objects),
         object_slots=object_slots[by_object],
         object_slot_object=object_numbers[by_object].astype(np.int32),
@@ -107,12 +76,27 @@ def repeat_pipelines(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> 
         offsets=offsets,
         strides=image.strides,
         counts={kind: int((kinds == number).sum()) for number, kind in enumerate(PipelineKind)},
-        feedback_offset=feedback_offset,
+        feedback_offset=feedback.start,
         feedback_slots=offsets + PNEXT,
         feedback_next=following,
         flags2_slots=np.where(image.flags2_slots[order] < 0, -1, image.flags2_slots[order] + base),
         is_library=np.isin(np.arange(count), places[libraries]),
     )
+
+
+def _buffer(
+    image: CreateInfoImage, order: npt.NDArray[np.integer], feedback: FeedbackTable, base: int
+) -> npt.NDArray[np.uint8]:
+    """The create infos in their order, feedback and links, and the old buffer from `base` on."""
+    parts = []
+    for number, kind in enumerate(PipelineKind):
+        of_kind = order[image.kinds[order] == number] - image.first_of(kind)
+        if of_kind.size:
+            stride, old = image.strides[kind], int(image.offsets[image.first_of(kind)])
+            infos = image.buffer[old : old + image.counts[kind] * stride].reshape(-1, stride)
+            parts.append(infos[of_kind].reshape(-1))
+    parts += [np.frombuffer(feedback.data, np.uint8), np.zeros(base - feedback.end, np.uint8), image.buffer]
+    return np.concatenate(parts)
 
 
 def _check(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> None:
@@ -131,8 +115,6 @@ def _check(image: CreateInfoImage, order: npt.NDArray[np.integer]) -> None:
 
 
 class _Moved:
-    """Where the fields of the old create infos and of the rest of the old buffer are in the new one."""
-
     def __init__(
         self, image: CreateInfoImage, order: npt.NDArray[np.integer], offsets: Offsets, base: int
     ) -> None:
@@ -144,7 +126,6 @@ class _Moved:
     def slots(
         self, slots: Offsets, values: npt.NDArray[np.integer], *, skip: int = -1
     ) -> tuple[Offsets, Offsets]:
-        """Slots with their values: those in create infos once for each copy, the others once."""
         image, slots, values = self._image, slots.astype(np.int64), values.astype(np.int64)
         inside = slots < image.feedback_offset
         owner = np.searchsorted(image.offsets, slots[inside], side="right") - 1
@@ -162,7 +143,6 @@ class _Moved:
     def grouped(
         self, slots: Offsets, values: npt.NDArray[np.integer], start: Offsets
     ) -> tuple[Offsets, Offsets, Offsets]:
-        """Slots that are grouped by pipeline: new slots, their values, where each pipeline's begin."""
         places, new_start = _expanded(start, self._order)
         old = slots[places].astype(np.int64)
         by = np.repeat(self._by, np.diff(new_start))
@@ -171,12 +151,10 @@ class _Moved:
 
 
 def _starts(sizes: npt.NDArray[np.integer]) -> Offsets:
-    """Where each of several things of these sizes begins, one behind the other, and where the last ends."""
     return np.concatenate(([0], np.cumsum(sizes))).astype(np.int64)
 
 
 def _expanded(start: Offsets, order: npt.NDArray[np.integer]) -> tuple[Offsets, Offsets]:
-    """Places of the entries of each pipeline of an order in a grouped table, and where each one's begin."""
     counts = start[order + 1] - start[order]
     new_start = _starts(counts)
     within = np.arange(new_start[-1], dtype=np.int64) - np.repeat(new_start[:-1], counts)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.sets.archive.reader import Archive
-from orchestrator.sets.authoring.manifest import PackReport, load_manifest, pack_manifest
+from orchestrator.sets.authoring.manifest import ManifestReport, load_manifest, pack_manifest
 from orchestrator.sets.records import RecordSource, RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 
@@ -77,7 +77,7 @@ def check(manifest: Path) -> str | None:
         return difference(load_manifest(manifest).records, committed)
 
 
-def rebuild(manifest: Path) -> tuple[int, PackReport]:
+def rebuild(manifest: Path) -> tuple[int, ManifestReport]:
     """Compile the shaders beside a manifest, where the compiler is there, and pack it.
 
     Returns:

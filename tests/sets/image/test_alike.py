@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import base64
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import RecordError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.image import builder
-from orchestrator.sets.image import documents as module
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.documents import PipelineDocuments, decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
-from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
-from tests.sets.image.meaning import Meaning, said
+from tests.sets.image.meaning import Meaning
 from tests.sets.image.test_image_builder import LAYOUT as LAYOUT_IN_RECORDS
 from tests.sets.image.test_image_builder import MODULE as IN_RECORDS
 from tests.sets.image.test_image_builder import Records, hexed
@@ -215,28 +211,6 @@ def test_computed_workgroups_are_compared_with_the_limits(
     assert built.image.keys.tolist() == [1, 2]
 
 
-def test_what_is_known_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_ALIKE", 2)
-    decoding = Decoding()
-    for name in "abcabc":
-        decoding.check(1, document(1, stage={"name": name}))
-    assert decoding.made >= 4
-    for length in range(8):
-        decoding.check(1, document(1, stage={"name": "a" * length}))
-    assert len(decoding.documents._known[TAG]) <= 2
-    assert len(decoding.documents._places) <= 2
-
-
-def test_places_of_one_length_are_bounded() -> None:
-    decoding = Decoding()
-    for digits in range(10):
-        payload = document(1, stage={"flags": 10**digits})
-        decoding.check(1, payload[:-4] + b" " * (10 - digits) + payload[-4:])
-    assert decoding.made == 10
-    ((places),) = decoding.documents._places.values()
-    assert len(places) == module._MOST_PLACES
-
-
 def test_each_pipeline_means_what_it_means_alone() -> None:
     with PipelineSet.open(sample_path()) as source:
         together = build_image(source, source.pipelines, AnyDevice()).image
@@ -246,82 +220,3 @@ def test_each_pipeline_means_what_it_means_alone() -> None:
             at = alone.keys.tolist().index(job.key)
             assert together.keys[index] == job.key
             assert Meaning(alone).pipeline(at) == meaning.pipeline(index)
-
-
-@pytest.mark.parametrize("modules", [1, 4096])
-def test_what_is_read_ahead_changes_nothing(modules: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    with PipelineSet.open(sample_path()) as source:
-        alone = list(said(source, AnyDevice()))
-    monkeypatch.setattr(builder, "_MODULES_AHEAD", modules)
-    monkeypatch.setattr(builder, "_READ_AHEAD", 5)
-    batches: list[int] = []
-
-    def walked(codes: list[bytes]) -> list[SpirvModule | SpirvError]:
-        batches.append(len(codes))
-        return walk_modules(codes)
-
-    monkeypatch.setattr(builder, "walk_modules", walked)
-    with PipelineSet.open(sample_path()) as source:
-        assert list(said(source, AnyDevice())) == alone
-    assert (max(batches) == 1) is (modules == 1)
-    assert len(batches) > 5
-
-
-def test_a_long_document_is_not_read_ahead() -> None:
-    records = Records()
-    for key, blanks in ((1, b""), (2, b" " * module._LONGEST_ALIKE)):
-        stage = {"module": hexed(IN_RECORDS)}
-        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage) + blanks)
-    source = PipelineSet.from_records(records)
-    ahead = builder._ReadAhead(source).documents_of(list(source.pipelines), ())
-    assert [each is not None for each in ahead] == [True, False]
-    assert records.built().image.keys.tolist() == [1, 2]
-
-
-def test_a_long_document_is_not_remembered() -> None:
-    """Nor are its hashes looked for, of which there may be a hundred thousand."""
-    decoding = Decoding()
-    blanks = b" " * module._LONGEST_ALIKE
-    for key in (1, 2):
-        decoding.check(key, document(key) + blanks)
-    assert decoding.made == 2
-    assert not decoding.documents._places
-    assert not decoding.documents._known[TAG]
-
-
-def test_what_is_known_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    size = len(document(1, stage={"name": "a"}))
-    monkeypatch.setattr(module, "_MOST_ALIKE_BYTES", 2 * size)
-    decoding = Decoding()
-    for name in "abc":
-        decoding.check(1, document(1, stage={"name": name}))
-    assert len(decoding.documents._known[TAG]) == 1
-    decoding.check(1, document(1, stage={"name": "d"}))
-    assert len(decoding.documents._known[TAG]) == 2
-
-
-class CountingSpan(tuple[int, int]):
-    """A span that counts what it is compared with."""
-
-    compared = 0
-
-    def __eq__(self, other: object) -> bool:
-        CountingSpan.compared += 1
-        return super().__eq__(other)
-
-    __hash__ = tuple.__hash__
-
-
-def test_hashes_are_not_compared_with_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    class CountingData:
-        @staticmethod
-        def finditer(text: bytes) -> list[Any]:
-            spans = [CountingSpan(each.span(1)) for each in data.finditer(text)]
-            return [SimpleNamespace(span=lambda _group, span=span: span) for span in spans]
-
-    data = module._DATA
-    monkeypatch.setattr(module, "_DATA", CountingData)
-    text = b'"00000000000000a1" "data":"abcd" ' * 100
-    places = module._Places(text)
-    assert (len(places.hashes), len(places.data)) == (100, 100)
-    assert CountingSpan.compared < 5_000

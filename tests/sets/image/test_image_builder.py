@@ -7,10 +7,7 @@ slots agree with the buffer. Devices' capabilities are made up, so no driver is 
 from __future__ import annotations
 
 import base64
-import gc
 import json
-import traceback
-import weakref
 from collections import Counter
 from typing import Any
 
@@ -24,9 +21,7 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.image import builder
 from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.image.built import ModuleCode
 from orchestrator.sets.image.documents import TABLES
 from orchestrator.sets.image.part import leave_out, only
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -154,14 +149,6 @@ def test_a_chain_holds_each_structure_once() -> None:
     }
 
 
-def test_slots_are_zero_in_the_buffer_and_aligned() -> None:
-    records = Records()
-    for key in range(1, 6):
-        records.compute(key)
-    image = records.built().image
-    assert_consistent(image)
-
-
 def assert_consistent(image: CreateInfoImage) -> None:
     """What every image promises."""
     slots = np.concatenate([image.pointer_slots, image.object_slots, image.module_slots, image.library_slots])
@@ -201,14 +188,6 @@ def test_creation_only_flags_and_base_pipelines_do_not_reach_the_image() -> None
     assert image.flags2_slots[1] == -1
 
 
-def test_pipelines_do_not_share_64_bit_flags() -> None:
-    records = Records()
-    for key in (1, 2):
-        records.compute(key, pNext=[{"sType": 1000470005, "flags": 0}])
-    image = records.built().image
-    assert image.flags2_slots[0] != image.flags2_slots[1]
-
-
 def test_libraries_come_first_and_are_marked() -> None:
     records = Records()
     records.library(1, 3, 4)
@@ -244,19 +223,6 @@ def test_libraries_that_link_each_other_fail_and_end() -> None:
     found = reasons(built)
     assert set(found) == {1, 2}
     assert all("links" in reason and not unsupported for unsupported, reason in found.values())
-
-
-def test_libraries_that_link_libraries_without_end_fail_and_leave_the_others_alone() -> None:
-    records = Records()
-    for key in range(1, 2000):
-        records.library(key, key + 1)
-    records.library(2000)
-    records.compute(3000)
-    built = records.built()
-    found = reasons(built)
-    assert not found[1][0]
-    assert "deep" in found[1][1]
-    assert 3000 in built.image.keys
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -335,14 +301,6 @@ def test_a_stage_without_a_module_is_told() -> None:
     assert reasons(records.built()) == {1: (False, "a stage has no shader module (null handle)")}
 
 
-def test_a_missing_entry_point_is_named() -> None:
-    records = Records()
-    records.compute(1, entry="elsewhere")
-    built = records.built()
-    assert len(built.image) == 0
-    assert "elsewhere" in reasons(built)[1][1]
-
-
 def test_an_empty_image_is_an_image() -> None:
     image = Records().built().image
     assert len(image) == 0
@@ -356,56 +314,6 @@ def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: C
         assert len(built.image) + len(built.problems) == corpus.pipelines
         assert all(each.reason for each in built.problems)
         assert_consistent(built.image)
-
-
-def test_a_fault_that_many_pipelines_share_is_told_to_each_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was raised for one is not raised again for the next: its frames would stay, and add up."""
-    raised: list[BaseException] = []
-
-    class Kept(builder._UnusableError):
-        def __init__(self, reason: str, **told: bool) -> None:
-            super().__init__(reason, **told)
-            raised.append(self)
-
-    monkeypatch.setattr(builder, "_UnusableError", Kept)
-    records = Records()
-    damaged = records.module(compute_module(local_size=(4, 1, 1)), cut=4)
-    for key in range(1, 41):
-        records.compute(key, module=damaged)
-    built = records.built()
-    assert len(built.problems) == 40
-    assert len({each.reason for each in built.problems}) == 1
-
-    def depth(error: BaseException) -> int:
-        return sum(1 for _ in traceback.walk_tb(error.__traceback__))
-
-    assert 0 < max(map(depth, raised)) < 20
-
-
-def test_what_fails_keeps_no_document_until_garbage_is_collected(monkeypatch: pytest.MonkeyPatch) -> None:
-    raised: list[weakref.ref[BaseException]] = []
-
-    class Watched(builder._UnusableError):
-        def __init__(self, reason: str, **told: bool) -> None:
-            super().__init__(reason, **told)
-            raised.append(weakref.ref(self))
-
-    monkeypatch.setattr(builder, "_UnusableError", Watched)
-    records = Records()
-    records.compute(1, layout=0x77)
-    records.compute(2, module=0x77)
-    records.compute(3, entry="other")
-    source = PipelineSet.from_records(records)
-    building = builder._ImageBuilder(ModuleCode(source), AnyDevice())
-    gc.disable()
-    try:
-        building.add_all(list(source.pipelines))
-        kept = [error for each in raised if (error := each()) is not None and error.__traceback__ is not None]
-    finally:
-        gc.enable()
-    assert len(building._problems) == 3
-    assert len(raised) > 3
-    assert kept == []
 
 
 @pytest.mark.parametrize("limit", [1, 1 << 30])
@@ -455,21 +363,6 @@ def test_the_last_modules_within_the_bound_are_kept() -> None:
     assert [reads_to_load(number) for number in (0, 2, 1)] == [0, 0, 1]
 
 
-def test_what_has_no_representation_in_c_fails_its_pipeline_and_is_no_lack_of_the_device() -> None:
-    records = Records()
-    binding = {"binding": 0, "descriptorType": 1, "descriptorCount": 3, "immutableSamplers": [hexed(0x30)]}
-    records.put(RecordTag.SAMPLER, 0x30, {"minFilter": 1})
-    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
-    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)]})
-    records.compute(1, layout=0x32)
-    records.compute(2)
-    built = records.built()
-    assert built.image.keys.tolist() == [2]
-    unsupported, reason = reasons(built)[1]
-    assert not unsupported
-    assert "descriptorCount" in reason
-
-
 def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
     records = Records()
     stages = [{"stage": 1, "module": hexed(records.module(shader(0))), "name": "main"}]
@@ -501,34 +394,6 @@ def test_one_malformed_record_leaves_the_others_alone() -> None:
     assert sorted(built.image.keys.tolist()) == [0x40, 0x51]
     assert "2147483648" in found[0x41][1]
     assert found[0x50] == (True, f"VkDynamicState -1, unknown to registry {registry().version}")
-
-
-def test_a_negative_number_where_c_has_none_is_named() -> None:
-    records = Records()
-    records.library(1, inputAssemblyState={"topology": -7})
-    records.library(2, rasterizationState={"cullMode": 0, "frontFace": -7})
-    found = reasons(records.built())
-    assert "-7" in found[1][1]
-    assert "-7" in found[2][1]
-
-
-def test_what_nobody_thought_of_fails_its_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    records = Records()
-    records.compute(1, flags=0x10)
-    records.compute(2)
-    normalize = builder._normalize
-
-    def fails(value: Any) -> bool:
-        if value.flags:
-            raise TypeError("unsupported operand")
-        return normalize(value)
-
-    monkeypatch.setattr(builder, "_normalize", fails)
-    built = records.built()
-    assert built.image.keys.tolist() == [2]
-    assert reasons(built) == {
-        1: (False, "a defect of this program, please report it: TypeError: unsupported operand")
-    }
 
 
 def test_a_library_must_be_one_and_what_links_must_be_whole() -> None:
@@ -600,28 +465,6 @@ def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> 
     else:
         reason = f"layout has no set 0 binding 3, which shader {module:016x} uses"
         assert reasons(built) == {1: (False, reason), 2: (False, reason)}
-
-
-def test_bindings_are_kept_once_for_all_layouts_that_have_the_set() -> None:
-    records = Records()
-    module = records.module(reading_module(2, 3, used=True))
-    bindings = [
-        {"binding": each, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32} for each in range(10)
-    ]
-    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": bindings})
-    for key, sets in ((0x32, [0x31, 0, 0x31]), (0x33, [0x31] * 8), (0x34, [0x31, 0x31, 0])):
-        records.put(RecordTag.PIPELINE_LAYOUT, key, {"setLayouts": [hexed(each) for each in sets]})
-        records.compute(key, module=module, layout=key)
-    source = PipelineSet.from_records(records)
-    building = builder._ImageBuilder(ModuleCode(source), AnyDevice())
-    building.add_all(list(source.pipelines))
-    assert sum(map(len, building._bindings.values())) == len(bindings)
-    assert {id(each) for sets in building._sets.values() for each in sets} == {
-        id(building._bindings[key]) for key in (0, 0x31)
-    }
-    assert [(each.job.key, each.reason) for each in building._problems] == [
-        (0x34, f"layout has no set 2 binding 3, which shader {module:016x} uses")
-    ]
 
 
 def test_a_workgroup_of_nothing_fails() -> None:
