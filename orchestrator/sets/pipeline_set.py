@@ -97,11 +97,7 @@ class PipelineSet(Closing):
 
     @classmethod
     def from_records(cls, source: RecordSource) -> Self:
-        """Make a set of records that the caller has, and goes on to own.
-
-        Raises:
-            TypeError: They are no records.
-        """
+        """Make a set of records that the caller has, and goes on to own; TypeError for anything else."""
         if not hasattr(source, "payload"):
             raise TypeError(f"records are expected here, such as MemoryRecords, not {type(source).__name__}")
         return cls(source)
@@ -117,13 +113,10 @@ class PipelineSet(Closing):
         return self._left_out
 
     def leaving_out(self, reasons: Mapping[int, str]) -> PipelineSet:
-        """The same set, of which no driver is given some pipelines, nor what only they refer to.
+        """The same set, of which no driver is given some pipelines, by key, nor what only they refer to.
 
-        They and what links them are problems of every group of it that is opened; see `opened_group`.
-
-        Args:
-            reasons: Which, by key, and why; in the place of what this set leaves out. What is added to it
-                later counts for groups that are opened later.
+        They and what links them are problems of every group of it that is opened. The reasons replace those
+        of this set; what is added to them later counts for groups that are opened later.
         """
         same = copy.copy(self)
         same._left_out = reasons
@@ -234,9 +227,7 @@ class PipelineSet(Closing):
     def modules(self, keys: Iterable[int], most: int) -> dict[int, ShaderModule]:
         """Read several shader modules, which takes less time than one by one; without the damaged ones.
 
-        Args:
-            keys: Their hashes; no more are taken once `most` bytes were read.
-            most: That, before what is read is decoded.
+        No more keys are taken once `most` bytes were read.
         """
         payloads: dict[int, bytes] = {}
         size = 0
@@ -319,10 +310,7 @@ class PipelineSet(Closing):
         return h
 
     def copy_to(self, writer: ArchiveWriter) -> int:
-        """Write all records that can be read; from archives as they are stored, in file order.
-
-        Returns:
-            How many were left out because they are damaged.
+        """Write all records that can be read; returns how many were left out because they are damaged.
 
         Raises:
             ArchiveError: The writer's file cannot be written.

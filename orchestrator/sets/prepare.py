@@ -44,8 +44,6 @@ from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""
-ImageBuilder = Callable[[PipelineSet, Iterable[PipelineJob], DeviceCapabilities], BuiltImage]
-"""Decodes pipelines of a set for a device; as `builder.build_image`."""
 
 _FEATURE: Final = re.compile(r"(VkPhysicalDevice\w*Features\w*)::(\w+)")
 _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
@@ -137,15 +135,13 @@ def _built_of(opened: OpenedGroup) -> BuiltImage:
 
 @frozen(eq=False)
 class OpenedGroup:
-    """A group, or a chunk of it, with its device.
+    """A group, or part of it, with its device.
 
     Attributes:
         group: The group; its pipelines are those that were decoded, and its request is what the device is
             opened as.
         device: The device. Whoever handed the group over closes it.
-        built: The image of the pipelines, without what the set leaves out, and what cannot be compiled. A
-            chunk is complete by itself: it holds the libraries that its pipelines link again where an earlier
-            chunk had them (`BuiltImage.dependencies`).
+        built: The image of the pipelines, without what the set leaves out, and what cannot be compiled.
         split: Groups of the pipelines that need more than this device has, to be opened later.
         answers: What was asked about devices to decode it.
         whole: `built` with what the set leaves out.
@@ -186,11 +182,9 @@ def opened_group(
     opener: DeviceOpener,
     *,
     subset: Subset = WHOLE,
-    chunk: int | None = None,
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
-    build: ImageBuilder = _built,
 ) -> Generator[OpenedGroup, None, None]:
-    """One group on a device opened for it, whole or chunk by chunk; the device is closed with the iterator.
+    """One group on a device opened for it, which is closed with the iterator.
 
     What an exact group's device is opened as follows from all its pipelines, also where a subset of them is
     compiled: only then does the driver give all parts of a set the same keys.
@@ -200,12 +194,10 @@ def opened_group(
         group: One of its groups.
         opener: Opens a device.
         subset: Which of the group's pipelines.
-        chunk: Pipelines that are decoded and handed over at a time, at most; None for all at once.
         during: Entered around each step, "open" and "prepare", for instance to time it.
-        build: Decodes pipelines.
 
     Yields:
-        At least one chunk, all on the same device.
+        The group.
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -213,44 +205,41 @@ def opened_group(
     with during("open"):
         device = opener(group.request)
     try:
-        settled: OpenedGroup | None = None
-        problems: dict[PipelineJob, Problem] = {}
         asked = AskedDevice(device)
-        answers: tuple[DeviceAnswer, ...] = ()
-        if group.request.others is OtherFeatures.NONE:
+        if group.request.others is not OtherFeatures.NONE:
             with during("prepare"):
-                settled = _settle(source, group, asked, build)
+                part = evolve(group, pipelines=subset.of(group.pipelines))
+                opened = evolve(_decode(source, part, asked, asked.capabilities), answers=asked.answers)
+        else:
+            with during("prepare"):
+                settled = _settle(source, group, asked)
             answers = asked.answers
             if settled.group.request != group.request:
                 device.close()
                 with during("open"):
                     device = opener(settled.group.request)
                 asked = AskedDevice(device)
-            group = settled.group
-            problems = {each.job: each for each in settled.built.problems}
-        jobs = subset.of(group.pipelines)
-        split = tuple(each for each in settled.split if subset.of(each.pipelines)) if settled else ()
-        size = max(1, len(jobs) if chunk is None else chunk)
-        if settled is not None and len(group.pipelines) == len(jobs) <= size:
-            whole = evolve(settled, device=device, split=split, answers=answers)
-            yield whole.leaving_out(source.left_out)
-            return
-        for start in range(0, max(1, len(jobs)), size):
-            some = jobs[start : start + size]
-            with during("prepare"):
-                if settled is None:
-                    part = evolve(group, pipelines=some)
-                    opened = _decode(source, part, asked, asked.capabilities, build)
-                else:
-                    fit = [job for job in some if job not in problems]
-                    built = build(source, fit, asked.capabilities)
-                    unfit = tuple(problems[job] for job in some if job in problems)
-                    built = evolve(built, problems=(*unfit, *built.problems))
-                    opened = OpenedGroup(evolve(group, pipelines=some), device, built, () if start else split)
-            opened = evolve(opened, answers=(*answers, *asked.answers))
-            yield opened.leaving_out(source.left_out)
+            opened = evolve(settled, device=device, answers=answers)
+            if not subset.is_whole:
+                with during("prepare"):
+                    opened = _part_of(source, opened, subset, asked)
+        yield opened.leaving_out(source.left_out)
     finally:
         device.close()
+
+
+def _part_of(source: PipelineSet, settled: OpenedGroup, subset: Subset, asked: AskedDevice) -> OpenedGroup:
+    jobs = subset.of(settled.group.pipelines)
+    problems = {each.job: each for each in settled.built.problems}
+    built = _built(source, [job for job in jobs if job not in problems], asked.capabilities)
+    unfit = tuple(problems[job] for job in jobs if job in problems)
+    return evolve(
+        settled,
+        group=evolve(settled.group, pipelines=jobs),
+        built=evolve(built, problems=(*unfit, *built.problems)),
+        split=tuple(each for each in settled.split if subset.of(each.pipelines)),
+        answers=(*settled.answers, *asked.answers),
+    )
 
 
 class PlanOutdatedError(OrchestratorError):
@@ -282,7 +271,7 @@ def planned_group(
 
 
 def opened_groups(
-    source: PipelineSet, opener: DeviceOpener, *, subset: Subset = WHOLE, chunk: int | None = None
+    source: PipelineSet, opener: DeviceOpener, *, subset: Subset = WHOLE
 ) -> Generator[OpenedGroup, None, None]:
     """Each group of a set on a device opened for it, one after the other.
 
@@ -292,8 +281,6 @@ def opened_groups(
         source: The set; it stays the caller's.
         opener: Opens a device.
         subset: Which of the set's pipelines.
-        chunk: Pipelines of a group that are handed over at a time, at most; None for all at once. Chunks of a
-            group follow one another on the same device.
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -304,42 +291,27 @@ def opened_groups(
     expect(subset, Subset, "Subset")
     waiting = deque(subset.groups_of(source))
     while waiting:
-        chunks = opened_group(source, waiting.popleft(), opener, subset=subset, chunk=chunk)
-        with closing(chunks):
-            for opened in chunks:
-                join_groups(waiting, opened.split)
+        with closing(opened_group(source, waiting.popleft(), opener, subset=subset)) as groups:
+            for opened in groups:
+                waiting.extend(opened.split)
                 yield opened
 
 
-def join_groups(waiting: deque[FeatureGroup], split: Iterable[FeatureGroup]) -> None:
-    """Add groups that were split off to those that wait; chunks split off parts of one group."""
-    for each in split:
-        for index, other in enumerate(waiting):
-            if evolve(other, pipelines=each.pipelines) == each and other.added:
-                waiting[index] = evolve(
-                    other, pipelines=PipelineJobs.joined([other.pipelines, each.pipelines])
-                )
-                break
-        else:
-            waiting.append(each)
-
-
 def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    # The low bits of recorders' hashes are poor: SplitMix64's finalizer.
     keys = (keys ^ keys >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
     keys = (keys ^ keys >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
     return keys ^ keys >> np.uint64(31)
 
 
-def _settle(
-    source: PipelineSet, group: FeatureGroup, device: AskedDevice, build: ImageBuilder
-) -> OpenedGroup:
+def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:
     capabilities = _could_have(group, device)
-    decoded = _decode(source, group, device, capabilities, build)
+    decoded = _decode(source, group, device, capabilities)
     built = decoded.built
     if built.problems or decoded.split:
         problems = {each.job for each in built.problems}
         fit = [job for job in decoded.group.pipelines if job not in problems]
-        again = build(source, fit, capabilities)
+        again = _built(source, fit, capabilities)
         built = evolve(again, problems=(*built.problems, *again.problems))
     request = group.request.plus(built.needs.features, built.needs.extensions)
     return evolve(decoded, group=evolve(decoded.group, request=request), built=built)
@@ -350,12 +322,11 @@ def _decode(
     group: FeatureGroup,
     device: AskedDevice,
     capabilities: DeviceCapabilities,
-    build: ImageBuilder,
 ) -> OpenedGroup:
-    built = build(source, group.pipelines, capabilities)
+    built = _built(source, group.pipelines, capabilities)
     if group.added or not group.applications or not built.problems:
         return OpenedGroup(group, device.device, built)
-    split, lacking = _split(source, group, device, built, build)
+    split, lacking = _split(source, group, device, built)
     moved = {job for each in split for job in each.pipelines}
     kept = tuple(lacking.get(each.job, each) for each in built.problems if each.job not in moved)
     if moved:
@@ -390,7 +361,7 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
 
 
 def _split(
-    source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage, build: ImageBuilder
+    source: PipelineSet, group: FeatureGroup, device: AskedDevice, built: BuiltImage
 ) -> tuple[tuple[FeatureGroup, ...], dict[PipelineJob, Problem]]:
     """The groups of those pipelines that the device could take with more than the group's request.
 
@@ -416,7 +387,7 @@ def _split(
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
-        tried = build(source, jobs, with_more(needs))
+        tried = _built(source, jobs, with_more(needs))
         unfit = {each.job for each in tried.problems}
         if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)

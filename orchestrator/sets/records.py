@@ -31,10 +31,7 @@ _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
 
 def document_text(payload: bytes) -> bytes:
-    """The JSON of a record: up to the first NUL byte, without the mark that some editors put before UTF-8.
-
-    The format's own parser passes over that mark too, and no key depends on it.
-    """
+    """The JSON of a record: up to the first NUL byte, without the mark that some editors put before UTF-8."""
     end = payload.find(b"\0")  # what follows may be a module's code, which is not copied here
     return (payload if end < 0 else payload[:end]).removeprefix(_BYTE_ORDER_MARK)
 
@@ -95,12 +92,7 @@ class RecordSource(Protocol):
         """Hashes of all records of a tag, in the order of the set, each once."""
 
     def payload(self, tag: RecordTag, key: int) -> bytes:
-        """The decompressed payload of a record.
-
-        Raises:
-            KeyError: There is no such record.
-            RecordError: It is damaged.
-        """
+        """The decompressed payload of a record; KeyError where there is none, RecordError for damage."""
 
 
 DETAILS_MAX = 10_000

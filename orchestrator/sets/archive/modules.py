@@ -29,7 +29,6 @@ from typing import Annotated
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import field, frozen
 
 from orchestrator.errors import RecordError
 from orchestrator.sets.archive.hashes import module_hash
@@ -65,12 +64,11 @@ _decoder = msgspec.json.Decoder(_Document)
 _version_decoder = msgspec.json.Decoder(_Version)
 
 
-@frozen
-class ShaderModule:
+class ShaderModule(msgspec.Struct, frozen=True, gc=False):
     """A shader module: its hash in the set, its SPIR-V and VkShaderModuleCreateFlags."""
 
     key: int
-    code: bytes = field(repr=False)
+    code: bytes
     flags: int
 
 
@@ -283,8 +281,14 @@ def _decode_chunk(data: bytes | memoryview) -> npt.NDArray[np.uint32]:
     spare ^= below  # ones up to the first end, or everywhere
     words &= spare
     # Four groups of seven bits, each in a byte, become two of 14, and those one of 28.
-    words = (words & _EVEN_SEVENS) | ((words & _ODD_SEVENS) >> _1)
-    words = (words & _EVEN_FOURTEENS) | ((words & _ODD_FOURTEENS) >> _2)
+    np.bitwise_and(words, _ODD_SEVENS, out=spare)
+    spare >>= _1
+    words &= _EVEN_SEVENS
+    words |= spare
+    np.bitwise_and(words, _ODD_FOURTEENS, out=spare)
+    spare >>= _2
+    words &= _EVEN_FOURTEENS
+    words |= spare
     if len(longer):
         fifth = octets.take(starts.take(longer) + 4)
         # The fifth byte holds the top four bits; more bits, or a sixth byte, exceed 32 bits.

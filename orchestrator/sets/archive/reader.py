@@ -33,6 +33,7 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Final, Self, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
@@ -87,8 +88,7 @@ class ArchiveLimits:
     free_document_bytes: int = 16 << 20
 
 
-@frozen
-class StoredPayload:
+class StoredPayload(msgspec.Struct, frozen=True, gc=False):
     """A payload as stored in an archive, with flags, crc32 (0: unchecked) and decoded size of its header."""
 
     data: bytes

@@ -352,8 +352,11 @@ class _ImageBuilder:
             for (_, module, _), stage, spirv in stages:
                 sets = self._sets[layout]
                 self._require(self._stage_checks.descriptors(stage, module, spirv, layout, sets))
-        libraries = self._libraries(job, [handles[at] for at in alike.libraries]) if alike.libraries else {}
-        linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
+        libraries: dict[int, int] = {}
+        linked: list[GraphicsParts] = []
+        if alike.libraries:
+            libraries = self._libraries(job, [handles[at] for at in alike.libraries])
+            linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
         if is_new or libraries:
             self._require(incomplete_pipeline(value, linked), value)
         if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:

@@ -88,12 +88,7 @@ class ModuleCode:
     _lock: threading.Lock = field(factory=threading.Lock)
 
     def load(self, key: int) -> bytes:
-        """The SPIR-V of a module.
-
-        Raises:
-            KeyError: There is no such module.
-            RecordError: It is damaged.
-        """
+        """The SPIR-V of a module; KeyError where there is none, RecordError for damage."""
         with self._lock:
             code = self._kept.get(key)
             if code is not None:

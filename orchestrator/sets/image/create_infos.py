@@ -53,24 +53,19 @@ class CreateInfoError(OrchestratorError):
 class HandleSlot(msgspec.Struct, frozen=True, gc=False):
     """A handle field of a packed piece."""
 
-    offset: int
-    type: str
-    key: int
+    offset: int  # relative to the piece
+    type: str  # such as "VkPipelineLayout"
+    key: int  # of a record; in a pipeline, the position among its handles
 
 
 class Piece(msgspec.Struct, eq=False):
-    """Packed bytes with what has to be filled in.
-
-    Attributes:
-        data: The bytes.
-        pointers: (offset in data, offset in the heap that it points to, as `Heap.place` gave it).
-        handles: Handle fields.
-        infos: Offsets of the pointers to VkSpecializationInfo: pipelines that are alike may differ in those.
-    """
+    """Packed bytes with what has to be filled in."""
 
     data: bytearray
+    # Offset in data, and offset in the heap that it points to, as `Heap.place` gave it.
     pointers: list[tuple[int, int]] = msgspec.field(default_factory=list)
     handles: list[HandleSlot] = msgspec.field(default_factory=list)
+    # Offsets of the pointers to VkSpecializationInfo: pipelines that are alike may differ in those.
     infos: list[int] = msgspec.field(default_factory=list)
 
 
@@ -81,17 +76,12 @@ class Heap:
     may be shared with nobody, and what points to such. `put` puts it into the heap, once for each pipeline
     that is alike. Until then an offset in it is a negative number: -1 - offset.
 
-    Attributes:
-        data: The bytes so far.
-        pointer_slots: Offsets of the pointer fields in `data`.
-        pointer_targets: Offsets in `data` that they point to.
-        own: The part of what is being packed.
     """
 
     def __init__(self) -> None:
         self.data = bytearray()
-        self.pointer_slots = array("q")
-        self.pointer_targets = array("q")
+        self.pointer_slots = array("q")  # offsets of pointer fields in `data`
+        self.pointer_targets = array("q")  # offsets in `data` that they point to
         self.own = Piece(bytearray())
         self._values: dict[int, tuple[object, int]] = {}
         self._interned: dict[tuple[bytes, tuple[tuple[int, int], ...]], int] = {}
@@ -137,11 +127,8 @@ class Heap:
 
     def remember(self, value: object, offset: int) -> int:
         """Remember where a value that several pipelines share was placed; returns the offset."""
-        if offset >= 0:
-            self._values[id(value)] = (
-                value,
-                offset,
-            )  # the reference keeps the identity from being used again
+        if offset >= 0:  # the reference keeps the identity from being used again
+            self._values[id(value)] = value, offset
         return offset
 
 

@@ -385,19 +385,12 @@ Made = TypeVar("Made")
 
 
 class PipelineDocument(msgspec.Struct, Generic[Made], frozen=True, gc=False):
-    """A pipeline, by what was made of those that are alike.
-
-    Attributes:
-        made: That.
-        infos: The specialization infos of the value that it was made of.
-        handles: Hashes of the records that the handles refer to, by position; the first is 0.
-        data: Their data in this pipeline.
-    """
+    """A pipeline, by what was made of those that are alike."""
 
     made: Made
-    infos: Sequence[Any]
-    handles: Sequence[int]
-    data: Sequence[bytes]
+    infos: Sequence[Any]  # the specialization infos of the value that it was made of
+    handles: Sequence[int]  # hashes of the records that the handles refer to, by position; the first is 0
+    data: Sequence[bytes]  # of the infos in this pipeline
 
     def choose(self) -> Made:
         """What was made, its value with this pipeline's data; until the next is chosen."""

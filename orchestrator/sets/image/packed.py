@@ -133,7 +133,8 @@ class PackedRows:
         self._keys = array("Q")
         self._own = array("q")
         self._infos = array("q")
-        self._numbers = {what: array("i") for what in ("objects", "modules", "libraries")}
+        self._objects, self._modules, self._libraries = array("i"), array("i"), array("i")
+        self._numbers = {"objects": self._objects, "modules": self._modules, "libraries": self._libraries}
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -164,8 +165,10 @@ class PackedRows:
         self._own.append(own)
         if infos:
             self._infos.extend(infos)
-        for column, values in zip(self._numbers.values(), numbers, strict=True):
-            column.extend(values)
+        self._objects.extend(numbers[0])
+        self._modules.extend(numbers[1])
+        if numbers[2]:
+            self._libraries.extend(numbers[2])
         return len(self._which) - 1
 
     def encoded(self) -> RowColumns:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
 import zlib
 from pathlib import Path
 
 import pytest
 
 from orchestrator.errors import ArchiveError, RecordError
-from orchestrator.sets.archive.reader import Archive, ArchiveLimits, MemoryRecords, open_archives
+from orchestrator.sets.archive.reader import Archive, ArchiveLimits, open_archives
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.records import RecordTag
 from tests.sets.archive.small_archives import MAGIC, archive, read_all, record, small_archive, small_records
@@ -44,19 +43,6 @@ def test_records_are_indexed_in_file_order(path: Path, version: int) -> None:
         assert read_all(source) == {(tag, key): payload for tag, key, payload in records}
         assert source.damage == ()
         assert source.duplicates == 0
-
-
-def test_a_record_says_where_and_how_it_is_stored(path: Path) -> None:
-    first, second = record(1, 0x11, b"a" * 100), record(3, 0x33, b"b" * 100, flags=2)
-    with opened(path, archive(first, second)) as source:
-        raw, deflated = source.records()
-        assert (raw.offset, raw.stored_size, raw.size, raw.flags) == (16, 100, 100, 1)
-        assert (deflated.offset, deflated.size, deflated.flags) == (16 + len(first), 100, 2)
-        assert deflated.stored_size == len(second) - 56
-        assert raw.crc == zlib.crc32(b"a" * 100)
-        assert source.offset(LAYOUT, 0x33) == deflated.offset
-        with pytest.raises(KeyError):
-            source.payload(LAYOUT, 0x34)
 
 
 @pytest.mark.parametrize(
@@ -96,20 +82,6 @@ def test_the_first_of_equal_records_wins(path: Path) -> None:
         assert source.payload(LAYOUT, 5) == b"other tag"
         assert source.duplicates == 1
         assert len(source) == 2
-
-
-def test_a_refused_record_does_not_hide_a_good_one_of_its_name(path: Path) -> None:
-    data = archive(record(1, 5, b"first", flags=3), record(1, 5, b"second"), record(1, 6, b"x"))
-    with opened(path, data) as source:
-        assert list(source.keys(SAMPLER)) == [5, 6]
-        assert source.payload(SAMPLER, 5) == b"second"
-        assert len(source.damage) == 1
-
-
-def test_names_in_capitals_and_their_first_digits_are_as_good(path: Path) -> None:
-    name = b"zzzzzzzz" + b"%016X" % 1 + b"%016X" % 0xABCDEF
-    with opened(path, archive(record(1, 0, b"x", name=name))) as source:
-        assert source.payload(SAMPLER, 0xABCDEF) == b"x"
 
 
 GOOD = record(3, 0x33, b"good")
@@ -277,28 +249,6 @@ def test_close_is_idempotent_and_later_reads_are_misuse(path: Path) -> None:
         source.payload(RecordTag.COMPUTE_PIPELINE, 0x7000)
 
 
-def test_threads_read_at_the_same_time(path: Path) -> None:
-    data = bytearray(small_archive())
-    data[-1] ^= 1  # no payload: the last record is empty, so this is its declared size
-    expected = {(tag, key): payload for tag, key, payload in small_records() if tag != 3}
-    with opened(path, bytes(data)) as source:
-        results: list[dict[tuple[int, int], bytes]] = []
-
-        def read() -> None:
-            for _ in range(20):
-                results.append({(t, k): source.payload(RecordTag(t), k) for t, k in expected})
-                with pytest.raises(RecordError):
-                    source.payload(LAYOUT, 0x3000)
-
-        threads = [threading.Thread(target=read) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert results == [expected] * 80
-        assert len(source.damage) == 1
-
-
 def test_read_write_read_is_stable(path: Path, tmp_path: Path) -> None:
     data = small_archive()
     with opened(path, data) as source:
@@ -340,15 +290,6 @@ def test_a_copy_takes_the_record_that_can_be_read(path: Path, tmp_path: Path) ->
         assert (tmp_path / "copy.foz").read_bytes() == archive(*copied)
 
 
-def test_records_in_memory_are_written_tag_by_tag(path: Path) -> None:
-    memory = MemoryRecords()
-    memory.add(MODULE, 2, b"two")
-    memory.add(SAMPLER, 1, b"one")
-    with ArchiveWriter(path, compress=False) as writer:
-        assert copy_records(memory, writer) == 0
-    assert path.read_bytes() == archive(record(1, 1, b"one"), record(4, 2, b"two"))
-
-
 @pytest.mark.parametrize("key", [-1, 1 << 64])
 def test_a_key_that_no_archive_can_hold_is_not_written(path: Path, key: int) -> None:
     with ArchiveWriter(path) as writer:
@@ -358,15 +299,6 @@ def test_a_key_that_no_archive_can_hold_is_not_written(path: Path, key: int) -> 
     with Archive.open(path) as archive:
         assert archive.payload(RecordTag.SAMPLER, 1) == b"second"
         assert not archive.damage
-
-
-def test_a_writer_keeps_the_first_of_equal_records(path: Path) -> None:
-    with ArchiveWriter(path) as writer:
-        assert writer.add(SAMPLER, 1, b"one")
-        assert not writer.add(SAMPLER, 1, b"two")
-        assert (SAMPLER, 1) in writer
-    with Archive.open(path) as source:
-        assert read_all(source) == {(1, 1): b"one"}
 
 
 def test_a_block_that_raises_leaves_the_old_archive(path: Path) -> None:
@@ -398,11 +330,6 @@ def test_a_failed_sync_leaves_the_old_archive(path: Path, monkeypatch: pytest.Mo
         writer.commit()
     assert path.read_bytes() == b"old"
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_writer_needs_its_directory(tmp_path: Path) -> None:
-    with pytest.raises(ArchiveError, match="cannot be created"):
-        ArchiveWriter(tmp_path / "none" / "set.foz")
 
 
 def test_corpora_are_read_whole_and_copied_identically(corpora: Path, tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from tests.drivers import REPOSITORY
-from tests.sets.spirv.shader_words import compute_module, words_of
 
 SHADERS = sample_manifest_path().parent / "shaders"
 PAGE = REPOSITORY / "docs" / "manifest.md"
@@ -72,15 +71,6 @@ def test_the_shortest_example_of_the_page(write: Any) -> None:
     assert decoded(packed, "graphics.ui").pNext[0].pColorAttachmentFormats == [50]
 
 
-def test_a_manifest_may_be_saved_as_windows_editors_do(write: Any) -> None:
-    """With a byte-order mark, and lines that end in CR LF."""
-    text = examples("shortest")
-    plain = load_manifest(write(text)).report
-    path = write("")
-    path.write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
-    assert load_manifest(path).report == plain
-
-
 def test_the_whole_example_of_the_page(write: Any, tmp_path: Path) -> None:
     path = write(examples("whole"))
     report = pack_manifest(path, tmp_path / "set.foz")
@@ -118,13 +108,6 @@ def test_every_table_and_key_is_on_the_page() -> None:
     }
     assert not missing
     assert all(f"[{name}" in page for name in schema.Manifest.__struct_fields__)
-
-
-def test_packing_twice_gives_the_same_bytes(write: Any, tmp_path: Path) -> None:
-    path = write(examples("whole"))
-    pack_manifest(path, tmp_path / "one.foz")
-    pack_manifest(path, tmp_path / "two.foz")
-    assert (tmp_path / "one.foz").read_bytes() == (tmp_path / "two.foz").read_bytes()
 
 
 def test_permutations_are_named_and_different(write: Any) -> None:
@@ -348,16 +331,6 @@ def test_a_constant_is_named_once_and_by_the_name_that_was_given(
         load_manifest(write(f"{TONEMAP}{values}\n"))
 
 
-def test_a_permuted_constant_is_not_overruled(write: Any) -> None:
-    """Its permutations would be one pipeline."""
-    text = UI.replace(
-        '"shaders/ui.frag.spv"', '{ shader = "shaders/ui.frag.spv", specialization = { OUTLINE = true } }'
-    )
-    load_manifest(write(text))
-    with pytest.raises(ManifestError, match=r"specialization\.OUTLINE: would be ignored"):
-        load_manifest(write(f"{text}permutations.specialization = {{ OUTLINE = [true, false] }}\n"))
-
-
 def test_names_of_shaders_and_samplers_go_with_either_spelling(write: Any) -> None:
     text = """
 manifest = 1
@@ -380,28 +353,9 @@ groups = [{ generalShader = "shaders/path.rgen.spv" }]
         load_manifest(write(text.replace("{ general", "{ general_shader = 0, general")))
 
 
-def test_a_module_with_one_name_for_several_stages(write: Any, tmp_path: Path) -> None:
-    """The pipeline decides the stage, unless the shader's own table does."""
-    (tmp_path / "both.spv").write_bytes(compute_module((15, 0, 2, *words_of("main"))))
-    text = 'manifest = 1\n[shaders]\nboth = "both.spv"\n[compute.x]\nshader = "both"\n'
-    assert decoded(load_manifest(write(text)), "compute.x").stage.stage == 0x20
-    for stage, fits in (("compute", True), ("vertex", False)):
-        path = write(text.replace('"both.spv"', f"{{ path = 'both.spv', stage = '{stage}' }}"))
-        if fits:
-            load_manifest(path)
-            continue
-        with pytest.raises(ManifestError, match=r"compute\.x: shader 'both' is declared for stage 'vertex'"):
-            load_manifest(path)
-
-
 def test_a_manifest_without_pipelines_is_refused(write: Any) -> None:
     with pytest.raises(ManifestError, match="describes no pipeline"):
         load_manifest(write("manifest = 1\n"))
-
-
-def test_a_file_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"none\.toml: cannot be read: No such file"):
-        load_manifest(tmp_path / "none.toml")
 
 
 def test_a_manifest_that_fails_leaves_the_old_archive(write: Any, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.sets.image.create_infos import CreateInfoError, HandleSlot, Heap, Piece, at_heap, packer
+from orchestrator.sets.image.create_infos import CreateInfoError, Heap, Piece, at_heap, packer
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
@@ -154,39 +154,6 @@ def test_a_graphics_pipeline_reads_back_through_c_declarations() -> None:
     }
 
 
-def test_what_is_left_out_is_null() -> None:
-    info = graphics(stages=[]).info
-    for pointer in ("pNext", "pStages", "pViewportState", "pMultisampleState", "pColorBlendState"):
-        assert getattr(info, pointer) == ffi.NULL
-
-
-def test_a_ray_tracing_pipeline_with_libraries() -> None:
-    group = {
-        "type": 1,
-        "generalShader": 0xFFFFFFFF,
-        "closestHitShader": 0,
-        "anyHitShader": 0xFFFFFFFF,
-        "intersectionShader": 0xFFFFFFFF,
-    }
-    bound = Bound(
-        RecordTag.RAY_TRACING_PIPELINE,
-        "raytracingPipelines",
-        {
-            "maxPipelineRayRecursionDepth": 3,
-            "stages": [{"stage": 1024, "module": f"{5:016x}", "name": "main"}],
-            "groups": [group],
-            "libraryInterface": {"maxPipelineRayPayloadSize": 16, "maxPipelineRayHitAttributeSize": 8},
-            "libraryInfo": {"libraries": [f"{6:016x}", f"{7:016x}"]},
-        },
-    )
-    info = bound.info
-    assert (info.groupCount, info.maxPipelineRayRecursionDepth) == (1, 3)
-    assert (info.pGroups[0].generalShader, info.pGroups[0].closestHitShader) == (0xFFFFFFFF, 0)
-    assert info.pGroups[0].sType == 1000150016
-    assert info.pLibraryInterface.maxPipelineRayPayloadSize == 16
-    assert [info.pLibraryInfo.pLibraries[i] for i in range(2)] == [6, 7]
-
-
 def test_a_set_layout_with_immutable_samplers_and_mutable_types() -> None:
     bound = Bound(
         RecordTag.DESCRIPTOR_SET_LAYOUT,
@@ -284,25 +251,6 @@ def test_descriptor_mappings_write_the_chosen_alternative_of_the_union() -> None
     assert (chosen.heapOffset, chosen.pushOffset, chosen.heapIndexStride) == (64, 4, 32)
 
 
-def test_a_sampler_with_plain_arrays_in_its_chain() -> None:
-    info = Bound(
-        RecordTag.SAMPLER,
-        "samplers",
-        {
-            "maxAnisotropy": 16,
-            "pNext": [
-                {"sType": 1000287000, "customBorderColor": [1, 2, 3, 0xFFFFFFFF], "format": 37},
-                {"sType": 1000130001, "reductionMode": 2},
-            ],
-        },
-    ).info
-    assert info.maxAnisotropy == 16
-    border = ffi.cast("VkSamplerCustomBorderColorCreateInfoEXT *", info.pNext)
-    assert list(border.customBorderColor.uint32) == [1, 2, 3, 0xFFFFFFFF]
-    assert border.format == 37
-    assert ffi.cast("VkSamplerReductionModeCreateInfo *", border.pNext).reductionMode == 2
-
-
 @pytest.mark.parametrize(
     ("members", "what"),
     [
@@ -330,29 +278,3 @@ def test_equal_pieces_without_handles_share_memory() -> None:
     assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)])) == first
     assert heap.place(Piece(bytearray(b"12345678"), [(0, 8)])) != first
     assert heap.take_own().data == b""
-
-
-def test_what_holds_a_handle_is_shared_with_nobody_nor_is_what_points_to_it() -> None:
-    heap = Heap()
-    shared = heap.place(Piece(bytearray(b"shared  ")))
-    alone = heap.place(Piece(bytearray(b"alone")), unique=True)
-    handle = heap.place(Piece(bytearray(8), [], [HandleSlot(0, "VkSampler", 5)]))
-    outer = heap.place(Piece(bytearray(24), [(0, handle), (8, alone), (16, shared)]))
-    own = heap.take_own()
-    assert [alone, handle, outer] == [-1, -1 - 8, -1 - 16]
-    assert own.handles == [HandleSlot(8, "VkSampler", 5)]
-    assert heap.take_own().data == b""
-    for _ in range(2):
-        start = heap.put(own.data, own.pointers)
-        assert bytes(heap.data[start:]) == b"alone\0\0\0" + bytes(32)
-        assert list(heap.pointer_slots[-3:]) == [start + 16, start + 24, start + 32]
-        assert list(heap.pointer_targets[-3:]) == [start + 8, start, shared]
-        assert at_heap(outer, start) == start + 16
-
-
-def test_a_value_with_a_part_of_its_own_is_not_remembered() -> None:
-    heap, value = Heap(), object()
-    heap.remember(value, -1)
-    assert heap.known(value) is None
-    heap.remember(value, 8)
-    assert heap.known(value) == 8
