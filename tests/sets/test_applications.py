@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tracemalloc
 from collections.abc import Iterable
 
 import pytest
@@ -87,13 +86,6 @@ def test_an_application_info() -> None:
     )
 
 
-def test_an_application_that_said_nothing() -> None:
-    payload = b'{"version":6,"applicationInfo":{},"physicalDeviceFeatures":{}}'
-    decoded = decode_application(9, payload)
-    assert decoded.robust_buffer_access is False
-    assert decoded.features == ()
-
-
 def test_a_name_in_another_encoding_does_not_cost_the_features() -> None:
     payload = application("game", 1).replace(b"game", "ゲーム".encode("shift-jis"))
     decoded = decode_application(9, payload)
@@ -121,12 +113,6 @@ def test_a_damaged_application_info(payload: bytes) -> None:
     assert (error.value.tag, error.value.key) == (0, 9)
 
 
-def test_a_link() -> None:
-    key, payload = link(0xA, 6, 0xB)
-    decoded = decode_link(key, payload)
-    assert (decoded.application, decoded.tag, decoded.key) == (0xA, 6, 0xB)
-
-
 @pytest.mark.parametrize(
     "name", ["a", "0" * 17, "0x00000000000000", "+000000000000001", "000000000000000\\n"]
 )
@@ -141,13 +127,6 @@ def test_no_application_is_one_group_with_nothing_but_needs() -> None:
     assert group.request == DeviceRequest(others=OtherFeatures.NONE)
     assert group.applications == ()
     assert group.pipelines == ALL
-
-
-def test_an_empty_set_has_a_group() -> None:
-    (group,) = feature_groups(MemoryRecords())
-    assert group.pipelines == ()
-    (group,) = feature_groups(records({1: application("a", 0), 2: application("b", 1)}, pipelines=()))
-    assert (group.applications, tuple(group.pipelines)) == ((1,), ())
 
 
 def test_the_only_application_has_all_pipelines() -> None:
@@ -174,14 +153,6 @@ def test_what_is_recorded_as_zero_enables_nothing() -> None:
     assert group.applications == (1, 2)
 
 
-def test_what_no_structure_has_is_not_asked_for() -> None:
-    payload = application("a", 0, ROBUSTNESS_2 % (1, 0)).replace(b'nullDescriptor":0', b'nope":1')
-    assert b"nope" in payload
-    assert {member for _, member in decode_application(1, payload).request.features} == {
-        "robustBufferAccess2"
-    }
-
-
 def test_links_divide_the_pipelines() -> None:
     source = records(
         {1: application("a", 0), 2: application("b", 1), 3: application("a", 0)},
@@ -200,26 +171,6 @@ def test_links_divide_the_pipelines() -> None:
     assert plain.pipelines == jobs((GRAPHICS, 1), (COMPUTE, 2), (RAY_TRACING, 4))
     assert (robust.applications, ROBUST in robust.request.features) == ((2,), True)
     assert robust.pipelines == jobs((GRAPHICS, 3), (COMPUTE, 2))
-
-
-def test_many_groups_of_many_pipelines_take_memory_for_their_links_alone() -> None:
-    count = 3_000
-    source = records(
-        {key: application(f"application {key}", 0) for key in range(1, count + 1)},
-        [(key, COMPUTE, 10 * key) for key in range(1, count + 1)],
-        [(COMPUTE, key) for key in range(1, 10 * count + 1)],
-    )
-    tracemalloc.start()
-    try:
-        groups = feature_groups(source)
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert groups[0].pipelines[9:11] == jobs((COMPUTE, 10), (COMPUTE, 11))
-    assert [tuple(each.pipelines) for each in groups[1:]] == [
-        jobs((COMPUTE, 10 * key)) for key in range(2, count + 1)
-    ]
-    assert peak < 40 << 20  # a byte for each group and pipeline would take 90 MB
 
 
 def test_a_group_without_pipelines_is_left_out() -> None:

@@ -67,7 +67,8 @@ _STENCIL_FACES: Final = " ".join(
 )
 
 
-#: Steps for the structure of a record, and for the structures in it.
+#: Steps for the structure of a record, and for the structures in it; of one that is not here, all members in
+#: declared order.
 OBJECTS: Final[dict[str, str]] = {
     "VkSamplerCreateInfo": (
         "!sampler_flags maxAnisotropy mipLodBias minLod maxLod minFilter magFilter mipmapMode compareEnable "
@@ -85,7 +86,6 @@ OBJECTS: Final[dict[str, str]] = {
     "VkAttachmentDescription": _ATTACHMENT,
     "VkSubpassDependency": _DEPENDENCY,
     "VkSubpassDescription": _SUBPASS,
-    "VkAttachmentReference": "attachment layout",
     "VkRenderPassCreateInfo2": (
         "flags #pAttachments #pDependencies #pSubpasses #pCorrelatedViewMasks =2 "
         "pAttachments pDependencies pSubpasses pCorrelatedViewMasks pNext"
@@ -135,9 +135,7 @@ OBJECTS: Final[dict[str, str]] = {
         "flags #pScissors@SCISSOR_WITH_COUNT #pViewports@VIEWPORT_WITH_COUNT pScissors-SCISSOR "
         "pViewports-VIEWPORT pNext"
     ),
-    "VkViewport": "x y width height minDepth maxDepth",
     "VkRect2D": "x y width height",
-    "VkExtent2D": "width height",
     "VkPipelineVertexInputStateCreateInfo": (
         "flags #pVertexAttributeDescriptions #pVertexBindingDescriptions "
         "pVertexAttributeDescriptions pVertexBindingDescriptions pNext"
@@ -148,11 +146,6 @@ OBJECTS: Final[dict[str, str]] = {
         "flags #pAttachments logicOpEnable@LOGIC_OP_ENABLE_EXT !logic_op !blend_attachments pNext"
     ),
     "VkPipelineTessellationStateCreateInfo": "flags patchControlPoints@PATCH_CONTROL_POINTS_EXT pNext",
-    "VkComponentMapping": "r g b a",
-    "VkSampleLocationEXT": "x y",
-    "VkDepthClampRangeEXT": "minDepthClamp maxDepthClamp",
-    "VkVertexInputBindingDivisorDescription": "binding divisor",
-    "VkInputAttachmentAspectReference": "subpass inputAttachmentIndex aspectMask",
     "VkDescriptorSetAndBindingMappingEXT": (
         "resourceMask descriptorSet firstBinding bindingCount pNext !mapping_source"
     ),
@@ -162,26 +155,18 @@ OBJECTS: Final[dict[str, str]] = {
     "VkDescriptorMappingSourceIndirectIndexArrayEXT": (
         f"{_HEAP} {_INDEX} {_PUSH} useCombinedImageSamplerIndex {_ADDRESS}"
     ),
-    "VkDescriptorMappingSourceHeapDataEXT": "heapOffset pushOffset",
-    "VkDescriptorMappingSourceIndirectAddressEXT": "pushOffset addressOffset",
     "VkDescriptorMappingSourceShaderRecordIndexEXT": (
         f"{_HEAP} {_STRIDES} {_INDEX} shaderRecordOffset samplerShaderRecordOffset"
     ),
 }
 
-#: Steps, after the sType, for the structures that recorders know in pNext chains.
+#: Steps, after the sType, for structures in pNext chains; else all members in declared order.
 CHAINED: Final[dict[str, str]] = {
-    "VkAttachmentDescriptionStencilLayout": "stencilInitialLayout stencilFinalLayout",
-    "VkAttachmentReferenceStencilLayout": "stencilLayout",
     "VkCustomResolveCreateInfoEXT": "customResolve !custom_resolve_formats",
     "VkDepthBiasRepresentationInfoEXT": "!depth_bias_representation",
     "VkDescriptorSetLayoutBindingFlagsCreateInfo": "#pBindingFlags pBindingFlags",
     "VkFragmentShadingRateAttachmentInfoKHR": "!shading_rate_attachment",
-    "VkGraphicsPipelineLibraryCreateInfoEXT": "flags",
     "VkMemoryBarrier2": "!barrier",
-    "VkMultisampledRenderToSingleSampledInfoEXT": (
-        "multisampledRenderToSingleSampledEnable rasterizationSamples"
-    ),
     "VkMutableDescriptorTypeCreateInfoEXT": "#pMutableDescriptorTypeLists pMutableDescriptorTypeLists",
     "VkPipelineColorBlendAdvancedStateCreateInfoEXT": "!advanced_blend",
     "VkPipelineColorWriteCreateInfoEXT": "#pColorWriteEnables pColorWriteEnables-COLOR_WRITE_ENABLE_EXT",
@@ -190,7 +175,6 @@ CHAINED: Final[dict[str, str]] = {
         "flags discardRectangleMode@DISCARD_RECTANGLE_MODE_EXT #pDiscardRectangles "
         "pDiscardRectangles-DISCARD_RECTANGLE_EXT"
     ),
-    "VkPipelineFragmentDensityMapLayeredCreateInfoVALVE": "maxFragmentDensityMapLayers",
     "VkPipelineFragmentShadingRateStateCreateInfoKHR": (
         "fragmentSize-FRAGMENT_SHADING_RATE_KHR combinerOps-FRAGMENT_SHADING_RATE_KHR"
     ),
@@ -213,14 +197,10 @@ CHAINED: Final[dict[str, str]] = {
     "VkPipelineSampleLocationsStateCreateInfoEXT": (
         "sampleLocationsEnable@SAMPLE_LOCATIONS_ENABLE_EXT !sample_locations"
     ),
-    "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo": "requiredSubgroupSize",
     "VkPipelineTessellationDomainOriginStateCreateInfo": "domainOrigin@TESSELLATION_DOMAIN_ORIGIN_EXT",
     "VkPipelineVertexInputDivisorStateCreateInfo": "#pVertexBindingDivisors pVertexBindingDivisors",
     "VkPipelineViewportDepthClampControlCreateInfoEXT": "!depth_clamp_range",
     "VkPipelineViewportDepthClipControlCreateInfoEXT": "negativeOneToOne@DEPTH_CLIP_NEGATIVE_ONE_TO_ONE_EXT",
-    "VkRayTracingPipelineClusterAccelerationStructureCreateInfoNV": "allowClusterAccelerationStructure",
-    "VkRenderPassCreationControlEXT": "disallowMerging",
-    "VkRenderPassFragmentDensityMapCreateInfoEXT": "fragmentDensityMapAttachment",
     "VkRenderPassInputAttachmentAspectCreateInfo": "#pAspectReferences pAspectReferences",
     "VkRenderPassMultiviewCreateInfo": (
         "#pViewMasks pViewMasks #pViewOffsets pViewOffsets #pCorrelationMasks pCorrelationMasks"
@@ -234,12 +214,6 @@ CHAINED: Final[dict[str, str]] = {
         "#pSampleLocations sampleLocationGridSize sampleLocationsPerPixel pSampleLocations"
     ),
     "VkSamplerBorderColorComponentMappingCreateInfoEXT": "srgb components",
-    "VkSamplerCustomBorderColorCreateInfoEXT": "customBorderColor format",
-    "VkSamplerReductionModeCreateInfo": "reductionMode",
-    "VkSamplerYcbcrConversionCreateInfo": (
-        "format ycbcrModel ycbcrRange components xChromaOffset yChromaOffset chromaFilter "
-        "forceExplicitReconstruction"
-    ),
     "VkShaderDescriptorSetAndBindingMappingInfoEXT": "#pMappings !mapping_kinds pMappings",
     "VkSubpassDescriptionDepthStencilResolve": "!depth_stencil_resolve",
 }
@@ -345,7 +319,6 @@ def _dynamic_states() -> dict[str, int]:
 
 
 def _declared_order(struct: Struct) -> str:
-    # Recorders do not know this structure: every member counts.
     counts = count_members(struct)
     order = []
     for member in struct.members:

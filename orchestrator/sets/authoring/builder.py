@@ -34,7 +34,7 @@ from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
-from orchestrator.sets.authoring.names import enum_number, flags_number, unknown
+from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case, unknown
 from orchestrator.sets.authoring.structures import (
     encode_chain,
     encode_scalar,
@@ -267,13 +267,8 @@ _STRUCTURES = {
 }
 _ATTACHMENT = "VkPipelineColorBlendAttachmentState"
 _OWN = ("blend", "color_write_mask")
-_CHAINS = {f"{snake}_p_next": table for snake, table in (
-    ("input_assembly", "inputAssemblyState"), ("tessellation", "tessellationState"),
-    ("viewport", "viewportState"),
-    ("rasterization", "rasterizationState"), ("multisample", "multisampleState"),
-    ("depth_stencil", "depthStencilState"), ("color_blend", "colorBlendState"),
-)}  # fmt: skip
-
+_CHAINS = {f"{snake_case(table.removesuffix('State'))}_p_next": table for table in _STRUCTURES}
+del _CHAINS["dynamic_p_next"]
 
 _DYNAMIC_DISCARD = 1000377001  # VK_DYNAMIC_STATE_RASTERIZER_DISCARD_ENABLE
 _VIEWPORTS = (("viewport", 0, 1000267003, "04130", "04132"), ("scissor", 1, 1000267004, "04131", "04133"))
@@ -304,10 +299,10 @@ BLEND_PRESETS: dict[str, dict[str, object]] = {
 class Attachments:
     """The attachments of a pipeline, as far as its state depends on them."""
 
-    colors: int
+    colors: int  # number of colour attachments, unused ones included
     depth: bool
     stencil: bool
-    dynamic: bool = False
+    dynamic: bool = False  # whether they are formats for dynamic rendering
 
 
 def state_names() -> frozenset[str]:
@@ -676,7 +671,8 @@ class PipelineSetBuilder:
     """Builds the records of a pipeline set. Not thread-safe.
 
     Every method that adds something returns the key of its record, and raises a ManifestError where a key,
-    name or member is unknown or does not fit.
+    name or member is unknown or does not fit. Flags are names, numbers or lists of them; ``p_next`` are the
+    structures of a pNext chain, each a mapping with its name as ``structure``.
 
     Attributes:
         records: Receives the records, such as a `MemoryRecords`.
@@ -769,8 +765,8 @@ class PipelineSetBuilder:
             key: The application's own key of the shader, 64 bits and not 0.
             stage: Name of the stage of its entry point, such as ``compute``.
             entry: Its entry point.
-            interface: The interface of its code (`shader_interface`), as far as pipelines need it. Without it
-                layouts and vertex inputs have to be given, and nothing can be specialized.
+            interface: That of its code (`shader_interface`). Without it layouts and vertex inputs have to be
+                given, and nothing can be specialized.
         """
         if not 0 < key < 1 << 64:
             raise ManifestError(
@@ -963,7 +959,7 @@ class PipelineSetBuilder:
             libraries: Keys of pipeline libraries to link.
             library_flags: VkGraphicsPipelineLibraryFlagsEXT, to make a library of these parts.
             flags: VkPipelineCreateFlags.
-            p_next: Structures of the pNext chain.
+            p_next: More structures of its chain.
         """
         given = dict(state or {})
         vertex_input = given.pop("vertex_input", "auto")

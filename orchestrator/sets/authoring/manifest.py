@@ -50,6 +50,7 @@ from orchestrator.sets.inputs import InputError, read_input
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import features_to_record
 from orchestrator.sets.records import RecordTag
+from orchestrator.sets.spirv.interface import SpecializationConstant
 
 #: Version of the manifest's own format, in its first line: ``manifest = 1``.
 MANIFEST_VERSION = 1
@@ -515,15 +516,17 @@ class _Packer:
         self.builder.where = outer
         return self.shaders[name]
 
+    def _constant(self, shader: _Shader, name: str) -> SpecializationConstant | None:
+        interface = self.builder.interface(shader.module)
+        return find_constant(interface, shader.table.constants.get(name, name))
+
     def _stage(self, given: str | StageTable, values: Mapping[str, Value], where: str) -> ShaderStage:
         table = StageTable(shader=given) if isinstance(given, str) else given
         shader = self._shader(table.shader, where.removeprefix(f"{self.path}: "))
-        interface = self.builder.interface(shader.module)
         specialization: dict[int | str, Value] = {}
         names: dict[int, str] = {}
         for name, value in {**values, **table.specialization}.items():
-            number = shader.table.constants.get(name, name)
-            constant = find_constant(interface, number)
+            constant = self._constant(shader, name)
             if constant is not None:
                 other = names.setdefault(constant.constant_id, name)
                 if other != name:
@@ -534,6 +537,7 @@ class _Packer:
                 pack_constant(constant, value, f"{where}.specialization.{name}")  # its name is known here
                 specialization[constant.constant_id] = value
             elif name in table.specialization:
+                number = shader.table.constants.get(name, name)
                 specialization[number] = value  # the builder refuses it by name
         return ShaderStage(
             module=shader.module,
@@ -548,18 +552,13 @@ class _Packer:
     def _stages(
         self, given: Sequence[str | StageTable], values: Mapping[str, Value], where: str
     ) -> list[ShaderStage]:
-        stages = [self._stage(each, values, where) for each in given]
         tables = [StageTable(shader=each) if isinstance(each, str) else each for each in given]
-        shaders = [self._shader(each.shader, where) for each in tables]
-        interfaces = [(self.builder.interface(each.module), each.table.constants) for each in shaders]
+        stages = [self._stage(each, values, where) for each in tables]
         for name in values:
-            having = [
-                table
-                for table, (interface, constants) in zip(tables, interfaces, strict=True)
-                if find_constant(interface, constants.get(name, name))
-            ]
+            having = [each for each in tables if self._constant(self._shader(each.shader, where), name)]
             if not having:
-                there = [each for interface, _ in interfaces for each in interface.specialization]
+                interfaces = [self.builder.interface(each.module) for each in stages]
+                there = [each for interface in interfaces for each in interface.specialization]
                 known = [each.name or str(each.constant_id) for each in there]
                 raise unknown(where, "specialization constant", name, known)
             if all(name in table.specialization for table in having):

@@ -33,18 +33,7 @@ def shader_sources(folder: Path) -> list[Path]:
 
 
 def compile_shaders(folder: Path, compiler: str) -> int:
-    """Compile every shader of a folder, each to its name with ``.spv`` appended.
-
-    Args:
-        folder: Where the sources are.
-        compiler: Path of glslangValidator.
-
-    Returns:
-        How many were compiled.
-
-    Raises:
-        OrchestratorError: One does not compile; the message holds what the compiler said.
-    """
+    """Compile every shader of a folder by glslangValidator to its name with ``.spv``; returns how many."""
     sources = shader_sources(folder)
     for source in sources:
         output = source.with_name(f"{source.name}.spv")

@@ -14,11 +14,12 @@ from orchestrator.registry import registry, structs_by_type
 from orchestrator.registry.tables import Member, Struct
 from orchestrator.sets.archive.modules import decode_module
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
+from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.authoring.structures import encode_structure
-from orchestrator.sets.image.documents import BARE_ARRAYS, TABLES, json_members, json_name
+from orchestrator.sets.image.documents import BARE_ARRAYS, TABLES, decode_document, json_members, json_name
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
@@ -74,6 +75,7 @@ def pack_again(capture: Archive) -> MemoryRecords:
     """Everything in a capture, packed by us from what it describes."""
     packed = MemoryRecords("packed")
     builder = PipelineSetBuilder(packed)
+    subpasses: dict[int, tuple[SubpassUse, ...]] = {}
     for key in capture.keys(RecordTag.SHADER_MODULE):
         module = decode_module(key, capture.payload(RecordTag.SHADER_MODULE, key))
         builder.shader_module(module.code, module.flags)
@@ -83,7 +85,13 @@ def pack_again(capture: Archive) -> MemoryRecords:
             for table, structure in tables:
                 if table in document:
                     entry = document[table][f"{key:016x}"]
-                    builder._add(tag, encode(structure, entry), table)
+                    encoded = encode(structure, entry)
+                    unnamed = {"version": 6, table: {f"{0:016x}": encoded}}
+                    value = decode_document(tag, 0, msgspec.json.encode(unnamed))
+                    own = state_hash(value, subpasses.__getitem__)
+                    if tag is RecordTag.RENDER_PASS:
+                        subpasses[own] = subpass_uses(value)
+                    packed.add(tag, own, msgspec.json.encode({"version": 6, table: {f"{own:016x}": encoded}}))
     return packed
 
 

@@ -318,26 +318,6 @@ def test_formats_of_dynamic_rendering_stand_for_the_subpass() -> None:
     assert of(depth, colorBlendState__flags=1) == of(depth)
 
 
-def test_a_pipeline_that_draws_into_nothing_counts_no_state_of_attachments() -> None:
-    nothing: dict[str, Any] = {"renderPass": hexadecimal(0)}
-    for state in ("colorBlendState", "depthStencilState"):
-        changed: dict[str, Any] = {f"{state}__flags": 1}
-        assert pipeline(**nothing, **changed) == pipeline(**nothing)
-
-
-def test_formats_of_a_custom_resolve_count_in_the_part_that_writes_them() -> None:
-    name = "VkCustomResolveCreateInfoEXT"
-    members = {"custom_resolve": True, "color_attachment_formats": [37], "depth_attachment_format": 126}
-    s_type = registry().struct(name).s_type
-    assert s_type is not None
-    resolve = {"sType": s_type, **encode_structure(name, members, name)}
-    for parts, words in ((2, (1, 0)), (4, (1, 0)), (8, (1, 1, 126, 0, 37))):
-        library: dict[str, Any] = {"flags": 0x800, "renderPass": hexadecimal(0)}
-        chain = [{"sType": 1000320002, "flags": parts}]
-        expected = hash_values((s_type, *words), pipeline(**library, pNext=chain))
-        assert pipeline(**library, pNext=[*chain, resolve]) == expected
-
-
 def test_sample_locations_count_where_they_may_be_used() -> None:
     name = "VkPipelineSampleLocationsStateCreateInfoEXT"
     s_type = registry().struct(name).s_type
@@ -383,13 +363,6 @@ def test_blend_constants_count_where_a_factor_uses_them() -> None:
     assert pipeline(**factor, **constants) != pipeline(**factor)
     off = factor | {"colorBlendState__attachments__0__blendEnable": 0}
     assert pipeline(**off, **constants) == pipeline(**off)
-
-
-def test_flags_in_a_structure_of_their_own_replace_the_others() -> None:
-    chain = [{"sType": 1000470005, "flags": 1 << 40 | 0x40}]
-    assert pipeline(flags=2, pNext=chain) == pipeline(pNext=chain)
-    assert pipeline(pNext=[{"sType": 1000470005, "flags": 1 << 40}]) == pipeline(pNext=chain)
-    assert pipeline(pNext=[{"sType": 1000470005, "flags": 1}]) != pipeline(pNext=chain)
 
 
 def test_a_render_pass_that_is_not_there_leaves_the_key_open() -> None:

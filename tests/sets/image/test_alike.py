@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import RecordError
-from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.documents import PipelineDocuments, decode_document
-from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
-from orchestrator.sets.sample import sample_path
-from tests.sets.image.meaning import Meaning
 from tests.sets.image.test_image_builder import LAYOUT as LAYOUT_IN_RECORDS
 from tests.sets.image.test_image_builder import MODULE as IN_RECORDS
 from tests.sets.image.test_image_builder import Records, hexed
@@ -209,14 +204,3 @@ def test_computed_workgroups_are_compared_with_the_limits(
         (4, "a workgroup of 0x1x1 invocations"),
     ]
     assert built.image.keys.tolist() == [1, 2]
-
-
-def test_each_pipeline_means_what_it_means_alone() -> None:
-    with PipelineSet.open(sample_path()) as source:
-        together = build_image(source, source.pipelines, AnyDevice()).image
-        meaning = Meaning(together)
-        for index, job in enumerate(source.pipelines):
-            alone = build_image(source, [job], AnyDevice()).image
-            at = alone.keys.tolist().index(job.key)
-            assert together.keys[index] == job.key
-            assert Meaning(alone).pipeline(at) == meaning.pipeline(index)

@@ -27,7 +27,7 @@ from orchestrator.supervise.trial import try_pipelines
 from tests.drivers import driver_manifest
 from tests.sets.image.mutants import Mutants
 
-COUNT = int(os.environ.get("ORCHESTRATOR_MUTANTS", "6000"))
+COUNT = int(os.environ.get("ORCHESTRATOR_MUTANTS", "3000"))
 DRIVER_COUNT = int(os.environ.get("ORCHESTRATOR_DRIVER_MUTANTS", "150"))
 BATCH = 1000
 DRIVER = "radv:navi21"
