@@ -11,7 +11,6 @@ from orchestrator.errors import RecordError
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.groups import (
     decode_application,
-    decode_link,
     feature_groups,
     read_applications,
 )
@@ -113,15 +112,6 @@ def test_a_damaged_application_info(payload: bytes) -> None:
     assert (error.value.tag, error.value.key) == (0, 9)
 
 
-@pytest.mark.parametrize(
-    "name", ["a", "0" * 17, "0x00000000000000", "+000000000000001", "000000000000000\\n"]
-)
-def test_a_link_to_no_hash(name: str) -> None:
-    payload = f'{{"version":6,"link":{{"application":"{name}","tag":6,"hash":"{1:016x}"}}}}'.encode()
-    with pytest.raises(RecordError):
-        decode_link(1, payload)
-
-
 def test_no_application_is_one_group_with_nothing_but_needs() -> None:
     (group,) = feature_groups(records({}))
     assert group.request == DeviceRequest(others=OtherFeatures.NONE)
@@ -147,12 +137,6 @@ def test_applications_that_tell_the_driver_the_same_are_one_group_and_links_are_
     assert source.reads == [RecordTag.APPLICATION_INFO] * 2
 
 
-def test_what_is_recorded_as_zero_enables_nothing() -> None:
-    source = records({1: application("a", 0, ROBUSTNESS_2 % (0, 0)), 2: application("a", 0)})
-    (group,) = feature_groups(source)
-    assert group.applications == (1, 2)
-
-
 def test_links_divide_the_pipelines() -> None:
     source = records(
         {1: application("a", 0), 2: application("b", 1), 3: application("a", 0)},
@@ -171,14 +155,6 @@ def test_links_divide_the_pipelines() -> None:
     assert plain.pipelines == jobs((GRAPHICS, 1), (COMPUTE, 2), (RAY_TRACING, 4))
     assert (robust.applications, ROBUST in robust.request.features) == ((2,), True)
     assert robust.pipelines == jobs((GRAPHICS, 3), (COMPUTE, 2))
-
-
-def test_a_group_without_pipelines_is_left_out() -> None:
-    source = records(
-        {1: application("a", 1), 2: application("b", 0)}, [(2, each.tag, each.key) for each in ALL]
-    )
-    (group,) = feature_groups(source)
-    assert (group.applications, tuple(group.pipelines)) == ((2,), ALL)
 
 
 def test_damage_is_reported_and_left_out() -> None:

@@ -53,12 +53,6 @@ def test_the_encoded_form_is_the_varint_form() -> None:
     assert encode_module(CODE, 2, KEY) == payload()
 
 
-def test_the_offset_counts_from_behind_the_nul() -> None:
-    encoded = payload().split(b"\0", 1)[1]
-    moved = payload(b"junk" + encoded + b"junk", varintOffset=4, varintSize=len(encoded))
-    assert decode_module(KEY, moved).code == CODE
-
-
 def one_of(number: int, *, old: bool = False) -> bytes:
     """The payload of a module that is named by its number."""
     code = spirv(*range(number))
@@ -94,31 +88,6 @@ def test_modules_decoded_together_are_those_that_decode_alone(
     payloads |= {each: damage[each](payloads[each]) for each in damage if each < count}
     each_alone = {key: alone(key, payload) for key, payload in payloads.items()}
     assert decode_modules(payloads) == {key: found for key, found in each_alone.items() if found is not None}
-
-
-def test_words_do_not_pass_from_one_module_into_the_next() -> None:
-    code, encoded = spirv(1, 2, 3), encode_module(spirv(1, 2, 3), 0, 1).split(b"\0", 1)[1]
-
-    def module(key: int, size: int, binary: bytes) -> bytes:
-        fields = {"varintOffset": 0, "varintSize": len(binary), "codeSize": size, "flags": 0}
-        document = {"version": 6, "shaderModules": {f"{key:016x}": fields}}
-        return msgspec.json.encode(document) + b"\0" + binary
-
-    whole = module(3, len(code), encoded)
-    magic = encode_varint(struct.unpack("<I", code[:4]))
-    for longer, shorter in (
-        (module(1, len(code), encoded + b"\5"), module(2, len(code) + 4, encoded)),
-        (module(1, len(code) + 4, encoded + b"\x85"), module(2, len(code), encoded)),
-        (module(1, len(code), encoded + magic), module(2, len(code), encoded[len(magic) :])),
-        (module(1, len(code), encoded + magic[:1]), module(2, len(code), encoded[1:])),
-    ):
-        assert decode_modules({1: longer, 2: shorter, 3: whole}) == {
-            key: found
-            for key, payload in ((1, longer), (2, shorter), (3, whole))
-            if (found := alone(key, payload)) is not None
-        }
-    assert decode_modules({3: whole}) == {3: ShaderModule(3, code, 0)}
-    assert decode_modules({}) == {}
 
 
 def test_the_old_form() -> None:
@@ -161,16 +130,6 @@ def test_damage_is_a_record_error(damaged: bytes, reason: str) -> None:
     with pytest.raises(RecordError, match=reason) as error:
         decode_module(KEY, damaged)
     assert (error.value.tag, error.value.key) == (4, KEY)
-
-
-def test_swapped_spirv_is_told_from_no_spirv() -> None:
-    swapped = b"".join(CODE[at : at + 4][::-1] for at in range(0, len(CODE), 4))
-    for code, reason in ((swapped, "big-endian"), (bytes(len(CODE)), "magic 0x00000000")):
-        text = base64.b64encode(code).decode()
-        with pytest.raises(RecordError, match=reason):
-            decode_module(KEY, old_payload(text, len(code)))
-        with pytest.raises(ValueError, match=reason):
-            encode_module(code)
 
 
 @given(st.integers(0, len(payload()) - 1), st.integers(0, 255))

@@ -11,7 +11,6 @@ from orchestrator.errors import RecordError
 from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import (
     Archive,
-    CombinedRecords,
     MemoryRecords,
     record_offset,
 )
@@ -20,7 +19,6 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import (
     Damage,
     PipelineJob,
-    RecordSource,
     RecordTag,
 )
 from tests.sets.archive.small_archives import archive, read_all, record, small_archive, small_records, spirv
@@ -102,21 +100,6 @@ def test_the_same_records_are_the_same_set(path: Path, tmp_path: Path) -> None:
         assert one.content_hash().bit_length() <= 64
 
 
-def test_records_in_memory() -> None:
-    memory = in_memory()
-    assert not memory.add(COMPUTE, 0x7000, b"other")
-    assert memory.payload(COMPUTE, 0x7000) != b"other"
-    assert (COMPUTE, 0x7000) in memory
-    assert (GRAPHICS, 0x7000) not in memory
-    assert len(memory) == len(small_records())
-    assert memory.damage == ()
-    with pytest.raises(KeyError):
-        memory.payload(COMPUTE, 1)
-    for key in (-1, 1 << 64):
-        with pytest.raises(ValueError, match="64 bits"):
-            memory.add(COMPUTE, key, b"")
-
-
 def test_several_archives_are_one_set(tmp_path: Path) -> None:
     base, part = tmp_path / "base.foz", tmp_path / "base.1.foz"
     base.write_bytes(archive(record(7, 1, b"base"), record(7, 2, b"x", crc=1), record(7, 3, b"y", crc=1)))
@@ -141,18 +124,6 @@ def test_several_archives_are_one_set(tmp_path: Path) -> None:
             assert pipelines.copy_to(writer) == 1
     with Archive.open(tmp_path / "merged.foz") as merged:
         assert read_all(merged) == {(6, 9): b"g", (7, 1): b"base", (7, 2): b"two", (7, 4): b"4"}
-
-
-def test_combined_records_of_memory() -> None:
-    one, two = MemoryRecords("one"), MemoryRecords("two")
-    one.add(COMPUTE, 1, b"a")
-    two.add(COMPUTE, 1, b"b")
-    two.add(COMPUTE, 2, b"c")
-    both: RecordSource = CombinedRecords([one, two])
-    assert both.name == "one + two"
-    assert list(both.keys(COMPUTE)) == [1, 2]
-    assert [both.payload(COMPUTE, key) for key in (1, 2)] == [b"a", b"c"]
-    assert record_offset(both, COMPUTE, 1) is None
 
 
 def test_verify_names_what_is_wrong(tmp_path: Path) -> None:
@@ -209,13 +180,3 @@ def test_corpora_hold_what_their_list_says(corpora: Path) -> None:
             assert list(each.counts.values()) == pipelines
             assert {job for group in each.groups for job in group.pipelines} == set(each.pipelines)
             assert each.damage == ()
-
-
-def test_corpora_of_different_robustness_are_told_apart(corpora: Path) -> None:
-    with PipelineSet.open([corpora / "vkcube.foz", corpora / "wgpu.foz", corpora / "slow.foz"]) as pipelines:
-        robust = ("VkPhysicalDeviceFeatures", "robustBufferAccess")
-        names = [each.request.application.application_name for each in pipelines.groups]
-        # The pipeline of vkcube was used by two programs, and is compiled as each one's.
-        assert names == ["vkcube", "vkcubepp", "wgpu", "fossilize-synth"]
-        assert [robust in each.request.features for each in pipelines.groups] == [False, False, True, False]
-        assert [len(each.pipelines) for each in pipelines.groups] == [1, 1, 476, 36]

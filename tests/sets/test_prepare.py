@@ -124,13 +124,6 @@ def test_a_packed_set_has_what_its_pipelines_need_and_nothing_else() -> None:
 RECORDED = [{"structure": PIPELINE_ROBUSTNESS[0], "pipeline_robustness": True}]
 
 
-def test_what_was_recorded_needs_no_group() -> None:
-    given = Set(name="game", features=RECORDED)
-    (only,) = groups_of(given, Opener())
-    assert keys(only) == {given.plain, given.robust, given.geometry}
-    assert only.group.request.features == {PIPELINE_ROBUSTNESS}
-
-
 def test_what_the_device_does_not_have_is_left_out() -> None:
     given = Set(name="game")
     opener = Opener(PIPELINE_ROBUSTNESS, ("VkPhysicalDeviceVulkan14Features", "pipelineRobustness"))
@@ -156,29 +149,6 @@ def test_without_an_application_the_device_has_what_is_needed_and_nothing_else()
     capabilities = only.device.capabilities
     assert capabilities.has_feature("VkPhysicalDeviceFeatures", "geometryShader")
     assert not capabilities.has_feature("VkPhysicalDeviceFeatures", "tessellationShader")
-
-
-def test_what_cannot_be_compiled_asks_for_nothing() -> None:
-    given = Set()
-    opener = Opener(("VkPhysicalDeviceFeatures", "geometryShader"))
-    (only,) = groups_of(given, opener)
-    assert [each.job.key for each in only.built.problems] == [given.geometry]
-    alone = Set.__new__(Set)
-    alone.records = MemoryRecords("without the one with a geometry shader")
-    alone.builder = PipelineSetBuilder(alone.records)
-    alone.add("ui.vert", "ui.frag")
-    alone.add("ui.vert", "ui.frag", p_next=[ROBUST])
-    (other,) = groups_of(alone, Opener())
-    assert only.group.request == other.group.request
-
-
-def test_several_needs_are_told_apart() -> None:
-    """Each pipeline gets the least that it needs: two that need different things are two groups."""
-    given = Set(name="game")
-    mesh = given.add("meshlet.mesh", "color.frag")
-    groups = groups_of(given, Opener())
-    assert [keys(each) for each in groups] == [{given.plain, given.geometry}, {given.robust}, {mesh}]
-    assert {struct for struct, _ in groups[2].group.request.features} == {MESH_SHADER}
 
 
 @pytest.mark.parametrize("application", [{"name": "game"}, {}])
@@ -217,15 +187,6 @@ def test_shards_are_disjoint_complete_and_stable() -> None:
     # 0 is in its publication.
     job = PipelineJob(0x9E3779B97F4A7C15, PipelineKind.COMPUTE)
     assert job in Subset(0xE220A8397B1DCDAF % 1009 + 1, 1009)
-
-
-def test_a_subset_of_keys_in_a_shard() -> None:
-    jobs = [PipelineJob(key, PipelineKind.COMPUTE) for key in range(8)]
-    subset = Subset(1, 3, frozenset({0, 1, 5}))
-    assert [job.key for job in subset.of(jobs)] == [0, 5]
-    assert not subset.is_whole
-    assert WHOLE.is_whole
-    assert WHOLE.of(jobs) == tuple(jobs)
 
 
 @pytest.mark.parametrize("subset", [WHOLE, Subset(2, 4), Subset(keys=frozenset({0, 1 << 64 - 1}))])

@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.archive.hashes import (
     hash_values,
     hash_words,
@@ -17,7 +16,6 @@ from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import Archive, MemoryRecords
 from orchestrator.sets.archive.record_proof import Verified
 from orchestrator.sets.archive.state_hashes import state_hash
-from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.documents import TABLES, decode_document
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordSource, RecordTag
@@ -83,20 +81,6 @@ def test_a_record_under_another_name_is_found(tag: RecordTag, sample: MemoryReco
     payload = sample.payload(tag, key).replace(f'"{key:016x}":'.encode(), f'"{OTHER:016x}":'.encode())
     sample.add(tag, OTHER, payload)
     assert not_checked(sample) == [OTHER]
-
-
-def test_a_byte_order_mark_before_a_document_changes_nothing(sample: MemoryRecords) -> None:
-    """The format's own parser passes over it."""
-    marked = MemoryRecords("marked")
-    for tag in RecordTag:
-        for key in sample.keys(tag):
-            marked.add(tag, key, b"\xef\xbb\xbf" + sample.payload(tag, key))
-    assert not_checked(marked) == []
-    sets = [PipelineSet.from_records(each) for each in (sample, marked)]
-    assert sets[0].applications == sets[1].applications
-    plain, same = [build_image(each, each.pipelines, AnyDevice()) for each in sets]
-    assert plain.image.buffer.tobytes() == same.image.buffer.tobytes()
-    assert not same.problems
 
 
 @pytest.mark.parametrize(

@@ -105,16 +105,6 @@ def test_a_set_layout_counts_samplers_only_where_they_are_used() -> None:
     assert key_of(RecordTag.DESCRIPTOR_SET_LAYOUT, buffer) == hash_values((1, 2, 3, 1, 6, 16))
 
 
-def test_an_unused_set_is_one_zero() -> None:
-    document = {
-        "flags": 7,
-        "setLayouts": [hexadecimal(LAYOUT), hexadecimal(0)],
-        "pushConstantRanges": [{"stageFlags": 1, "size": 8, "offset": 4}],
-    }
-    expected = hash_values((0, 1, 1, 8, 4, 7), hash_u64(LAYOUT, hash_values((2,))))
-    assert key_of(RecordTag.PIPELINE_LAYOUT, document) == expected
-
-
 def test_render_passes_of_both_versions_word_by_word() -> None:
     reference = {"attachment": 0, "layout": 2}
     subpass = {"colorAttachments": [reference], "depthStencilAttachment": {"attachment": 1, "layout": 3}}
@@ -305,66 +295,6 @@ def test_a_library_counts_what_it_describes(parts: int, counted: set[str], *, fl
     assert found == counted
 
 
-def test_formats_of_dynamic_rendering_stand_for_the_subpass() -> None:
-    def of(formats: dict[str, Any], **changes: Any) -> int:
-        rendering = {"sType": 1000044002, **formats}
-        return pipeline(renderPass=hexadecimal(0), pNext=[rendering], **changes)
-
-    color: dict[str, Any] = {"colorAttachmentFormats": [37]}
-    assert of(color, depthStencilState__flags=1) == of(color)
-    assert of(color, colorBlendState__flags=1) != of(color)
-    depth: dict[str, Any] = {"depthAttachmentFormat": 126}
-    assert of(depth, depthStencilState__flags=1) != of(depth)
-    assert of(depth, colorBlendState__flags=1) == of(depth)
-
-
-def test_sample_locations_count_where_they_may_be_used() -> None:
-    name = "VkPipelineSampleLocationsStateCreateInfoEXT"
-    s_type = registry().struct(name).s_type
-
-    def of(y: float, *dynamic: str, enable: bool) -> int:
-        locations = {
-            "sample_locations_per_pixel": 1,
-            "sample_location_grid_size": {"width": 1, "height": 1},
-            "sample_locations": [{"x": 0.5, "y": y}],
-        }
-        members = {"sample_locations_enable": enable, "sample_locations_info": locations}
-        return pipeline(
-            multisampleState__pNext=[{"sType": s_type, **encode_structure(name, members, name)}],
-            dynamicState__dynamicState=[dynamic_state(each) for each in dynamic],
-        )
-
-    assert of(0.5, enable=False) == of(0.25, enable=False)
-    assert of(0.5, enable=True) != of(0.25, enable=True)
-    switch, values = "SAMPLE_LOCATIONS_ENABLE_EXT", "SAMPLE_LOCATIONS_EXT"
-    assert of(0.5, switch, enable=False) != of(0.25, switch, enable=False)
-    assert of(0.5, values, enable=True) == of(0.25, values, enable=True)
-
-
-def test_a_logic_operation_counts_where_it_may_be_used() -> None:
-    def of(operation: int, *dynamic: str, enable: int = 0) -> int:
-        return pipeline(
-            colorBlendState__logicOpEnable=enable,
-            colorBlendState__logicOp=operation,
-            dynamicState__dynamicState=[dynamic_state(each) for each in dynamic],
-        )
-
-    assert of(1) == of(2)
-    assert len({of(each, enable=1) for each in range(16)}) == 16
-    switch = "LOGIC_OP_ENABLE_EXT"
-    assert of(1, switch) != of(2, switch)
-    assert of(1, "LOGIC_OP_EXT", enable=1) == of(2, "LOGIC_OP_EXT", enable=1)
-
-
-def test_blend_constants_count_where_a_factor_uses_them() -> None:
-    constants: dict[str, Any] = {"colorBlendState__blendConstants": [1.0] * 4}
-    factor: dict[str, Any] = {"colorBlendState__attachments__0__dstAlphaBlendFactor": 12}
-    assert pipeline(**constants) == pipeline()
-    assert pipeline(**factor, **constants) != pipeline(**factor)
-    off = factor | {"colorBlendState__attachments__0__blendEnable": 0}
-    assert pipeline(**off, **constants) == pipeline(**off)
-
-
 def test_a_render_pass_that_is_not_there_leaves_the_key_open() -> None:
     value = decode(RecordTag.GRAPHICS_PIPELINE, graphics())
     with pytest.raises(LookupError):
@@ -443,33 +373,6 @@ def test_every_chained_structure_counts(name: str) -> None:
     tag, table, hold = _HOLDERS[_parent(name)]
     entry = {"sType": registry().struct(name).s_type, **encode_structure(name, {}, name)}
     assert key_of(tag, hold([entry]), table) != key_of(tag, hold([]), table)
-
-
-def test_structures_that_recorders_do_not_know_count_member_by_member() -> None:
-    name = "VkPipelineCompilerControlCreateInfoAMD"
-    assert name not in CHAINED
-    s_type = registry().struct(name).s_type
-
-    def of(flags: int) -> int:
-        return pipeline(pNext=[{"sType": s_type, "compilerControlFlags": flags}])
-
-    assert len({of(0), of(1), pipeline()}) == 3
-
-
-def test_mappings_count_by_the_alternative_that_their_kind_selects() -> None:
-    def of(source: int, data: dict[str, Any]) -> int:
-        mapping = {"source": source, "bindingCount": 3, "sourceData": data}
-        chain = [{"sType": 1000135006, "mappings": [mapping]}]
-        return key_of(RecordTag.COMPUTE_PIPELINE, {"stage": {"pNext": chain}})
-
-    bare = key_of(RecordTag.COMPUTE_PIPELINE, {"stage": {}})
-    head = hash_values((1000135006, 1), bare)
-    assert of(5, {"pushDataOffset": 7}) == hash_values((5, 0, 0, 0, 3, 7), head)
-    assert of(4, {"heapData": {"heapOffset": 1, "pushOffset": 2}}) == hash_values((4, 0, 0, 0, 3, 1, 2), head)
-    sampler = {"maxLod": 1.0}
-    constant = {"heapOffset": 1, "samplerHeapOffset": 2, "heapArrayStride": 3, "embeddedSampler": sampler}
-    expected = hash_u64(key_of(RecordTag.SAMPLER, sampler), hash_values((0, 0, 0, 0, 3, 1, 2), head))
-    assert of(0, {"constantOffset": constant}) == hash_values((3, 0), expected)
 
 
 def test_captured_keys_are_recomputed(corpora: Path) -> None:

@@ -17,7 +17,6 @@ from orchestrator.sets.authoring.builder import (
     PipelineSetBuilder,
     Rendering,
     ShaderStage,
-    Subpass,
 )
 from orchestrator.sets.groups import read_applications
 from orchestrator.sets.image.documents import decode_document
@@ -190,29 +189,6 @@ def test_state_goes_to_its_structure(builder: PipelineSetBuilder) -> None:
     assert (rendering.depthAttachmentFormat, rendering.stencilAttachmentFormat) == (130, 130)
 
 
-def test_arrays_of_an_automatic_layout_are_as_long_as_the_stage_makes_them(
-    builder: PipelineSetBuilder,
-) -> None:
-    block = (
-        (21, 10, 32, 0),
-        (50, 10, 11, 3),
-        (30, 20, 10),
-        (28, 21, 20, 11),
-        (32, 22, 2, 21),
-        (59, 22, 30, 2),
-    )
-    decorations = ((71, 11, 1, 7), (71, 20, 2), (72, 20, 0, 35, 0), (71, 30, 34, 0), (71, 30, 33, 0))
-    module = builder.shader_module(compute_module(*decorations, *block))
-    cases: list[tuple[Any, int]] = [({}, 3), ({7: 5}, 5)]
-    for values, count in cases:
-        layout = builder.automatic_layout([ShaderStage(module, specialization=values)])
-        (used,) = document(builder, RecordTag.PIPELINE_LAYOUT, layout).pSetLayouts
-        (binding,) = document(builder, RecordTag.DESCRIPTOR_SET_LAYOUT, used).pBindings
-        assert binding.descriptorCount == count
-    with pytest.raises(ManifestError, match="unknown specialization constant 8"):
-        builder.automatic_layout([ShaderStage(module, specialization={8: 1})])
-
-
 def test_tessellation_draws_patches(builder: PipelineSetBuilder) -> None:
     stages = stages_of(builder, "terrain.vert", "terrain.tesc", "terrain.tese", "terrain.frag")
     for state, topology in (({}, 10), ({"topology": "patch_list"}, 10), ({"topology": "line_list"}, 1)):
@@ -234,46 +210,6 @@ def test_ignored_state_is_left_out(builder: PipelineSetBuilder) -> None:
     decoded = graphics(builder, builder.graphics_pipeline(mesh, rendering=COLOR))
     assert decoded.pVertexInputState is None
     assert decoded.pInputAssemblyState is None
-
-
-def test_viewports_are_counted(builder: PipelineSetBuilder) -> None:
-    listed = {"dynamic_state": [], "viewports": [{"width": 1.0}] * 2, "scissors": [{"width": 1}] * 2}
-    counted = {"dynamic_state": ["viewport_with_count", "scissor_with_count"]}
-    one = {"dynamic_state": ["scissor"], "viewports": listed["viewports"]}
-    for state, count in (({}, 1), (listed, 2), (counted, 0), (one, 2)):
-        key = builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state=state)
-        viewport_state = graphics(builder, key).pViewportState
-        assert (viewport_state.viewportCount, viewport_state.scissorCount) == (count, count)
-
-
-def test_subpasses_decide_the_attachments(builder: PipelineSetBuilder) -> None:
-    forward = builder.render_pass(
-        {
-            "attachments": ["r8g8b8a8_unorm", "r8g8b8a8_unorm", "d16_unorm"],
-            "subpasses": [
-                {"color_attachments": [0, -1], "depth_stencil_attachment": 2},
-                {"color_attachments": [1], "input_attachments": [0]},
-            ],
-        }
-    )
-    decoded = document(builder, RecordTag.RENDER_PASS, forward)
-    assert decoded.pSubpasses[0].pColorAttachments[1].attachment == 0xFFFFFFFF
-    assert decoded.pSubpasses[1].pInputAttachments[0].aspectMask == 1
-    assert [each.finalLayout for each in decoded.pAttachments] == [2, 2, 3]
-    first = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=Subpass(forward)))
-    assert len(first.pColorBlendState.pAttachments) == 2
-    assert first.pDepthStencilState.depthTestEnable == 1
-    second = graphics(builder, builder.graphics_pipeline(ui_stages(builder), rendering=Subpass(forward, 1)))
-    assert len(second.pColorBlendState.pAttachments) == 1
-    assert second.pDepthStencilState is None
-
-
-def test_version_one_render_passes(builder: PipelineSetBuilder) -> None:
-    key = builder.render_pass(
-        {"attachments": ["d16_unorm"], "subpasses": [{"depth_stencil_attachment": 0}]}, version=1
-    )
-    assert "renderPasses" in text(builder, RecordTag.RENDER_PASS, key)
-    assert document(builder, RecordTag.RENDER_PASS, key).pSubpasses[0].pDepthStencilAttachment.layout == 3
 
 
 def test_libraries_hold_their_part_and_links_hold_none(builder: PipelineSetBuilder) -> None:
@@ -407,37 +343,19 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             lambda b: b.compute_pipeline(5, b.shader_module(spirv("blur.comp"))),
             "pipeline layout 0000000000000005 was not added",
         ),
-        (lambda b: b.compute_pipeline("auto", 7), "shader module 0000000000000007 was not added"),
         (lambda b: compute(b, "ui.vert"), "no entry point 'main' for stage 'compute'"),
-        (
-            lambda b: compute(b, "blur.comp", specialization={"RADIUSS": 1}),
-            "unknown specialization constant 'RADIUSS'; (did you mean|there is)",
-        ),
         (
             lambda b: compute(b, "blur.comp", specialization={"RADIUS": 0.5}),
             "0.5 does not fit a constant of type int32",
         ),
-        (
-            lambda b: compute(b, "particles.comp", specialization={"COLLISIONS": 1}),
-            r"entry\.specialization\.COLLISIONS: 1 does not fit a constant of type bool$",
-        ),
         (lambda b: compute(b, "blur.comp", specialization={"RADIUS": 1 << 31}), "out of the range of int32"),
-        (lambda b: b.graphics_pipeline(ui_stages(b)), "give a render pass, or rendering formats"),
         (
             lambda b: b.graphics_pipeline(ui_stages(b)[:1], library_flags="pre_rasterization_shaders"),
             "give a render pass, or rendering formats",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b)[1:], library_flags="fragment_shader"),
-            "give a render pass, or rendering formats",
-        ),
-        (
             lambda b: b.graphics_pipeline(ui_stages(b)[1:], rendering=COLOR),
             "a vertex or mesh shader is needed",
-        ),
-        (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"cul_mode": 0}),
-            "unknown graphics state 'cul_mode'; did you mean cull_mode",
         ),
         (
             lambda b: b.graphics_pipeline(
@@ -447,16 +365,8 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
             "VkPipelineRasterizationStateCreateInfo",
         ),
         (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"multisample_p_next": 5}),
-            r"entry\.multisample_p_next: a list of structures",
-        ),
-        (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"blend": "alfa"}),
             "unknown blend preset 'alfa'; did you mean alpha",
-        ),
-        (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"blend": []}),
-            "0 attachments are given, the pipeline has 1",
         ),
         (
             lambda b: b.graphics_pipeline(ui_stages(b), rendering=COLOR, state={"dynamic_state": []}),
@@ -464,67 +374,29 @@ def test_what_an_application_cannot_record_is_enabled_as_needed(builder: Pipelin
         ),
         (
             lambda b: b.graphics_pipeline(
-                ui_stages(b), rendering=COLOR, state={"dynamic_state": ["viewport", "depth_bias"]}
-            ),
-            "scissors: missing",
-        ),
-        (
-            lambda b: b.graphics_pipeline(
                 ui_stages(b), rendering=COLOR, state={"dynamic_state": ["scissor", "viewport", 0]}
             ),
             "dynamic_state: a state is given twice",
         ),
-        (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=Rendering(depth_format="r8_unorm")),
-            "has no depth component",
-        ),
         (lambda b: b.graphics_pipeline(libraries=[9]), "pipeline library 0000000000000009 was not added"),
-        (lambda b: b.render_pass({"subpasses": []}), "one subpass or more"),
         (
             lambda b: b.render_pass({"attachments": ["r8_unorm"], "subpasses": [{"color_attachments": [1]}]}),
             "attachment 1 does not exist",
-        ),
-        (
-            lambda b: b.descriptor_set_layout(
-                [{"binding": 0, "descriptor_type": "sampler", "immutable_samplers": [3]}]
-            ),
-            "sampler 0000000000000003 was not added",
         ),
         (
             lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen"), [{"general_shader": 1}]),
             "stage 1 does not exist",
         ),
         (
-            lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen"), [{"closest_hit_shader": 0}]),
-            "is of another kind",
-        ),
-        (
             lambda b: b.ray_tracing_pipeline(stages_of(b, "path.rgen", "ui.vert")),
             "entry: VK_SHADER_STAGE_VERTEX_BIT is no stage of a VkRayTracingPipelineCreateInfoKHR",
         ),
-        (
-            lambda b: b.graphics_pipeline(stages_of(b, "ui.vert", "blur.comp"), rendering=COLOR),
-            "entry: VK_SHADER_STAGE_COMPUTE_BIT is no stage",
-        ),
         (lambda b: b.application("x", api_version="vulkan"), "not a version"),
-        (
-            lambda b: b.application("x", engine_version=-1),
-            r"entry\.engine_version: -1 is outside 0\.\.4294967295",
-        ),
         (lambda b: b.sampler(self=1), "unknown member of VkSamplerCreateInfo 'self'"),
-        (lambda b: b.application("x", api_version="0.1"), "no version of Vulkan"),
         (lambda b: b.compute_pipeline("auto", b.shader_module(ONE_BUFFER_IN_SET_256)), "256 are allowed"),
-        (
-            lambda b: b.shader_module(SHADERS / "blur.comp.spv"),
-            r"the code is bytes, such as Path\(path\)\.read_bytes\(\) gives, not PosixPath",
-        ),
         (
             lambda b: b.graphics_pipeline([b.shader_module(spirv("ui.vert"))], rendering=COLOR),
             r"a ShaderStage is expected, such as ShaderStage\(module\), not [0-9]+",
-        ),
-        (
-            lambda b: b.graphics_pipeline(ui_stages(b), rendering=["r8g8b8a8_unorm"]),
-            r"Rendering or Subpass is expected, not \['r8g8b8a8_unorm'\]",
         ),
         (lambda b: b.ray_tracing_pipeline([]), "give stages, or libraries to link"),
     ],
@@ -556,69 +428,7 @@ def test_what_only_code_says_is_declared_where_the_code_is_supplied_later(
     assert automatic not in (0, layout)
 
 
-def test_supplied_code_may_have_several_entry_points(builder: PipelineSetBuilder) -> None:
-    layout = builder.pipeline_layout()
-    for stage, entry in (("compute", "a"), ("compute", "b"), ("vertex", "a"), ("compute", "b")):
-        assert builder.supplied_module(5, stage, entry) == 5
-    keys = {builder.compute_pipeline(layout, 5, entry) for entry in ("a", "b")}
-    assert len(keys) == 2
-    assert len(builder.interface(5).entry_points) == 3
-    # Of code whose interface is given, all entry points are known, then or later.
-    interface = shader_interface(spirv("blur.comp"))
-    for _ in range(2):
-        builder.supplied_module(5, "compute", interface=interface)
-        builder.supplied_module(5, "compute", "c")
-        assert builder.interface(5) == interface
-    with pytest.raises(ManifestError, match="'all' is not one stage"):
-        builder.supplied_module(8, "all")
-
-
-def test_both_spellings_of_a_member_give_one_record(builder: PipelineSetBuilder) -> None:
-    """Defaults give way to either, and either is checked."""
-    buffer = {"binding": 0, "descriptor_type": "storage_buffer"}
-    five = builder.descriptor_set_layout([{**buffer, "descriptor_count": 5, "stage_flags": "compute"}])
-    assert builder.descriptor_set_layout([{**buffer, "descriptorCount": 5, "stageFlags": "compute"}]) == five
-    assert document(builder, RecordTag.DESCRIPTOR_SET_LAYOUT, five).pBindings[0].descriptorCount == 5
-    with pytest.raises(ManifestError, match="sampler 0000000000003039 was not added"):
-        builder.descriptor_set_layout([{"binding": 0, "immutableSamplers": [12345]}])
-    with pytest.raises(ManifestError, match=r"bindings\[0\]\.descriptor_count: is given twice"):
-        builder.descriptor_set_layout([{**buffer, "descriptor_count": 5, "descriptorCount": 5}])
-    assert builder.sampler(maxLod=3.0) == builder.sampler(max_lod=3.0) != builder.sampler()
-    stages = stages_of(builder, "path.rgen", "sphere.rint", "sphere.rchit")
-    snake = [{"general_shader": 0}, {"intersection_shader": 1, "closest_hit_shader": 2}]
-    camel = [{"generalShader": 0}, {"intersectionShader": 1, "closestHitShader": 2}]
-    keys = {builder.ray_tracing_pipeline(stages, groups) for groups in (snake, camel)}
-    assert len(keys) == 1
-    with pytest.raises(ManifestError, match="stage 99 does not exist"):
-        builder.ray_tracing_pipeline(stages, [{"generalShader": 0}, {"closestHitShader": 99}])
-    passes = {
-        builder.render_pass(
-            {
-                "attachments": [{"format": "d32_sfloat", final: "general", store: "dont_care"}],
-                "subpasses": [{depth: 0, "flags": 0}],
-            }
-        )
-        for final, store, depth in (
-            ("final_layout", "store_op", "depth_stencil_attachment"),
-            ("finalLayout", "storeOp", "depthStencilAttachment"),
-        )
-    }
-    assert len(passes) == 1
-    written = {
-        builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state={"blend": {mask: "r"}})
-        for mask in ("color_write_mask", "colorWriteMask")
-    }
-    assert len(written) == 1
-
-
 def test_a_pipeline_that_fails_leaves_no_record(builder: PipelineSetBuilder) -> None:
     with pytest.raises(ManifestError):
         builder.graphics_pipeline(ui_stages(builder), rendering=COLOR, state={"cull_mode": "sideways"})
     assert not records_of(builder).keys(RecordTag.GRAPHICS_PIPELINE)
-
-
-@pytest.mark.parametrize("module", [None, b"code"])
-def test_what_is_no_module_of_the_set_is_named(module: Any) -> None:
-    builder = PipelineSetBuilder(MemoryRecords("wrong"))
-    with pytest.raises(ManifestError, match=r"shader module (None|b'code') was not added to this set"):
-        builder.compute_pipeline("auto", module)

@@ -4,20 +4,7 @@ import pytest
 
 from orchestrator.errors import ManifestError
 from orchestrator.registry import registry
-from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case
-
-
-@pytest.mark.parametrize(
-    ("written", "expected"),
-    [
-        ("depthBiasConstantFactor", "depth_bias_constant_factor"),
-        ("constantID", "constant_id"),
-        ("addressModeU", "address_mode_u"),
-        ("flags", "flags"),
-    ],
-)
-def test_snake_case(written: str, expected: str) -> None:
-    assert snake_case(written) == expected
+from orchestrator.sets.authoring.names import enum_number, flags_number
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,6 @@ from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
 
-def test_absent_scalars_are_zero_and_absent_pointers_are_left_out() -> None:
-    encoded = encode_structure("VkPipelineMultisampleStateCreateInfo", {"rasterization_samples": 4}, "here")
-    assert encoded == {
-        "flags": 0,
-        "rasterizationSamples": 4,
-        "sampleShadingEnable": 0,
-        "minSampleShading": 0.0,
-        "alphaToCoverageEnable": 0,
-        "alphaToOneEnable": 0,
-    }
-
-
 def test_the_specifications_spelling_is_taken_too() -> None:
     snake = encode_structure("VkSamplerCreateInfo", {"mag_filter": "linear", "max_lod": 4}, "here")
     camel = encode_structure("VkSamplerCreateInfo", {"magFilter": "VK_FILTER_LINEAR", "maxLod": 4.0}, "here")

@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import RecordError
-from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.image.documents import PipelineDocuments, decode_document
 from orchestrator.sets.records import RecordTag
 from tests.sets.image.test_image_builder import LAYOUT as LAYOUT_IN_RECORDS
 from tests.sets.image.test_image_builder import MODULE as IN_RECORDS
 from tests.sets.image.test_image_builder import Records, hexed
-from tests.sets.spirv.shader_words import compute_module
 
 TAG = RecordTag.COMPUTE_PIPELINE
 LAYOUT, MODULE = "00000000000000a1", "b2b2c3c3d4d4e5e5"
@@ -145,62 +143,3 @@ def test_data_of_another_size_is_not_taken_for_what_was_checked() -> None:
     assert [(each.job.key, each.reason) for each in built.problems] == [
         (3, "specialization constant 7 ends at byte 4 of data that has 2")
     ]
-
-
-WIDEST = "property VkPhysicalDeviceLimits::maxComputeWorkGroupSize.x 128"
-
-
-def with_widest_workgroups(code: bytes, values: tuple[int, ...]) -> BuiltImage:
-    """Pipelines 1, 2, ... with these values of constant 7, on a device with workgroups of at most 128."""
-    records = Records()
-    module_key = records.module(code)
-    for key, value in enumerate(values, start=1):
-        info = specialized(value.to_bytes(4, "little"), mapEntries=[{"size": 4, "constantID": 7}])
-        stage = {"stage": 32, "module": hexed(module_key), "name": "main"} | info
-        records.add(TAG, key, document(key, layout=hexed(LAYOUT_IN_RECORDS), stage=stage))
-    return records.built(properties={("VkPhysicalDeviceLimits", "maxComputeWorkGroupSize"): (128, 128, 64)})
-
-
-def test_workgroups_of_another_size_are_asked_about_again() -> None:
-    code = compute_module(
-        (331, 2, 38, 20, 21, 21),  # LocalSizeId: a specialization constant, and twice one
-        (71, 20, 1, 7),
-        (21, 10, 32, 0),
-        (50, 10, 20, 1),
-        (43, 10, 21, 1),
-        local_size=None,
-    )
-    built = with_widest_workgroups(code, (64, 128, 129, 100))
-    assert [(each.job.key, each.reason) for each in built.problems] == [(3, f"{WIDEST} < 129")]
-    assert built.image.keys.tolist() == [1, 2, 4]
-
-
-@pytest.mark.parametrize(
-    ("size", "mode"),
-    [
-        (((331, 2, 38, 22, 21, 21),), None),  # LocalSizeId
-        (((71, 30, 11, 25), (51, 11, 30, 22, 21, 21)), (1, 1, 1)),  # a constant decorated WorkgroupSize
-    ],
-)
-def test_computed_workgroups_are_compared_with_the_limits(
-    size: tuple[tuple[int, ...], ...], mode: tuple[int, int, int] | None
-) -> None:
-    """A workgroup of twice constant 7."""
-    first, *last = size
-    code = compute_module(
-        first,
-        (71, 20, 1, 7),
-        (21, 10, 32, 0),
-        (23, 11, 10, 3),
-        (50, 10, 20, 1),
-        (43, 10, 21, 1),
-        (52, 10, 22, 128, 20, 20),
-        *last,
-        local_size=mode,
-    )
-    built = with_widest_workgroups(code, (32, 64, 65, 0))
-    assert [(each.job.key, each.reason) for each in built.problems] == [
-        (3, f"{WIDEST} < 130"),
-        (4, "a workgroup of 0x1x1 invocations"),
-    ]
-    assert built.image.keys.tolist() == [1, 2]

@@ -154,103 +154,6 @@ def test_a_graphics_pipeline_reads_back_through_c_declarations() -> None:
     }
 
 
-def test_a_set_layout_with_immutable_samplers_and_mutable_types() -> None:
-    bound = Bound(
-        RecordTag.DESCRIPTOR_SET_LAYOUT,
-        "setLayouts",
-        {
-            "flags": 0,
-            "bindings": [
-                {
-                    "binding": 2,
-                    "descriptorType": 0,
-                    "descriptorCount": 2,
-                    "stageFlags": 16,
-                    "immutableSamplers": [f"{8:016x}", f"{9:016x}"],
-                },
-                {"binding": 3, "descriptorType": 1000351000, "descriptorCount": 1, "stageFlags": 16},
-            ],
-            "pNext": [
-                {"sType": 1000161000, "bindingFlags": [0, 4]},
-                {"sType": 1000351002, "mutableDescriptorTypeLists": [[], [2, 3, 6]]},
-            ],
-        },
-    )
-    info = bound.info
-    assert info.bindingCount == 2
-    assert [info.pBindings[0].pImmutableSamplers[i] for i in range(2)] == [8, 9]
-    assert info.pBindings[1].pImmutableSamplers == ffi.NULL
-    flags = ffi.cast("VkDescriptorSetLayoutBindingFlagsCreateInfo *", info.pNext)
-    assert [flags.pBindingFlags[i] for i in range(flags.bindingCount)] == [0, 4]
-    mutable = ffi.cast("VkMutableDescriptorTypeCreateInfoEXT *", flags.pNext)
-    lists = mutable.pMutableDescriptorTypeLists
-    assert mutable.mutableDescriptorTypeListCount == 2
-    assert lists[0].descriptorTypeCount == 0
-    assert [lists[1].pDescriptorTypes[i] for i in range(lists[1].descriptorTypeCount)] == [2, 3, 6]
-
-
-def test_a_render_pass_2_with_members_that_have_chains() -> None:
-    reference = {"attachment": 0, "layout": 3, "aspectMask": 2}
-    resolve = {
-        "sType": 1000199001,
-        "depthResolveMode": 1,
-        "stencilResolveMode": 0,
-        "depthStencilResolveAttachment": reference,
-    }
-    info = Bound(
-        RecordTag.RENDER_PASS,
-        "renderPasses2",
-        {
-            "attachments": [{"format": 126, "samples": 4, "loadOp": 1}],
-            "correlatedViewMasks": [3],
-            "dependencies": [{"srcSubpass": 0xFFFFFFFF, "dstSubpass": 0, "viewOffset": -1}],
-            "subpasses": [
-                {
-                    "pipelineBindPoint": 0,
-                    "viewMask": 3,
-                    "depthStencilAttachment": reference,
-                    "preserveAttachments": [4],
-                    "pNext": [resolve],
-                }
-            ],
-        },
-    ).info
-    assert (info.attachmentCount, info.subpassCount, info.dependencyCount) == (1, 1, 1)
-    assert info.pAttachments[0].format == 126
-    assert info.pCorrelatedViewMasks[0] == 3
-    assert info.pDependencies[0].viewOffset == -1
-    subpass = info.pSubpasses[0]
-    assert subpass.pDepthStencilAttachment.layout == 3
-    assert subpass.pPreserveAttachments[0] == 4
-    chained = ffi.cast("VkSubpassDescriptionDepthStencilResolve *", subpass.pNext)
-    assert chained.pDepthStencilResolveAttachment.aspectMask == 2
-    assert chained.pDepthStencilResolveAttachment.sType == 1000109001
-
-
-def test_descriptor_mappings_write_the_chosen_alternative_of_the_union() -> None:
-    mapping = {
-        "descriptorSet": 1,
-        "firstBinding": 2,
-        "bindingCount": 3,
-        "resourceMask": 1,
-        "source": 1,
-        "sourceData": {
-            "pushIndex": {"heapOffset": 64, "pushOffset": 4, "heapIndexStride": 32, "heapArrayStride": 16}
-        },
-    }
-    stage = {
-        "stage": 32,
-        "module": f"{1:016x}",
-        "name": "main",
-        "pNext": [{"sType": 1000135006, "mappings": [mapping]}],
-    }
-    info = Bound(RecordTag.COMPUTE_PIPELINE, "computePipelines", {"stage": stage}).info
-    mappings = ffi.cast("VkShaderDescriptorSetAndBindingMappingInfoEXT *", info.stage.pNext)
-    assert mappings.mappingCount == 1
-    chosen = mappings.pMappings[0].sourceData.pushIndex
-    assert (chosen.heapOffset, chosen.pushOffset, chosen.heapIndexStride) == (64, 4, 32)
-
-
 @pytest.mark.parametrize(
     ("members", "what"),
     [
@@ -264,12 +167,6 @@ def test_descriptor_mappings_write_the_chosen_alternative_of_the_union() -> None
 def test_what_contradicts_itself_is_refused(members: dict[str, Any], what: str) -> None:
     with pytest.raises(CreateInfoError, match=what):
         graphics(**members)
-
-
-def test_an_array_that_may_be_null_keeps_its_count() -> None:
-    info = graphics(viewportState={"viewportCount": 2, "scissorCount": 2}).info
-    assert info.pViewportState.viewportCount == 2
-    assert info.pViewportState.pViewports == ffi.NULL
 
 
 def test_equal_pieces_without_handles_share_memory() -> None:

@@ -60,25 +60,6 @@ def test_specialization_data_is_decoded_from_base64() -> None:
     assert (info.pMapEntries[0].constantID, info.pMapEntries[0].size) == (7, 4)
 
 
-def test_what_follows_the_first_nul_is_not_json() -> None:
-    data = payload("samplers", {"minFilter": 1}) + b"\0\xff\xfe"
-    assert decode_document(RecordTag.SAMPLER, KEY, data).minFilter == 1
-
-
-def test_a_chain_by_an_escaped_name_is_a_chain() -> None:
-    rates = {"sType": 1000225001, "requiredSubgroupSize": 32}
-    value = compute()
-    value["stage"]["pNext"] = [rates]
-    text = payload("computePipelines", value)
-    escaped = text.replace(b"pNext", b"p\\u004eext")
-    assert escaped != text
-    one, two = (decode_document(RecordTag.COMPUTE_PIPELINE, KEY, each) for each in (text, escaped))
-    assert one == two
-    assert one.stage.pNext[0].requiredSubgroupSize == 32
-    plain = decode_compute(compute())
-    assert (plain.pNext, plain.stage.pNext) == (None, None)
-
-
 @pytest.mark.parametrize("table", ["renderPasses", "renderPasses2"])
 def test_a_render_pass_may_be_of_either_form(table: str) -> None:
     value = decode_document(
@@ -186,38 +167,3 @@ def test_random_documents_decode_or_are_refused(value: Any) -> None:
         except RecordError:
             continue
         assert type(decoded).__name__ == tables[0][1]
-
-
-_FIRST_USE = """
-import threading
-from orchestrator.sets.image.documents import TABLES, decode_document
-from orchestrator.errors import RecordError
-def main():
-    barrier = threading.Barrier(8)
-    refused = []
-    def use(tag):
-        barrier.wait()
-        try:
-            decode_document(tag, 1, b"{}")
-        except RecordError as error:
-            refused.append(error.tag)
-    tags = [*TABLES, *TABLES][:8]
-    threads = [threading.Thread(target=use, args=(tag,)) for tag in tags]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return len(refused)
-"""
-
-
-@pytest.mark.parametrize("table", ["renderPasses", "renderPasses2"])
-def test_sample_locations_of_a_render_pass(table: str) -> None:
-    info = {
-        "sType": 1000143000,
-        "sampleLocationsPerPixel": 4,
-        "sampleLocationGridSize": {"width": 1, "height": 1},
-    }
-    value = {"attachments": [], "subpasses": [], "pNext": [info]}
-    found = decode_document(RecordTag.RENDER_PASS, KEY, payload(table, value))
-    assert found.pNext[0].sampleLocationsPerPixel == 4

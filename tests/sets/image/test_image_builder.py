@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections import Counter
 from typing import Any
 
 import numpy as np
 import pytest
-from attrs import evolve
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
 from orchestrator.registry import registry
@@ -23,7 +21,7 @@ from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.image.documents import TABLES
-from orchestrator.sets.image.part import leave_out, only
+from orchestrator.sets.image.part import leave_out
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
@@ -106,27 +104,6 @@ def test_everything_a_pipeline_refers_to_is_in_the_image() -> None:
     assert image.modules[0].load() == compute_module()
 
 
-def test_samplers_with_a_conversion_or_a_border_of_their_own() -> None:
-    records = Records()
-    border = {"sType": 1000287000, "format": 37, "customBorderColor": [1, 2, 3, 4]}
-    records.put(RecordTag.SAMPLER, 0x30, {"pNext": [CONVERSION]})
-    records.put(RecordTag.SAMPLER, 0x31, {"borderColor": 1000287003, "pNext": [border]})
-    bindings = [
-        {"binding": each, "descriptorType": 1, "descriptorCount": 1, "immutableSamplers": [hexed(each)]}
-        for each in (0x30, 0x31)
-    ]
-    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x32, {"bindings": bindings})
-    records.put(RecordTag.PIPELINE_LAYOUT, 0x33, {"setLayouts": [hexed(0x32)]})
-    records.compute(1, layout=0x33)
-    built = records.built()
-    assert built.problems == ()
-    assert [each.kind for each in built.image.objects[:3]] == [
-        ObjectKind.SAMPLER_YCBCR_CONVERSION,
-        ObjectKind.SAMPLER,
-        ObjectKind.SAMPLER,
-    ]
-
-
 def test_a_chain_holds_each_structure_once() -> None:
     """Of a pipeline, of a state that pipelines share, and of what is taken out of its chain."""
     records = Records()
@@ -204,15 +181,6 @@ def test_libraries_come_first_and_are_marked() -> None:
     assert_consistent(image)
 
 
-def test_a_library_that_was_not_named_is_added_for_what_links_it() -> None:
-    records = Records()
-    records.library(1, 2)
-    records.library(2)
-    source = PipelineSet.from_records(records)
-    built = build_image(source, [PipelineJob(1, PipelineKind.GRAPHICS)], AnyDevice())
-    assert built.image.keys.tolist() == [2, 1]
-
-
 def test_libraries_that_link_each_other_fail_and_end() -> None:
     records = Records()
     records.library(1, 2)
@@ -237,28 +205,6 @@ def test_how_deep_libraries_may_link_does_not_depend_on_the_order_of_records(ord
     found = reasons(built)
     assert found[34] == (False, "links libraries more than 32 deep")
     assert {found[key][1] for key in range(35, 101)} == {f"library {34:016x}: {found[34][1]}"}
-
-
-def test_a_long_circle_of_libraries_fails_and_ends() -> None:
-    records = Records()
-    for key in range(1, 101):
-        records.library(key, key % 100 + 1)
-    records.library(200, 1)
-    found = reasons(records.built())
-    assert set(found) == {*range(1, 101), 200}
-    assert "links it back" in found[200][1]
-
-
-def test_what_links_a_bad_library_through_others_names_the_bad_one() -> None:
-    """The reasons of a long chain would else take the square of its length in memory."""
-    records = Records()
-    records.library(1, 0xAAA)
-    for key in range(2, 100):
-        records.library(key, key - 1)
-    found = reasons(records.built())
-    missing = f"{0xAAA:016x}"
-    assert found[1][1] == f"library {missing}: refers to graphics_pipeline {missing}, which is not in the set"
-    assert {found[key] for key in range(2, 100)} == {found[1]}
 
 
 def test_dangling_references_fail_by_name_and_leave_the_others_alone() -> None:
@@ -295,18 +241,6 @@ def test_a_damaged_module_fails_only_its_own_pipelines() -> None:
     assert {key: unsupported for key, (unsupported, _) in reasons(built).items()} == {1: False, 2: False}
 
 
-def test_a_stage_without_a_module_is_told() -> None:
-    records = Records()
-    records.compute(1, module=0)
-    assert reasons(records.built()) == {1: (False, "a stage has no shader module (null handle)")}
-
-
-def test_an_empty_image_is_an_image() -> None:
-    image = Records().built().image
-    assert len(image) == 0
-    assert_consistent(image)
-
-
 @each_good_corpus
 def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: Corpus) -> None:
     with PipelineSet.open(corpus.path) as source:
@@ -314,66 +248,6 @@ def test_every_pipeline_of_a_captured_set_is_in_the_image_or_explained(corpus: C
         assert len(built.image) + len(built.problems) == corpus.pipelines
         assert all(each.reason for each in built.problems)
         assert_consistent(built.image)
-
-
-@pytest.mark.parametrize("limit", [1, 1 << 30])
-def test_modules_are_loaded_again_when_the_bound_dropped_them(limit: int) -> None:
-    records = Records()
-    other = compute_module(local_size=(8, 1, 1))
-    records.compute(1)
-    records.compute(2, module=records.module(other))
-    source = PipelineSet.from_records(records)
-    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=limit).image
-    for _ in range(2):
-        assert [each.load() for each in image.modules] == [compute_module(), other]
-
-
-class CountedModules(Records):
-    """Records that count how often each module is read."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.reads: Counter[int] = Counter()
-
-    def payload(self, tag: RecordTag, key: int) -> bytes:
-        if tag is RecordTag.SHADER_MODULE:
-            self.reads[key] += 1
-        return super().payload(tag, key)
-
-
-def test_the_last_modules_within_the_bound_are_kept() -> None:
-    records = CountedModules()
-    codes = [compute_module(local_size=(size, 1, 1)) for size in (8, 16, 32)]
-    keys = [records.module(code) for code in codes]
-    for number, key in enumerate(keys, 1):
-        records.compute(number, module=key)
-    source = PipelineSet.from_records(records)
-    room_for_two = len(codes[0]) + len(codes[1])
-    image = build_image(source, source.pipelines, AnyDevice(), module_bytes=room_for_two).image
-
-    def reads_to_load(number: int) -> int:
-        records.reads.clear()
-        (module,) = [each for each in image.modules if each.key == keys[number]]
-        assert module.load() == codes[number]
-        return records.reads.total()
-
-    # Building read them in order, so the first one went when the third one came.
-    assert [reads_to_load(number) for number in (1, 2, 0)] == [0, 0, 1]
-    # What was loaded again is kept, and what was used longest ago went for it.
-    assert [reads_to_load(number) for number in (0, 2, 1)] == [0, 0, 1]
-
-
-def test_a_pipeline_that_fails_while_it_is_packed_leaves_nothing_to_the_next_one() -> None:
-    records = Records()
-    stages = [{"stage": 1, "module": hexed(records.module(shader(0))), "name": "main"}]
-    blending = {"attachmentCount": 2, "attachments": [{"colorWriteMask": 15}]}
-    records.library(1, stages=stages, colorBlendState=blending)
-    records.compute(2)
-    built = records.built()
-    assert "attachmentCount" in reasons(built)[1][1]
-    assert built.image.keys.tolist() == [2]
-    assert [built.image.modules[each].key for each in built.image.modules_of(0)] == [MODULE]
-    assert_consistent(built.image)
 
 
 def test_one_malformed_record_leaves_the_others_alone() -> None:
@@ -624,25 +498,6 @@ def test_objects_of_a_pipeline_that_is_left_out_are_not_in_the_image(kind: Objec
     assert_alike(built, every, build_image(whole, rest, AnyDevice()))
 
 
-def test_a_module_of_a_pipeline_that_is_left_out_is_not_in_the_image() -> None:
-    records = Records()
-    for key in (BAD, GOOD):
-        put_objects(records, key)
-    image = leave_out(records.built(), {BAD: "it ended the driver"}).image
-    assert [each.key for each in image.modules] == [module_hash(compute_module(entry=f"entry{GOOD}"), 0)]
-
-
-def test_what_links_a_library_that_is_left_out_fails_with_it() -> None:
-    records = Records()
-    records.library(1)
-    for key in (2, 3):
-        records.library(key, key - 1)
-    built = leave_out(records.built(), {1: "it ended the driver"})
-    assert len(built.image) == 0
-    blamed = False, f"library {hexed(1)}: it ended the driver"
-    assert reasons(built) == {1: (False, "it ended the driver"), 2: blamed, 3: blamed}
-
-
 def test_a_library_that_only_what_is_left_out_links_is_left_out_with_it() -> None:
     records = Records()
     records.library(1)
@@ -671,21 +526,6 @@ def test_what_remains_is_what_is_decoded_without_the_others(left_out: set[int]) 
         assert_consistent(built.image)
         rest = [job for job in source.pipelines if job not in out]
         assert_alike(built, every, build_image(source, rest, AnyDevice()))
-
-
-def test_one_pipeline_of_an_image_comes_with_what_it_links() -> None:
-    records = Records()
-    records.library(1)
-    records.library(2)
-    for key in (3, 4):
-        records.library(key, key - 1)
-    source = PipelineSet.from_records(records)
-    every = build_image(source, source.pipelines, AnyDevice())
-    for index, key in enumerate(every.image.keys.tolist()):
-        alone = build_image(source, [PipelineJob(key, PipelineKind.GRAPHICS)], AnyDevice())
-        part = evolve(alone, image=only(every.image, index))
-        assert part.image.keys[-1] == key
-        assert_alike(part, every, alone)
 
 
 def assert_alike(part: BuiltImage, whole: BuiltImage, built: BuiltImage) -> None:

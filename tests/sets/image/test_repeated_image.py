@@ -17,8 +17,6 @@ from orchestrator.devices.device import Device
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.sets.archive.reader import MemoryRecords
-from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.image.part import leave_out
 from orchestrator.sets.image.repeated import repeat_pipelines
@@ -26,7 +24,6 @@ from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
 from tests.drivers import each_driver
-from tests.sets.spirv.shader_words import compute_module
 
 FEEDBACK_SIZE = 16
 
@@ -95,46 +92,6 @@ def test_a_copy_leads_to_what_the_original_leads_to(
         assert repeated.kind_of(place) is image.kind_of(index)
     assert (np.diff(repeated.object_slot_object) >= 0).all()
     assert sum(repeated.counts.values()) == len(order)
-
-
-def test_flags_of_64_bits_and_what_follows_feedback_are_found_in_the_copy() -> None:
-    records = MemoryRecords()
-    builder = PipelineSetBuilder(records)
-    module = builder.shader_module(compute_module())
-    flags = [1 << 40, 1 << 41]
-    for each in flags:
-        chain = [{"structure": "VkPipelineCreateFlags2CreateInfo", "flags": each}]
-        builder.compute_pipeline("auto", module, p_next=chain)
-    builder.compute_pipeline("auto", module)
-    with PipelineSet.from_records(records) as source:
-        image = build_image(source, source.pipelines, AnyDevice()).image
-
-    def held(image: CreateInfoImage, index: int) -> tuple[int | None, int | None]:
-        """The flags of a pipeline, and the type of the structure that its feedback is chained before."""
-        slot, following = int(image.flags2_slots[index]), int(image.feedback_next[index])
-        assert min(slot, following) >= -1
-        return (
-            None if slot == -1 else int(image.buffer[slot : slot + 8].view(np.uint64)[0]),
-            None if following == -1 else int(image.buffer[following : following + 4].view(np.uint32)[0]),
-        )
-
-    original = [held(image, index) for index in range(3)]
-    assert sorted(found for found, _ in original if found is not None) == flags
-    order = np.array([2, 0, 0, 1], np.int32)
-    repeated = repeat_pipelines(image, order)
-    assert [held(repeated, place) for place in range(4)] == [original[index] for index in order]
-
-
-def test_an_order_has_every_pipeline_and_its_share_of_duplicates(image: CreateInfoImage) -> None:
-    order = run_order(image, passes=3, duplicates=0.25)
-    times = np.bincount(order, minlength=len(image))
-    plain = ~image.is_library
-    assert set(times[image.is_library].tolist()) == {1}
-    # Each pass has them: a warm run of many passes is otherwise one without duplicates.
-    assert set(times[plain].tolist()) == {3, 6}
-    assert (times[plain] == 6).mean() == pytest.approx(0.25, abs=0.02)
-    assert run_order(image, passes=3, duplicates=0.25).tolist() == order.tolist()
-    assert run_order(image).tolist() == list(range(len(image)))
 
 
 def test_orders_that_make_no_sense_are_refused() -> None:
