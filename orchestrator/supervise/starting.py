@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from orchestrator.children.starting import start_service
 from orchestrator.malloc import compiling_environment
@@ -51,7 +51,8 @@ _ahead: list[StartedServer] = []
 @contextmanager
 def server_ahead() -> Iterator[None]:
     """Start a server for the first `started_server` of the block; it is ended if nobody takes it."""
-    _ahead.append(StartedServer({}))
+    with suppress(OSError):  # `started_server` meets it again
+        _ahead.append(StartedServer({}))
     try:
         yield
     finally:

@@ -285,10 +285,9 @@ def test_an_error_inside_leaves_no_child() -> None:
 
 PARENT = """
 import sys
-from orchestrator.children import starting
-from orchestrator.children.protocol import SERVICES
+from orchestrator.children import parent, starting
 from tests.children.misbehaving import SERVICE, Do, Said
-parent.ENTRY = SERVICES[SERVICE] = "tests.children.misbehaving"
+starting.ENTRY = "tests.children.misbehaving"
 with parent.Child(SERVICE, Said) as child:
     print(child.process_id, child.ask(Do("begets")).number, flush=True)
     child.send(Do("hangs"))
