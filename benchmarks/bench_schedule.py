@@ -8,11 +8,6 @@
                 which no other worker gets one, since the interpreter is held. Costs are drawn by shader
                 (lognormal, sigma 0.8), or come from the JSON reports of cold runs (--costs, one per set). The
                 scheduler knows none of them, or those of an earlier run.
-    long        From which compile time on does it help to measure each shader early? As answers, with nothing
-                known, over mean compile times, with and without that rule. Costs go by the first shader, or
-                are 2/3 to 4/3 of the mean, of which nothing tells. Either nothing follows, or pipelines of
-                the same code follow the first of them, and all miss. A row is a case: medians and 90th
-                percentiles over the seeds.
     blind       Jobs of 20 to 40 ms with unknown costs: the scheduler against a list in random order, and
                 against the longest first, as if costs were known.
     throughput  Jobs per second through request and finished on one core, with batches as in a warm run (all
@@ -32,7 +27,6 @@ from __future__ import annotations
 import argparse
 import functools
 import heapq
-import itertools
 import json
 import statistics
 import subprocess
@@ -61,7 +55,6 @@ from orchestrator.schedule import (
     Scheduler,
     Wait,
 )
-from orchestrator.schedule.costs import candidate_duplicates, code_numbers
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
@@ -79,17 +72,6 @@ AS_GIVEN = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0)
 ONE_BY_ONE = ScheduleOptions(order=Order.GIVEN, expect_hits=0.0, batch_limit=1)
 ANSWER_WORKERS = 16
 ANSWERS_NS = (0, 250_000, 450_000)
-EACH_NS = (
-    500_000,
-    1_000_000,
-    2_400_000,
-    5_000_000,
-    10_000_000,
-    15_000_000,
-    20_000_000,
-    30_000_000,
-    40_000_000,
-)
 BLIND_JOBS = (114, 238, 682)
 
 
@@ -225,48 +207,6 @@ def answers_rows(sets: Sequence[Path], reports: Sequence[Path], seeds: int, each
                     }
 
 
-def long_rows(sets: Sequence[Path], seeds: int) -> Iterator[Row]:
-    """One row for each set, costs, followers, mean time, time of an answer, with and without the rule."""
-    options = unsteered_schedule(CacheMode.PER_WORKER)
-    for path in sets:
-        with PipelineSet.open(path) as source:
-            image = build_image(source, source.pipelines, AnyDevice()).image
-        same = candidate_duplicates(image).tolist()
-        numbers = code_numbers(image).tolist()
-        code = [each.to_bytes(8, "little") if two else None for each, two in zip(numbers, same, strict=True)]
-        cases = itertools.product(("by shader", "any"), (False, True), EACH_NS, ANSWERS_NS[1:], (False, True))
-        for draw, follow, each_ns, answer_ns, reorders in cases:
-            found = []
-            for seed in range(seeds):
-                costs = np.random.default_rng(seed).integers(each_ns * 2 // 3, each_ns * 4 // 3, len(image))
-                if draw == "by shader":
-                    costs = drawn_costs(image, each_ns * len(image), seed)
-                keys = code if follow else None
-                scheduler = scheduler_of(image, ANSWER_WORKERS, options, pipeline_keys=keys)
-                scheduler._may_reorder &= reorders
-                row = answered_makespan(scheduler, costs, ANSWER_WORKERS, answer_ns)
-                bound = max(int(costs.max()), -(-int(costs.sum()) // ANSWER_WORKERS))
-                found.append((row["makespan_ns"] / bound, row["idle_share"], row["calls_a_worker"]))
-            middle, high = np.percentile(found, (50, 90), axis=0).round(4).tolist()
-            yield {
-                "question": "long",
-                "set": path.name,
-                "jobs": len(image),
-                "costs": draw,
-                "followers": "miss" if follow else "none",
-                "each_us": each_ns // 1000,
-                "answer_us": answer_ns // 1000,
-                "measures_early": reorders,
-                "workers": ANSWER_WORKERS,
-                "seeds": seeds,
-                "ratio_median": middle[0],
-                "ratio_p90": high[0],
-                "idle_median": middle[1],
-                "idle_p90": high[1],
-                "calls_a_worker": middle[2],
-            }
-
-
 def blind_rows(seeds: int) -> Iterator[Row]:
     """One row for each number of jobs and contender and seed: what can be done without knowing anything."""
     for jobs in BLIND_JOBS:
@@ -387,7 +327,6 @@ def memory_sample(jobs: int, _: str) -> Row:
         "bytes_per_job": round(held / jobs, 1),
         "bytes_per_job_at_end": round(ended / jobs, 1),
         "bytes_per_job_highest": round(max(entering, highest) / jobs, 1),
-        "bytes_per_job_by_columns": round(scheduler.statistics.nbytes / jobs, 1),
     }
 
 
@@ -434,21 +373,6 @@ def table(rows: list[Row]) -> str:
             f"{name:32} {same[0]['costs']:11} {known:9} {answer:4} {statistics.median(ratios):8.3f} "
             f"{min(ratios):8.3f} {max(ratios):8.3f} {calls:5.1f}"
         )
-    found = [row for row in rows if row["question"] == "long"]
-    if found:
-        lines += [
-            "",
-            "long: ratio, idle share        costs     followers   ms    us  without rule     with it",
-        ]
-    for without, within in zip(found[::2], found[1::2], strict=True):
-        both = "  ".join(
-            f"{row['ratio_median']:.3f} ({row['ratio_p90']:.3f}) {row['idle_median']:5.1%}"
-            for row in (without, within)
-        )
-        lines.append(
-            f"{without['set']:28} {without['costs']:10} {without['followers']:5} "
-            f"{without['each_us'] / 1000:5} {without['answer_us']:5}  {both}"
-        )
     found = [row for row in rows if row["question"] == "blind"]
     if found:
         lines += ["", "blind: makespan / bound      jobs   median      min      max   above 1.1"]
@@ -468,10 +392,10 @@ def table(rows: list[Row]) -> str:
             f"{batches:8} {size:12,} {statistics.median(speeds):15,.0f} {min(speeds):8,} {max(speeds):8,} "
             f"{whole:15,.0f} {call:9.1f}"
         )
-    lines += ["", "memory           jobs   bytes/job held   at end   highest   by columns"]
+    lines += ["", "memory           jobs   bytes/job held   at end   highest"]
     lines += [
         f"{row['jobs']:21,} {row['bytes_per_job']:16} {row['bytes_per_job_at_end']:8} "
-        f"{row['bytes_per_job_highest']:9} {row['bytes_per_job_by_columns']:12}"
+        f"{row['bytes_per_job_highest']:9}"
         for row in rows
         if row["question"] == "memory"
     ]
@@ -483,11 +407,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="write JSON lines here")
     parser.add_argument("--samples", type=int, default=5, help="samples, and seeds of the simulation")
-    questions = ("makespan", "answers", "long", "blind", "throughput")
+    questions = ("makespan", "answers", "blind", "throughput")
     parser.add_argument("--question", nargs="+", choices=questions, default=questions, help="default: all")
-    parser.add_argument(
-        "--set", nargs="+", type=Path, default=[sample_path()], help="archives, for answers and long"
-    )
+    parser.add_argument("--set", nargs="+", type=Path, default=[sample_path()], help="archives, for answers")
     parser.add_argument("--costs", nargs="+", type=Path, default=[], help="a cold run's report for each set")
     parser.add_argument("--each-ns", type=int, default=2_400_000, help="mean cost where it is drawn")
     parser.add_argument("--sample", nargs=3, metavar=("WHAT", "JOBS", "BATCHES"), help=argparse.SUPPRESS)
@@ -505,8 +427,6 @@ def main() -> None:
         rows += makespan_rows(samples)
     if "answers" in asked:
         rows += answers_rows(arguments.set, arguments.costs, samples, arguments.each_ns)
-    if "long" in asked:
-        rows += long_rows(arguments.set, samples)
     if "blind" in asked:
         rows += blind_rows(samples)
     if "throughput" in asked:

@@ -1,46 +1,43 @@
-"""The jobs of a schedule, in columns: `JobGraph` is the input, `JobTable` the state.
+"""The jobs of a schedule: `JobGraph` is the input, `JobTable` the state.
 
-One job is one pipeline, numbered as in the set. Only `JobTable` changes the state of a job:
+One job is one pipeline, numbered as in the set. Only `transitions.py` changes the state of a job:
 
-    event                                          from                     to
-    entered                                        ABSENT, CANCELLED        WAITING; READY if it waits for
-                                                                            nothing; JOINED behind its leader
-    the last of its libraries was created          WAITING                  READY; PINNED for a duplicate
-    requested                                      READY, PINNED            ASSIGNED
-    not found without its code                     ASSIGNED                 WAITING, until that is supplied
-    its code is supplied                           WAITING                  READY if it waits for nothing else
-    finished, failed                               ASSIGNED                 CREATED, FAILED
-    its leader was created                         JOINED                   SHARED; WAITING or PINNED where it
-                                                                            is created too (a duplicate)
-    its leader failed                              JOINED                   UNASSIGNABLE
-    its leader was cancelled or is unassignable    JOINED                   WAITING or READY for the first
-                                                                            follower, which leads the others
-    excluded, or a library of it was not created   WAITING, READY, PINNED,  UNASSIGNABLE
-    cancelled                                      JOINED                   CANCELLED
+    event                                          from              to
+    entered                                        ABSENT, CANCELLED READY; WAITING if it links what is not
+                                                                     created; JOINED behind its leader
+    the last of its libraries was created          WAITING           READY
+    requested                                      READY             ASSIGNED
+    not found without its code                     ASSIGNED          WAITING, until that is supplied
+    its code is supplied                           WAITING           READY if it waits for nothing else
+    finished, failed                               ASSIGNED          CREATED, FAILED
+    its leader was created                         JOINED            SHARED; READY or WAITING where it is
+                                                                     created too
+    its leader failed                              JOINED            UNASSIGNABLE
+    its leader was cancelled or is unassignable    JOINED            READY or WAITING for the first follower,
+                                                                     which leads the others
+    excluded, or a library of it was not created   WAITING, READY,   UNASSIGNABLE
+    cancelled                                      JOINED            CANCELLED
 
 CREATED, SHARED, FAILED and UNASSIGNABLE are final.
 
-Guarantees: the number of jobs in each state, and the cost of those that are WAITING, READY or PINNED, are
-known without a scan. Each edge between a job and a library is walked a bounded number of times. Keys are
-compared in full.
+Guarantees: the number of jobs in each state, and the cost of those that are WAITING or READY, are known
+without a scan. Keys are compared in full.
 Assumptions: at most 2^31 jobs; a library has a smaller number than its dependents, so links form no circle.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.devices.image import CreateInfoImage, row
-from orchestrator.schedule.costs import UInt64s, estimated_costs, proven_keys, trusted_keys
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.schedule.costs import DEFAULT_COST_NS, UInt64s, estimated_costs, proven_keys, trusted_keys
 
 Int32s = npt.NDArray[np.int32]
-_Number = TypeVar("_Number", bound=np.generic)
 
 
 class Priority(enum.IntEnum):
@@ -66,9 +63,9 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             number (so that the graph has no cycle).
         costs_ns: Estimated cost of compiling each job, shape (n,), nanoseconds.
         keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
-        pipeline_keys: Second-level key of each job, shape (n,), uint64; 0 where it is not known. Jobs with
-            one such key compile to the same code.
-        proven_keys: Jobs whose second-level key is proven, shape (n,), bool: only those share an outcome
+        pipeline_keys: The driver's key of each job as a number, shape (n,), uint64; 0 where it is not known.
+            Jobs with one such key compile to the same code.
+        proven_keys: Jobs whose driver key is proven, shape (n,), bool: only those share an outcome
             (`Followers.SHARE`). None: the caller vouches for all.
         hits: Jobs that a cache is expected to hold, shape (n,), bool.
         speculative: Jobs without their code, which are tried without it first, shape (n,), bool.
@@ -161,8 +158,11 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
                 raise ValueError(f"{name} has {len(column)} elements for {count} jobs")
         if self.priorities is not None and count and int(self.priorities.max()) > Priority.BACKGROUND:
             raise ValueError("priorities holds a number that is no Priority")
-        if len(self.library_start) != count + 1:
-            raise ValueError("library_start does not have one element more than there are jobs")
+        if len(self.library_start) != count + 1 or self.library_start[-1] != len(self.library_index):
+            raise ValueError("library_start does not span library_index")
+        dependents = np.repeat(np.arange(count), np.diff(self.library_start))
+        if np.any(self.library_index >= dependents) or np.any(self.library_index < 0):
+            raise ValueError("a job links a library that does not come before it")
         if (self.module_start is None) != (self.module_index is None):
             raise ValueError("module_start and module_index go together")
         if self.module_start is not None and self.module_index is not None:
@@ -176,387 +176,231 @@ class JobState(enum.IntEnum):
 
     WAITING = 0
     READY = 1
-    PINNED = 2
-    JOINED = 3
-    ASSIGNED = 4
-    CREATED = 5
-    SHARED = 6
-    FAILED = 7
-    UNASSIGNABLE = 8
-    CANCELLED = 9
-    ABSENT = 10
+    JOINED = 2
+    ASSIGNED = 3
+    CREATED = 4
+    SHARED = 5
+    FAILED = 6
+    UNASSIGNABLE = 7
+    CANCELLED = 8
+    ABSENT = 9
 
 
 # Plain numbers for the hot paths, where an enum's member costs as much as the work.
-(
-    WAITING,
-    READY,
-    PINNED,
-    JOINED,
-    ASSIGNED,
-    CREATED,
-    SHARED,
-    FAILED,
-    UNASSIGNABLE,
-    CANCELLED,
-    ABSENT,
-) = map(int, JobState)
+WAITING, READY, JOINED, ASSIGNED, CREATED, SHARED, FAILED, UNASSIGNABLE, CANCELLED, ABSENT = map(
+    int, JobState
+)
 
-DUPLICATE = 1
-"""Flag: a follower that is created after its leader, and is expected to hit."""
-UNWANTED = 2
-"""Flag: it was not entered by itself, or was cancelled; it is queued only because a wanted job links it."""
-BY_PIPELINE_KEY = 4
-"""Flag: it joined by its second-level key."""
-CHAINED = 8
-"""Flag: it is in the chain of a leader, though it may have been cancelled since."""
-HIT = 16
-"""Flag: a cache is expected to hold it."""
-SPECULATIVE = 32
-"""Flag: it is tried without its code first."""
+COMPILE, HIT, WAVE, FOLLOW = range(4)
+"""Lanes. A job is in one: it is to be compiled; a cache is expected to hold it; it is tried without its code;
+it follows a leader that was created, and is expected to be in its worker's cache."""
 
-_COLUMNS: dict[str, tuple[type[np.generic], int]] = {
-    "state": (np.uint8, ABSENT),
-    "kind": (np.uint8, 0),
-    "priority": (np.uint8, 0),
-    "flags": (np.uint8, 0),
-    "cost": (np.int64, 0),
-    "rank": (np.int64, 0),
-    "waiting": (np.int32, 0),
-    "depth": (np.int32, 0),
-    "leader": (np.int32, 0),
-    "next_follower": (np.int32, -1),
-    "last_follower": (np.int32, 0),
-    "label": (np.int32, -1),
-    "group": (np.int32, -1),
-    "worker": (np.int32, -1),
-    "live_dependents": (np.int32, 0),
-}
+HIT_COST_NS = 5_000
+"""Estimated cost of a job in any other lane than COMPILE."""
 
+MANY = 16
+"""A shader of so many jobs is worth measuring before the others of them are begun."""
 
-KEEPS_GIL = 500
-"""Up to so many jobs are gone through one by one. numpy releases the GIL for more elements, and for any
-number of them where it indexes by an array, sorts or searches. Other workers would then queue for the GIL,
-and those that got it for the schedule's lock."""
-
-
-def gather(column: npt.NDArray[_Number], jobs: Int32s) -> npt.NDArray[_Number]:
-    """`column[jobs]`, but up to `KEEPS_GIL` jobs without releasing the GIL."""
-    if len(jobs) > KEEPS_GIL:
-        return column[jobs]
-    at = column.data
-    return np.array([at[job] for job in jobs.tolist()], column.dtype)
+_FEW = 32
 
 
 class JobTable:
-    """Columns of all jobs, each ABSENT and its own leader at first.
-
-    Each column `x` is an array, and `x_at` a memoryview of it for single elements, which reads one three
-    times as fast. Large batches of consecutive jobs are changed through it too, as bytes.
-
-    Args:
-        count: Number of jobs.
+    """Columns of all jobs, each ABSENT at first; one row a job.
 
     Attributes:
         count: Number of jobs.
         states: Number of jobs in each `JobState`.
-        open_cost: Cost of all jobs that are WAITING, READY or PINNED, nanoseconds.
+        open_cost: Cost of all jobs that are WAITING or READY, nanoseconds.
         state: `JobState`.
         kind: Kind.
         priority: `Priority`, its own or that of the most urgent job that needs it.
-        flags: DUPLICATE, UNWANTED, BY_PIPELINE_KEY, CHAINED, HIT, SPECULATIVE.
+        lane: COMPILE, HIT, WAVE or FOLLOW.
+        unwanted: 1 if it is queued only because a wanted job links it.
         cost: Estimated cost, nanoseconds.
-        rank: What jobs are ordered by: cost of the longest chain of links that begins with it; 0 for the
-            given order.
-        waiting: Number of linked libraries that were not created yet, plus one while it waits for code.
-        depth: Length of the longest chain of libraries below it.
-        leader: The job that it joined, itself where it leads; follow it until a job leads itself.
-        next_follower: Next job that follows the same leader, or -1.
-        last_follower: For a leader, the end of its chain, itself where it has no followers.
-        label: What it shares with other jobs, for affinity, or -1.
-        group: The caller's number.
-        worker: The worker that was assigned it, or will be if it is a duplicate; or -1.
-        live_dependents: Jobs that link it and are queued.
-    """
-
-    state: npt.NDArray[np.uint8]
-    kind: npt.NDArray[np.uint8]
-    priority: npt.NDArray[np.uint8]
-    flags: npt.NDArray[np.uint8]
-    cost: npt.NDArray[np.int64]
-    rank: npt.NDArray[np.int64]
-    waiting: Int32s
-    depth: Int32s
-    leader: Int32s
-    next_follower: Int32s
-    last_follower: Int32s
-    label: Int32s
-    group: Int32s
-    worker: Int32s
-    live_dependents: Int32s
-    state_at: memoryview[int]
-    kind_at: memoryview[int]
-    priority_at: memoryview[int]
-    flags_at: memoryview[int]
-    cost_at: memoryview[int]
-    rank_at: memoryview[int]
-    waiting_at: memoryview[int]
-    depth_at: memoryview[int]
-    leader_at: memoryview[int]
-    next_follower_at: memoryview[int]
-    last_follower_at: memoryview[int]
-    label_at: memoryview[int]
-    worker_at: memoryview[int]
-    live_dependents_at: memoryview[int]
-
-    def __init__(self, count: int) -> None:
-        self.count = 0
-        self.states = [0] * len(JobState)
-        self.open_cost = 0
-        self.extend(count)
-
-    def extend(self, number: int) -> None:
-        """Add jobs after the others. It replaces all columns, so callers must not keep references to them."""
-        first, self.count = self.count, self.count + number
-        for name, (kind, default) in _COLUMNS.items():
-            column = np.full(self.count, default, kind)
-            if first:
-                column[:first] = getattr(self, name)
-            setattr(self, name, column)
-            setattr(self, f"{name}_at", column.data)
-        self.leader[first:] = self.last_follower[first:] = row(first, self.count)
-        self.states[ABSENT] += number
-
-    @property
-    def queued(self) -> int:
-        """Jobs that are WAITING, READY, PINNED or JOINED."""
-        states = self.states
-        return states[WAITING] + states[READY] + states[PINNED] + states[JOINED]
-
-    def move(self, job: int, state: int) -> None:
-        """Change the state of one job."""
-        old = self.state_at[job]
-        self.states[old] -= 1
-        self.states[state] += 1
-        self.state_at[job] = state
-        if old <= PINNED < state:
-            self.open_cost -= self.cost_at[job]
-        elif state <= PINNED < old:
-            self.open_cost += self.cost_at[job]
-
-    def move_all(self, jobs: Int32s, old: int, state: int) -> None:
-        """Change the state of many jobs, which all have the state `old`."""
-        number = len(jobs)
-        self.states[old] -= number
-        self.states[state] += number
-        if number > KEEPS_GIL:
-            self.state[jobs] = state
-        else:
-            for job in jobs.tolist():
-                self.state_at[job] = state
-        if old <= PINNED < state:
-            self.open_cost -= int(gather(self.cost, jobs).sum())
-        elif state <= PINNED < old:
-            self.open_cost += int(gather(self.cost, jobs).sum())
-
-    def move_row(self, span: slice, old: int, state: int) -> None:
-        """`move_all` for consecutive jobs; the caller updates `open_cost`."""
-        number = span.stop - span.start
-        self.states[old] -= number
-        self.states[state] += number
-        self.state_at[span] = bytes((state,)) * number
-
-    def find(self, job: int) -> int:
-        """The leader of a job. Compresses the path for the next call."""
-        leader_at = self.leader_at
-        leader = leader_at[job]
-        while (above := leader_at[leader]) != leader:
-            leader_at[job] = above
-            job, leader = leader, above
-        return leader
-
-    def find_all(self, jobs: Int32s) -> Int32s:
-        """The leaders of many jobs."""
-        leaders = self.leader[jobs]
-        while (differ := (above := self.leader[leaders]) != leaders).any():
-            leaders = np.where(differ, above, leaders)
-        return leaders
-
-
-class Links:
-    """Edges between the jobs of a table and their libraries; a library that a job names twice has one edge.
-
-    Args:
-        table: The jobs; their columns `waiting` and `depth` are written here.
-        start: Where each job's libraries begin in `index`, shape (n + 1,).
-        index: The libraries, job numbers.
-
-    Attributes:
-        count: Number of edges.
-        library: Library of each edge, ascending by dependent, shape (count,).
-        dependent: Dependent of each edge.
-        dependents: How many jobs link each job, shape (n,); empty where nothing is linked.
-
-    Raises:
-        ValueError: A library does not come before its dependent, or the arrays do not fit.
-    """
-
-    def __init__(self, table: JobTable, start: npt.NDArray[np.int64], index: Int32s) -> None:
-        self.count = 0
-        self.library = self.dependent = self.dependents = np.empty(0, np.int32)
-        self.extend(table, start, index, 0)
-
-    def extend(self, table: JobTable, start: npt.NDArray[np.int64], index: Int32s, first: int) -> None:
-        """Add the edges of the jobs from `first` on, which are numbered from 0 in the arrays.
-
-        Raises:
-            ValueError: As when it is made.
-        """
-        size = table.count - first
-        dependent = np.repeat(np.arange(size, dtype=np.int64), np.diff(start))
-        if len(dependent) != len(index):
-            raise ValueError("library_start does not span library_index")
-        library = index.astype(np.int64)
-        if np.any(library >= dependent) or np.any(library < 0):
-            raise ValueError("a job links a library that does not come before it")
-        if not len(index) and not self.count:
-            return
-        dependent, library = np.divmod(np.unique(dependent * size + library), size)
-        new_library, new_dependent = (library + first).astype(np.int32), (dependent + first).astype(np.int32)
-        table.waiting[first:] = np.bincount(dependent, minlength=size)
-        self.library = np.concatenate((self.library, new_library))
-        self.dependent = np.concatenate((self.dependent, new_dependent))
-        self.count = len(self.library)
-        self.dependents = np.bincount(self.library, minlength=table.count).astype(np.int32)
-        self._library_start = _starts(np.bincount(self.dependent, minlength=table.count).astype(np.int32))
-        self._dependent_start = _starts(self.dependents)
-        by_library = self.dependent[np.argsort(self.library, kind="stable")]
-        self._library_at: memoryview[int] = self.library.data
-        self._dependent_at: memoryview[int] = by_library.data
-        depth_at = table.depth_at
-        for below, above in zip(new_library.tolist(), new_dependent.tolist(), strict=True):
-            if depth_at[below] >= depth_at[above]:
-                depth_at[above] = depth_at[below] + 1
-
-    def dependents_of(self, library: int) -> list[int]:
-        """The jobs that link a library."""
-        if not self.count:
-            return []
-        start = self._dependent_start.data
-        return self._dependent_at[start[library] : start[library + 1]].tolist()
-
-    def libraries_of(self, job: int) -> list[int]:
-        """The libraries that a job links."""
-        if not self.count:
-            return []
-        start = self._library_start.data
-        return self._library_at[start[job] : start[job + 1]].tolist()
-
-    def lacks(self, jobs: Int32s) -> bool:
-        """Whether none of some jobs links a library."""
-        return not self.count or bool((self._library_start[jobs + 1] == self._library_start[jobs]).all())
-
-    def edges_of(self, jobs: Int32s) -> tuple[Int32s, Int32s]:
-        """Libraries and dependents of all edges of some jobs, in the order of the jobs."""
-        if not self.count:
-            return self.library, self.dependent
-        begin = self._library_start[jobs]
-        lengths = self._library_start[jobs + 1] - begin
-        places = np.arange(int(lengths.sum())) + np.repeat(begin - np.cumsum(lengths) + lengths, lengths)
-        return self.library[places], self.dependent[places]
-
-
-def _starts(counts: Int32s) -> Int32s:
-    return np.concatenate((np.zeros(1, np.int32), np.cumsum(counts, dtype=np.int32)))
-
-
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_SMALLEST = 16  # places of an empty table
-
-
-class KeyTable:
-    """A map from 64-bit keys to the first job that claimed each; no key is ever removed.
-
-    Two arrays with open addressing and linear probing, at most half full. They take 24 to 64 bytes per entry,
-    where a dictionary of a million integers takes a hundred. The place of a key is the top of its product
-    with 2^64 / golden ratio (Fibonacci hashing), so that consecutive keys spread too. Insertion tries one
-    place for all keys at once; where several keys want one place, one wins and the others try the next.
-    Expected O(1) per key. The first keys, if all differ, are only entered when others come: most runs claim
-    once.
+        rank: What jobs of one priority are ordered by, the highest first.
+        estimates: First estimate of what compiling costs, shape (n,).
+        group: The caller's number, shape (n,).
+        worker: The worker that was assigned it last, shape (n,).
+        work: The first job that is the same work, shape (n,).
+        plain: Whether nothing else follows from what happens to the job, shape (n,): no other job is the same
+            work, links it or is linked by it.
+        libraries: The libraries of each job that has some.
+        dependents: The jobs that link each library, ascending.
+        shader: A shader that it shares with at least `MANY` jobs, or -1.
     """
 
     def __init__(self) -> None:
-        self._used = 0
-        self._first: tuple[UInt64s, Int32s] | None = None
-        self._resize(_SMALLEST)
+        self.count = self.open_cost = 0
+        self.states = [0] * len(JobState)
+        self.state, self.kind, self.priority = bytearray(), bytearray(), bytearray()
+        self.lane, self.unwanted = bytearray(), bytearray()
+        self.cost: list[int] = []
+        self.rank: list[int] = []
+        self.shader: list[int] = []
+        self.estimates = np.empty(0, np.int64)
+        self.group = self.worker = self.work = np.empty(0, np.int32)
+        self.plain = np.empty(0, np.bool_)
+        self.libraries: dict[int, list[int]] = {}
+        self.dependents: dict[int, list[int]] = {}
+        self.keys = self._second = np.empty(0, np.uint64)
+        self._depth = np.empty(0, np.int64)
 
-    def __len__(self) -> int:
-        """Number of keys."""
-        return self._used if self._first is None else len(self._first[0])
-
-    def claim(self, keys: UInt64s, jobs: Int32s) -> Int32s:
-        """Enter jobs under their keys, unless a job is there already.
+    def extend(self, jobs: JobGraph, second: UInt64s | None, *, by_cost: bool, unites: bool) -> None:
+        """Add the jobs of a graph after the others. Takes O(all jobs).
 
         Args:
-            keys: Shape (n,).
-            jobs: The job of each, shape (n,).
+            jobs: A graph that was checked.
+            second: Its driver keys that are used, 0 for none.
+            by_cost: Whether jobs have ranks and are expected to hit.
+            unites: Whether jobs with equal keys are the same work.
 
-        Returns:
-            The job that owns each key, shape (n,): the job itself, or one that claimed it earlier.
+        Raises:
+            ValueError: The graph has no keys, and earlier jobs have. Nothing was added.
         """
-        if not len(self):
-            ascending = np.sort(keys)
-            if (ascending[1:] != ascending[:-1]).all():
-                self._first = keys, jobs
-                return jobs
-        if self._first is not None:
-            held, self._first = self._first, None
-            self._claim_distinct(*held)
-        distinct, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
-        owners = self._claim_distinct(distinct, jobs[first])
-        return owners[inverse.reshape(-1)]
+        first, count = self.count, len(jobs)
+        if jobs.keys is None and len(self.keys):
+            raise ValueError("the jobs have no keys, and those before them have")
+        self.count += count
+        self.states[ABSENT] += count
+        estimates = np.full(count, DEFAULT_COST_NS) if jobs.costs_ns is None else np.maximum(jobs.costs_ns, 1)
+        lane = np.full(count, COMPILE, np.uint8)
+        if jobs.hits is not None and by_cost:
+            lane[jobs.hits] = HIT
+        if jobs.speculative is not None:
+            lane[jobs.speculative] = WAVE
+        shader = np.full(count, -1)
+        if by_cost and (lane == COMPILE).any():
+            shader = _shaders_of_many(jobs, max(self.shader, default=-1) + 1)
+        ranks = np.where(lane == COMPILE, estimates, HIT_COST_NS)
+        cost = ranks.tolist()
+        _raise_firsts(ranks, np.where(lane == COMPILE, shader, -1))
+        self.state += bytes((ABSENT,)) * count
+        self.kind += jobs.kinds.astype(np.uint8).tobytes()
+        self.priority += (
+            bytes((Priority.SOON,)) * count if jobs.priorities is None else bytes(jobs.priorities)
+        )
+        self.lane += lane.tobytes()
+        self.unwanted += bytes(count)
+        self.cost += cost
+        self.rank += ranks.tolist() if by_cost else [0] * count
+        self.estimates = np.append(self.estimates, estimates)
+        self.group = np.append(self.group, np.full(count, -1, np.int32))
+        self.worker = np.append(self.worker, np.zeros(count, np.int32))
+        self.shader += shader.tolist()
+        self._link(jobs, first)
+        self._unite(jobs, second, first, unites=unites)
+        self.plain = np.bincount(self.work, minlength=self.count)[self.work] == 1
+        for linked in (self.libraries, self.dependents):
+            self.plain[list(linked)] = False
+
+    def _link(self, jobs: JobGraph, first: int) -> None:
+        depth = np.zeros(len(jobs), np.int64)
+        for job in np.flatnonzero(np.diff(jobs.library_start)).tolist():
+            libraries = np.unique(jobs.library_index[jobs.library_start[job] : jobs.library_start[job + 1]])
+            depth[job] = depth[libraries].max() + 1
+            self.libraries[first + job] = (first + libraries).tolist()
+            for library in self.libraries[first + job]:
+                self.dependents.setdefault(library, []).append(first + job)
+        self._depth = np.append(self._depth, depth)
+
+    def _unite(self, jobs: JobGraph, second: UInt64s | None, first: int, *, unites: bool) -> None:
+        count = len(jobs)
+        if second is None:
+            second = np.zeros(count, np.uint64)
+        elif len(self._second):  # the numbers mean something in their graph only
+            second = np.where(second == 0, second, second + self._second.max())
+        self._second = np.append(self._second, second)
+        if jobs.keys is not None and len(self.keys) == first:
+            self.keys = np.append(self.keys, jobs.keys)
+        self.work = np.arange(self.count, dtype=np.int32)
+        if not unites:
+            return
+        ordered = np.sort(self.keys)
+        if (ordered[1:] == ordered[:-1]).any():
+            self.work = self._first_of(self.keys)
+        keys = self._second[self.work]
+        if keys.any():
+            self.work = np.where(keys == 0, self.work, self._first_of(keys))
+
+    def _first_of(self, keys: UInt64s) -> Int32s:
+        """The first job with the same key, kind and depth as each: so none does its own library's work."""
+        kinds = np.frombuffer(self.kind, np.uint8)
+        order = np.lexsort((self._depth, kinds, keys))
+        differ = np.ones(len(order), np.bool_)
+        differ[1:] = np.logical_or.reduce(
+            [column[order[1:]] != column[order[:-1]] for column in (self._depth, kinds, keys)]
+        )
+        found = np.empty(len(order), np.int32)
+        found[order] = order[np.maximum.accumulate(np.where(differ, np.arange(len(order)), 0))]
+        return found
 
     @property
-    def nbytes(self) -> int:
-        """Bytes that the table takes."""
-        first = () if self._first is None else self._first
-        return self._keys.nbytes + self._jobs.nbytes + sum(each.nbytes for each in first)
+    def states_now(self) -> npt.NDArray[np.uint8]:
+        """The column `state` as an array; not to be kept, since the column grows."""
+        return np.frombuffer(self.state, np.uint8)
 
-    def _claim_distinct(self, keys: UInt64s, jobs: Int32s) -> Int32s:
-        while 2 * (self._used + len(keys)) > len(self._keys):
-            self._grow(self._used + len(keys))
-        owners = np.empty(len(keys), np.int32)
-        left = np.arange(len(keys))
-        places = self._places(keys)
-        while len(left):
-            free = self._jobs[places] < 0
-            if free.any():
-                # Of several new keys at one place one stays; reading them back below tells which.
-                self._keys[places[free]] = keys[left[free]]
-                self._jobs[places[free]] = -2
-            mine = self._keys[places] == keys[left]
-            new = mine & free
-            self._jobs[places[new]] = jobs[left[new]]
-            self._used += int(np.count_nonzero(new))
-            owners[left[mine]] = self._jobs[places[mine]]
-            left, places = left[~mine], (places[~mine] + 1) & self._mask
-        return owners
+    @property
+    def queued(self) -> int:
+        """Jobs that are WAITING, READY or JOINED."""
+        return self.states[WAITING] + self.states[READY] + self.states[JOINED]
 
-    def _places(self, keys: UInt64s) -> npt.NDArray[np.int64]:
-        return ((keys * _GOLDEN) >> self._shift).astype(np.int64)
+    def move(self, job: int, state: int) -> None:
+        """Change the state of one job."""
+        old = self.state[job]
+        self.states[old] -= 1
+        self.states[state] += 1
+        self.state[job] = state
+        if old <= READY < state:
+            self.open_cost -= self.cost[job]
+        elif state <= READY < old:
+            self.open_cost += self.cost[job]
 
-    def _grow(self, needed: int) -> None:
-        keys, jobs = self._keys, self._jobs
-        size = len(keys)
-        while size < 2 * needed:
-            size *= 2
-        self._resize(size)
-        held = jobs >= 0
-        self._used = 0
-        self._claim_distinct(keys[held], jobs[held])
+    def move_all(self, jobs: Int32s, state: int) -> None:
+        """Change the state of jobs, which all have the same one."""
+        if len(jobs) < _FEW:
+            for job in jobs.tolist():
+                self.move(job, state)
+            return
+        old = self.state[int(jobs[0])]
+        self.states[old] -= len(jobs)
+        self.states[state] += len(jobs)
+        self.states_now[jobs] = state
+        if (old <= READY) != (state <= READY):
+            cost = sum(map(self.cost.__getitem__, jobs.tolist()))
+            self.open_cost += cost if state <= READY else -cost
 
-    def _resize(self, size: int) -> None:
-        self._keys = np.zeros(size, np.uint64)
-        self._jobs = np.full(size, -1, np.int32)
-        self._mask = size - 1
-        self._shift = np.uint64(64 - (size.bit_length() - 1))
+    def set_cost(self, job: int, cost: int) -> None:
+        """Change the cost of a job."""
+        if self.state[job] <= READY:
+            self.open_cost += cost - self.cost[job]
+        self.cost[job] = cost
+
+
+def _shaders_of_many(jobs: JobGraph, first: int) -> npt.NDArray[np.int64]:
+    """For each job the rarest module that it shares, as a number from `first` on; -1 below `MANY` jobs."""
+    count = len(jobs)
+    if jobs.module_start is None or jobs.module_index is None or not len(jobs.module_index):
+        return np.full(count, -1)
+    users = np.bincount(jobs.module_index)
+    number = jobs.module_index.astype(np.int64)
+    alone = np.int64(1) << 62
+    weights = np.where(users[number] > 1, (users[number] << 31) | number, alone)
+    rarest = np.full(count, alone)
+    some = np.flatnonzero(np.diff(jobs.module_start))
+    rarest[some] = np.minimum.reduceat(weights, jobs.module_start[some])
+    _, shader, sizes = np.unique(rarest, return_inverse=True, return_counts=True)
+    return np.where((sizes[shader] >= MANY) & (rarest != alone), first + shader, -1)
+
+
+def _raise_firsts(ranks: npt.NDArray[np.int64], shader: npt.NDArray[np.int64]) -> None:
+    """Order the longest job of each shader of many as if it took as long as all of them: it tells of all."""
+    jobs = np.flatnonzero(shader >= 0)
+    jobs = jobs[np.lexsort((-ranks[jobs], shader[jobs]))]
+    if len(jobs):
+        begins = np.flatnonzero(np.diff(shader[jobs], prepend=-1))
+        ranks[jobs[begins]] = np.add.reduceat(ranks[jobs], begins)
+
+
+def as_jobs(jobs: Iterable[int]) -> Int32s:
+    """Job numbers as an array."""
+    return jobs if isinstance(jobs, np.ndarray) else np.array([*jobs], np.int32)

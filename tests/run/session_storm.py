@@ -253,7 +253,6 @@ async def _one(chance: random.Random) -> tuple[int, ...]:
                     schedule=ScheduleOptions(
                         followers=Followers.SHARE if shares else Followers.CREATE,
                         pin_followers=chance.random() < 0.5,
-                        affinity=chance.random() < 0.5,
                         batch_limit=chance.randint(1, 8),
                         capacity=chance.choice([None, 1, 5, 20]),
                     ),

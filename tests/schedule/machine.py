@@ -6,7 +6,7 @@ Graphs, workers in virtual time, and a check of everything that must hold betwee
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +14,10 @@ from attrs import define, field
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.schedule import Assignment, JobGraph, JobState, Order, Scheduler
-from orchestrator.schedule.batches import PRIORITIES, ReadyQueue, bucket_of
+from orchestrator.schedule import Assignment, JobGraph, JobState, Scheduler
 
 HIT_NS = 20_000
-QUEUED = {JobState.WAITING, JobState.READY, JobState.PINNED, JobState.JOINED}
+QUEUED = {JobState.WAITING, JobState.READY, JobState.JOINED}
 
 
 def job_graph(
@@ -141,67 +140,38 @@ def simulate(
     return found
 
 
-def assert_consistent(scheduler: Scheduler, lacking: set[int] | frozenset[int] = frozenset()) -> None:
-    """Everything that must hold between two events, recomputed from the columns.
+def assert_consistent(
+    scheduler: Scheduler,
+    libraries: Mapping[int, Iterable[int]],
+    lacking: Iterable[int] = (),
+) -> None:
+    """What must hold between two events.
 
-    `lacking` are jobs that were not found without their code, which was not supplied.
+    Args:
+        scheduler: The scheduler.
+        libraries: The libraries of each job.
+        lacking: Jobs that were not found without their code, which was not supplied.
     """
-    table, life = scheduler._table, scheduler._life
     states = [scheduler.state_of(job) for job in range(scheduler.count)]
-    for state in JobState:
-        assert table.states[state] == states.count(state)
-    open_cost = sum(int(table.cost[job]) for job, state in enumerate(states) if state <= JobState.PINNED)
-    assert table.open_cost == open_cost
+    assert scheduler.statistics.states == {state: states.count(state) for state in JobState}
     assert set(scheduler.unassignable) == {
         job for job, state in enumerate(states) if state is JobState.UNASSIGNABLE
     }
+    assert set(scheduler.remaining().tolist()) == {job for job, state in enumerate(states) if state in QUEUED}
     for job, state in enumerate(states):
-        libraries = life.links.libraries_of(job)
-        missing = [each for each in libraries if states[each] is not JobState.CREATED]
-        assert table.waiting[job] == len(missing) + (job in lacking)
+        missing = [each for each in libraries.get(job, ()) if states[each] is not JobState.CREATED]
         leader = scheduler.leader_of(job)
         if state is JobState.JOINED:
-            assert states[leader] in QUEUED - {JobState.JOINED} | {JobState.ASSIGNED}
+            assert states[leader] in {JobState.WAITING, JobState.READY, JobState.ASSIGNED}
             if states[leader] is not JobState.ASSIGNED:
-                assert table.priority[leader] <= table.priority[job]
-        if state in {JobState.READY, JobState.PINNED}:
+                assert scheduler.priority_of(leader) <= scheduler.priority_of(job)
+        if state is JobState.READY:
             assert not missing
             assert job not in lacking
         if state is JobState.WAITING:
             assert missing or job in lacking
-            for library in missing:
-                assert states[library] in QUEUED | {JobState.ASSIGNED}
         if state in QUEUED:
             for library in missing:
+                assert states[library] in QUEUED | {JobState.ASSIGNED}
                 if states[library] in QUEUED:
-                    assert table.priority[library] <= table.priority[job]
-                    if scheduler.options.order is Order.COST:
-                        # A rank is at least the cost, unless measured times have replaced estimates in it.
-                        assert scheduler._reordered or table.rank[job] >= table.cost[job]
-                        own = min(table.cost[job], table.rank[job])
-                        assert table.rank[library] >= table.cost[library] + own
-    ready = {job for job, state in enumerate(states) if state is JobState.READY}
-    assert ready <= entries(life.queue) | entries(life.hits) | entries(life.wave)
-    pinned = {job for job, state in enumerate(states) if state is JobState.PINNED}
-    assert pinned <= set().union(*(entries(queue) for queues in life.duplicates for queue in queues))
-    assert life.queue.sinks <= life.queue.repeats
-    live = [0] * scheduler.count
-    for job, state in enumerate(states):
-        if state in QUEUED | {JobState.ASSIGNED}:
-            for library in life.links.libraries_of(job):
-                live[library] += 1
-    queued = [job for job, state in enumerate(states) if state in QUEUED]
-    assert all((table.live_dependents[job] > 0) >= (live[job] > 0) for job in queued)
-
-
-def entries(queue: ReadyQueue) -> set[int]:
-    """Job numbers in a ready queue, without entries that are stale for their job's priority or rank."""
-    table = queue._table
-    return {
-        job
-        for line, buckets in enumerate(queue._buckets)
-        for number, bucket in buckets.items()
-        for job in bucket.jobs[bucket.head : bucket.tail].tolist()
-        if not queue.repeats or table.priority[job] == line % PRIORITIES
-        if not queue.sinks or bucket_of(int(table.rank[job])) + 1 >= number
-    }
+                    assert scheduler.priority_of(library) <= scheduler.priority_of(job)

@@ -1,16 +1,29 @@
-"""Costs: the estimate, and the fit through recorded compiles."""
+"""Costs: the estimate, the fit through recorded compiles, and what a driver's keys are worth."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.simulated import simulated_image
-from orchestrator.schedule.costs import DEFAULT_MODEL, CostLine, CostModel, estimated_costs, fit
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.schedule import Followers, JobGraph, ScheduleOptions, Scheduler
+from orchestrator.schedule.costs import (
+    DEFAULT_MODEL,
+    CostLine,
+    CostModel,
+    candidate_duplicates,
+    distrusted_kinds,
+    estimated_costs,
+    fit,
+    proven_keys,
+    trusted_keys,
+)
+from tests.schedule.machine import drain, image_of
 
 KINDS = tuple(PipelineKind)
 
@@ -124,3 +137,90 @@ def test_recorded_costs_are_those_of_a_clock() -> None:
         estimated_costs(image, np.ones((2, 2), np.int64))
     assert estimated_costs(image, [7, 8]).tolist() == [7, 8]  # type: ignore[arg-type]
     assert estimated_costs(image, np.array([7, 2**62])).tolist() == [7, an_hour]  # and a sum has room
+
+
+# --- who is worth asking the driver about
+
+
+def test_all_modules_must_be_the_same() -> None:
+    found = candidate_duplicates(image_of([[0, 1], [1, 0], [0], [0, 1, 1], [0, 2], [2]]))
+    assert found.tolist() == [True, True, False, False, False, False]
+
+
+def test_libraries_count_as_code() -> None:
+    found = candidate_duplicates(image_of([[5], [6], [0], [0], [0], []], [[], [], [0], [0], [1], [0]]))
+    assert found.tolist() == [False, False, True, True, False, False]
+    # A library is no module of the same number.
+    assert not candidate_duplicates(image_of([[7], [8], [0], []], [[], [], [], [0]])).any()
+
+
+def test_another_kind_is_other_work() -> None:
+    image = image_of([[0], [0]])
+    assert candidate_duplicates(image).all()
+    assert not candidate_duplicates(evolve(image, kinds=np.array([0, 1], np.uint8))).any()
+
+
+def test_as_many_as_a_large_set_has_are_told_apart() -> None:
+    count = 50_000
+    rows = [[number, number % 97] for number in range(count)]
+    found = candidate_duplicates(image_of([*rows, [3, 3], [count - 1, (count - 1) % 97]]))
+    # 3 % 97 is 3, so the first of the two is the work of pipeline 3.
+    assert np.flatnonzero(found).tolist() == [3, count - 1, count, count + 1]
+
+
+# --- what its keys are worth
+
+A, B, C = b"a", b"b", b"c"
+
+
+def test_one_key_for_different_code_is_worth_nothing() -> None:
+    image = image_of([[0], [1], [1], [0]])
+    assert distrusted_kinds(image, [A, A, None, None]) == (PipelineKind.GRAPHICS,)
+    assert trusted_keys(image, [A, A, B, None]) == [None] * 4
+    assert not proven_keys(image, [A, A, B, None]).any()
+
+
+def test_one_key_for_one_code_is_a_duplicate() -> None:
+    image = image_of([[0], [0], [1], [1]])
+    keys = [A, A, B, C]
+    assert distrusted_kinds(image, keys) == ()
+    assert trusted_keys(image, keys) == keys
+    assert proven_keys(image, keys).all()
+
+
+def test_nothing_is_proven_where_there_is_one_code() -> None:
+    image = image_of([[0], [0], [1]])
+    assert not proven_keys(image, [A, A, None]).any()
+    assert proven_keys(image, [A, None, B]).tolist() == [True, False, True]
+
+
+def created(keys: list[bytes | None], modules: list[list[int]], followers: Followers) -> list[int]:
+    """Jobs that a scheduler hands out."""
+    jobs = JobGraph.of_image(image_of(modules), pipeline_keys=keys)
+    return sorted(drain(Scheduler(jobs, 1, ScheduleOptions(followers=followers))))
+
+
+def test_share_relies_on_proven_keys_only() -> None:
+    # One code: nothing proves that the driver's keys tell anything apart, so all are created.
+    one_code, two_codes = [[1], [1], [1]], [[1], [1], [2]]
+    assert created([A, A, A], one_code, Followers.SHARE) == [0, 1, 2]
+    assert created([A, A, B], two_codes, Followers.SHARE) == [0, 2]
+    # One key for different code: worth nothing, however often it comes.
+    assert created([A, A, A], two_codes, Followers.SHARE) == [0, 1, 2]
+    assert created([A, A, A], two_codes, Followers.CREATE) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", PipelineKind)
+def test_a_driver_that_gives_one_key_to_a_kind(kind: PipelineKind) -> None:
+    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(one_pipeline_key={kind})))
+    kinds = [each for each in PipelineKind for _ in range(4)]
+    image = simulated_image(range(12), kinds=kinds, modules={key: [1 + key % 2] for key in range(12)})
+    prepared = device.prepare(image)
+    keys = device.pipeline_keys(prepared, np.arange(12, dtype=np.int32))
+    assert distrusted_kinds(image, keys) == (kind,)
+    graph = JobGraph.of_image(image, pipeline_keys=keys)
+    assert graph.pipeline_keys is not None
+    number = list(PipelineKind).index(kind)
+    assert [key == 0 for key in graph.pipeline_keys.tolist()] == (image.kinds == number).tolist()
+    prepared.close()
+    device.close()
