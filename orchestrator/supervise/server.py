@@ -41,10 +41,9 @@ class Open(msgspec.Struct, tag="open", forbid_unknown_fields=True):
     """The first request: open these archives. Two descriptors of shared memory come with it.
 
     Attributes:
-        archives: Paths of the set.
         table: Descriptor of an `InFlightTable`'s memory.
         payloads: Descriptor of shared memory for what is longer than a frame.
-        opener: What devices are opened by, as in `TrialLimits`.
+        opener: As in `TrialLimits`.
         selector: What device will be opened.
         in_turn: Whether servers of other devices have the set, too. Then one decodes it at a time, and the
             others use the plan that it keeps.
@@ -63,7 +62,7 @@ class Compile(msgspec.Struct, tag="compile", forbid_unknown_fields=True):
 
     Attributes:
         number: Of the fork.
-        options: `CompileOptions`, as MessagePack: whoever starts a child need not have loaded them.
+        options: `CompileOptions`, as MessagePack.
         cache_directory: As `compile_set`; "" for none.
         left_out: Pipelines that the driver is not to be given, by key, with the reason.
         measured_ns: What trying pipelines took, by key, for the limits on time.
@@ -90,9 +89,7 @@ class Try(msgspec.Struct, tag="try", forbid_unknown_fields=True):
     """A request: compile these pipelines, one after the other, in a fork that keeps nothing.
 
     Attributes:
-        number: Of the fork.
-        options: As in `Compile`.
-        request: What the device is opened as: a `DeviceRequest`, as MessagePack.
+        request: A `DeviceRequest`, as MessagePack.
         jobs: Kind and key of each.
         memory_bytes: Memory that the fork may have for its data, 0 for no limit.
     """
@@ -298,17 +295,11 @@ class ImageTables(msgspec.Struct, forbid_unknown_fields=True):
     Arrays as bytes, with the types that they have in `CreateInfoImage`.
 
     Attributes:
-        request: What the device is opened as.
-        identity: The `DeviceIdentity`, as MessagePack.
-        keys: Of each pipeline.
-        kinds: Of each pipeline.
-        recorded_ns: What compiling each took before, int64; 0 where that is not known.
-        object_start: As in the image.
-        object_index: As in the image.
+        request: What the device is opened as, encoded.
+        identity: The `DeviceIdentity`, encoded.
+        recorded_ns: What compiling each pipeline took before, int64; 0 where that is not known.
         dependencies: Of each object.
-        module_start: As in the image.
-        module_index: As in the image.
-        marks: Where the table of what is in the driver has the marks of its pipelines.
+        marks: Where the `InFlightTable` has the marks of its pipelines.
     """
 
     request: bytes

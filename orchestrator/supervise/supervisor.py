@@ -601,8 +601,6 @@ class _Supervisor:
         cause = ""
         if -death.status == signal.SIGBUS and not death.was_inside:
             cause = "; the system sends it where a file that is read was cut short, or a disk fails"
-        if limit := self.options.trial_limits.memory_bytes:
-            cause += f"; the {limit >> 20} MiB that a process may have (--memory) may be too little for it"
         if self.output.last:
             cause += f"; the last line that it printed: {shown(self.output.last)}"
         return cause

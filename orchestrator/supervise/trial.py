@@ -261,37 +261,57 @@ class SuspectTrials:
         pairs = tuple((each.kind.value, each.key) for each in jobs)
         options = msgspec.msgpack.encode(self.options)
         await self.connection.send(Try(number, options, self.request, pairs, memory_bytes))
-        survived, late, limit_s = 0, False, _OPENING_S
-        began, step, too_little = False, DriverStep.CREATE, False
+        trial = _Trial(jobs)
         while True:
-            match answer := await answer_in_time(mail, limit_s):
-                case None if not began:
+            match answer := await answer_in_time(mail, trial.limit_s):
+                case None if not trial.has_begun:
                     raise DeviceError("a process that tries pipelines did not get ready in time")
                 case None:
-                    late = True
+                    trial.late = True
                     await self.connection.send(Kill(number))
                 case Trying():
-                    began, limit_s = True, self._limit_s(jobs[survived])
-                    self.trying = jobs[survived], trio.current_time()
-                case Entering():
-                    step = DriverStep(answer.step)
+                    job = jobs[trial.survived]
+                    trial.has_begun, trial.limit_s = True, self._limit_s(job)
+                    self.trying = job, trio.current_time()
                 case Survived():
-                    survived, step = survived + 1, DriverStep.CREATE
                     self.took_ns[answer.key] = answer.took_ns
-                case Failed():
-                    error = answer.error()
-                    if not (isinstance(error, MemoryLimitError) and began):
-                        raise error
-                    too_little = True
-                case Exited() if survived == len(jobs) and (late or not answer.status):
-                    return _Attempt(survived)  # late it was closing the device: no pipeline is to blame
+                    trial.survived, trial.step = trial.survived + 1, DriverStep.CREATE
                 case Exited():
-                    ended = Ended(answer.status)
-                    if not began and not is_from_outside(answer.status):
-                        raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
-                    return _Attempt(survived, ended, late, answer.peak_bytes, step, too_little)
+                    return trial.ended(answer)
                 case Ended():
-                    return _Attempt(survived)
+                    return _Attempt(trial.survived)
+                case _:
+                    trial.hear(answer)
+
+
+@define
+class _Trial:
+    """A trial process, as its answers tell of it."""
+
+    jobs: Sequence[PipelineJob]
+    survived: int = 0
+    has_begun: bool = False
+    late: bool = False
+    step: DriverStep = DriverStep.CREATE
+    too_little: bool = False
+    limit_s: float = _OPENING_S
+
+    def hear(self, answer: Answer) -> None:
+        if isinstance(answer, Entering):
+            self.step = DriverStep(answer.step)
+        elif isinstance(answer, Failed):
+            error = answer.error()
+            if not (isinstance(error, MemoryLimitError) and self.has_begun):
+                raise error
+            self.too_little = True
+
+    def ended(self, exited: Exited) -> _Attempt:
+        if self.survived == len(self.jobs) and (self.late or not exited.status):
+            return _Attempt(self.survived)  # late it was closing the device: no pipeline is to blame
+        ended = Ended(exited.status)
+        if not self.has_begun and not is_from_outside(exited.status):
+            raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
+        return _Attempt(self.survived, ended, self.late, exited.peak_bytes, self.step, self.too_little)
 
 
 async def try_pipelines(

@@ -310,42 +310,6 @@ def open_jealous(request: DeviceRequest) -> SimulatedDevice:
     return SimulatedDevice(SimulatedOptions(request=request, on_compile=on_compile))
 
 
-def open_crowded(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies as it compiles while two devices are open."""
-    is_second = request.application.application_name == "two"
-
-    def on_compile(_: int) -> None:
-        # Until the second device is there, or its group is not opened ahead, as the marker says.
-        while not (is_second or Crowded.second.is_set() or Path(os.environ[MARKER]).exists()):
-            time.sleep(0.01)
-        if Crowded.alive > 1:
-            Path(os.environ[MARKER]).touch()
-            os.abort()
-
-    return Crowded(SimulatedOptions(request=request, on_compile=on_compile))
-
-
-class Crowded(SimulatedDevice):
-    """Counts the devices of the process."""
-
-    alive = 0
-    second = threading.Event()
-
-    def __init__(self, options: SimulatedOptions) -> None:
-        super().__init__(options)
-        Crowded.alive += 1
-        self.is_second = Crowded.alive > 1
-
-    def __getattribute__(self, name: str) -> Any:
-        if name == "identity" and self.__dict__.get("is_second"):  # asked when opening is over
-            Crowded.second.set()
-        return super().__getattribute__(name)
-
-    def close(self) -> None:
-        Crowded.alive -= 1
-        super().close()
-
-
 def open_locked(request: DeviceRequest) -> SimulatedDevice:
     """A driver in which a compile and the opening of a second device wait for each other."""
     if request.application.application_name == "two" and not Path(os.environ[MARKER]).exists():
@@ -363,27 +327,6 @@ def open_locked(request: DeviceRequest) -> SimulatedDevice:
 
 
 LOCKED = threading.Event()
-
-
-def touchy(request: DeviceRequest, of: str, fatal: str) -> SimulatedDevice:
-    """A driver that dies once in a step of the device of one application, while the other one compiles."""
-    marker, is_fatal = Path(os.environ[MARKER]), request.application.application_name == of
-
-    def on_step(step: str) -> None:
-        if is_fatal and step == fatal and not marker.exists():
-            marker.touch()
-            os.abort()
-
-    def on_compile(_: int) -> None:
-        while not is_fatal and not marker.exists():
-            time.sleep(0.01)
-
-    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
-
-
-def open_clinging(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies as the first device is closed, while the second one compiles."""
-    return touchy(request, "one", "close")
 
 
 def open_hasty(request: DeviceRequest) -> SimulatedDevice:

@@ -17,7 +17,6 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError
-from orchestrator.supervise import in_flight
 from orchestrator.supervise.in_flight import AnnouncingObserver, InFlightTable
 
 
@@ -65,29 +64,6 @@ def test_of_a_large_batch_it_says_from_where_to_where(descriptor: int) -> None:
     table = InFlightTable(descriptor)
     table.begin(DriverStep.CREATE, np.arange(100, 5000, dtype=np.int32))
     assert [each.numbers for each in table.flights()] == [tuple(range(100, 5000))]
-
-
-@pytest.mark.parametrize("count", [3, 5000])
-def test_a_call_that_is_announced_while_somebody_looks_is_whole_or_not_there(
-    descriptor: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another process reads half of a stamp, by which a call would be hours old."""
-    table, slot = InFlightTable(descriptor), in_flight._SLOT
-    table.begin(DriverStep.KEYS, np.arange(count, dtype=np.int32))
-    since_ns = table.flights()[0].since_ns
-
-    class Torn:
-        size = slot.size
-        looks = 0
-
-        def unpack_from(self, *place: Any) -> tuple[int, ...]:
-            self.looks += 1
-            stamp, *rest = slot.unpack_from(*place)
-            return (stamp & 0xFFFF if self.looks == 1 else stamp, *rest)
-
-    monkeypatch.setattr(in_flight, "_SLOT", Torn())
-    assert table.flights() == []
-    assert [each.since_ns for each in table.flights()] == [since_ns]
 
 
 def test_it_outlives_the_process(descriptor: int) -> None:

@@ -16,18 +16,14 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.commands import Budget, PipelineCommand
-from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.schedule import Assignment, Priority, Scheduler, Wait
-from orchestrator.supervise import supervisor
-from orchestrator.supervise.server import Compile
+from orchestrator.schedule import Priority
 from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import MARKER, compute_keys, opener, write_applications, write_small_set
 from tests.run.support import prepared_set
-from tests.schedule.machine import job_graph
 
 KEYS = compute_keys()[:12]
 
@@ -72,31 +68,6 @@ async def test_what_was_said_holds_for_the_process_that_comes_after_a_death(tmp_
     assert [key for each in told for key in each.failed] == [KEYS[4]]
     compiled = [key for each in told for key in each.compiled]
     assert sorted(compiled) == sorted(set(KEYS) - left_out - {KEYS[4]})
-
-
-async def test_a_budget_that_a_dead_process_used_up_is_not_given_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    archive = tmp_path / "set.foz"
-    write_small_set(archive, 0, 12)
-    steering = Steering(steered=True)
-    steering.promote([KEYS[4]])
-    steering.limit_time(1e-9)  # one begins: the deadly one
-    asked: list[Compile] = []
-
-    def ask(*arguments: Any) -> Compile:
-        asked.append(Compile(*arguments))
-        if len(asked) == 2:
-            steering.limit_time(None)
-        return asked[-1]
-
-    monkeypatch.setattr(supervisor, "Compile", ask)
-    options = CompileOptions(workers=1, trial_limits=TrialLimits(opener=f"{__name__}:open_deadly"))
-    report = await compile_supervised(
-        [str(archive)], options, cache_directory=tmp_path / "cache", stop=steering
-    )
-    assert [each.commands[-1] for each in asked] == [Budget(seconds=1e-9), Budget(seconds=0)]
-    assert report.outcomes.compiled == 11
 
 
 def test_a_budget_begins_in_each_of_several_compiles_when_it_can() -> None:
@@ -219,19 +190,6 @@ async def test_cancelling_all_that_is_left_ends_a_run_that_waits() -> None:
     report = await steered_run(steering)
     assert report.counts()[OutcomeStatus.NOT_RUN] == 30
     assert not report.stopped
-
-
-async def test_what_waits_for_time_hears_that_nothing_is_left() -> None:
-    """A worker waits for time; the rest is lost with the library that another worker has in flight."""
-    exchange = Exchange(Scheduler(job_graph(2, libraries={1: [0]}), 2))
-    exchange.limit_time(1, held=True)
-    assignment, _ = exchange.swap(0)
-    assert isinstance(assignment, Assignment)
-    answer, seen = exchange.swap(1)
-    assert isinstance(answer, Wait)
-    exchange.swap(0, assignment, BatchResult({0: "refused"}))
-    with trio.fail_after(60):
-        await exchange.wait_changed(seen)
 
 
 def test_what_is_said_again_says_the_same() -> None:

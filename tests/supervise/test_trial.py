@@ -8,9 +8,8 @@ from typing import NoReturn
 
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
 
-from orchestrator.children.parent import ChildGroup, Ended
+from orchestrator.children.parent import ChildGroup
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
@@ -20,8 +19,8 @@ from orchestrator.run.vetting import Trials, run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
 from orchestrator.supervise.connection import Connection
-from orchestrator.supervise.server import Answer, CompileServer, Trying
-from orchestrator.supervise.trial import SuspectTrials, answer_in_time, in_seconds, try_pipelines
+from orchestrator.supervise.server import CompileServer
+from orchestrator.supervise.trial import SuspectTrials, try_pipelines
 from tests.run.small_sets import MARKER, compute_keys, opener
 from tests.supervise.processes import children
 
@@ -92,11 +91,6 @@ async def test_a_child_that_cannot_open_the_device_is_an_error(archive: Path) ->
         await tried(archive.with_name("nothing.foz"))
 
 
-def test_a_limit_is_told_in_seconds_however_short() -> None:
-    limits = (0.003, 0.07, 1.0, 61.24, 3600.0)
-    assert list(map(in_seconds, limits)) == ["0.003 s", "0.07 s", "1 s", "61.2 s", "3600 s"]
-
-
 async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
     connection = Connection.to(CompileServer.start([str(archive)], CompileOptions()))
 
@@ -109,27 +103,6 @@ async def test_no_trial_begins_when_the_time_is_over(archive: Path) -> None:
     finally:
         connection.close()
     assert (trials.processes, trials.is_over) == (0, True)
-
-
-async def test_a_pause_of_all_processes_is_not_waited_for(mock_clock: MockClock) -> None:
-    send, receive = trio.open_memory_channel[Answer | Ended](1)
-    answers: list[Answer | Ended | None] = []
-
-    async def wait() -> None:
-        answers.append(await answer_in_time(receive, 2.0))
-
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
-        await wait_all_tasks_blocked()
-        mock_clock.jump(1000.0)
-        await wait_all_tasks_blocked()
-        send.send_nowait(Trying(1, 2))
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(wait)
-        for _ in range(25):
-            await wait_all_tasks_blocked()
-            mock_clock.jump(0.1)
-    assert answers == [Trying(1, 2), None]
 
 
 async def test_stopping_and_cancelling_leave_no_child(archive: Path) -> None:
@@ -163,14 +136,6 @@ async def test_cancelling_ends_the_validation_of_modules(tmp_path: Path) -> None
             nursery.cancel_scope.cancel()
     assert nursery.cancel_scope.cancelled_caught
     assert children() == before
-
-
-async def test_an_error_of_what_has_children_is_raised_alone() -> None:
-    def fail(group: ChildGroup) -> None:
-        raise DeviceError("of the function")
-
-    with pytest.raises(DeviceError, match="of the function"):
-        await run_with_children(fail)
 
 
 def test_the_usual_time_limit_is_longer_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.options import ModulePolicy
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Steering
-from orchestrator.run.vetting import Trials, Vetter
+from orchestrator.run.vetting import Trials
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
@@ -58,11 +58,6 @@ def uses_of_first(archive: Path) -> set[int]:
     with PipelineSet.open(archive) as source:
         image = build_image(source, source.pipelines, Opener()(DeviceRequest()).capabilities).image
         return {int(image.keys[index]) for index in range(len(image)) if 0 in image.modules_of(index)}
-
-
-async def test_off_asks_nobody(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Vetter, "vet", None)
-    assert (await compiled(archive, None, Opener())).counts()[OutcomeStatus.COMPILED] == COUNT
 
 
 @pytest.mark.usefixtures("refuses_first")
