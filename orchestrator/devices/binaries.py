@@ -12,7 +12,7 @@ compiled.
 from __future__ import annotations
 
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -40,7 +40,7 @@ PIPELINE_BINARY_MISSING: Final = 1000483000
 _FOUND: Final = np.uint32(FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT)
 
 
-class BinarySource(PipelineSource):
+class BinarySource(PipelineSource, ABC):
     """Pipelines as binaries that the application holds. Belongs to one device; thread-safe.
 
     All workers use it, as one cache that nobody has to merge. A pipeline is used by one call at a time.
@@ -97,21 +97,6 @@ class BinarySource(PipelineSource):
     @abstractmethod
     def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
         """Take what was compiled and captured."""
-
-    def begin_use(self, what: str, *, alone: bool = False) -> None:
-        """Any number of calls may use it."""
-
-    def end_use(self) -> None:
-        """See `begin_use`."""
-
-    def data(self) -> bytes:
-        """Nothing: what it holds is no data of a pipeline cache."""
-        return b""
-
-    def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> BinarySource:
-        """This one: all workers share it."""
-        del data, name, externally_synchronized
-        return self
 
     def merge(self, sources: Sequence[PipelineSource]) -> None:
         """Nothing is to be merged into it.

@@ -218,7 +218,7 @@ class PipelineCacheData(msgspec.Struct, frozen=True):
     complete: bool
 
 
-class PipelineSource(ABC):
+class PipelineSource:
     """What `Device.create_pipelines` takes pipelines from and adds them to. Belongs to one device.
 
     A pipeline cache, nothing (`NoSource`), or a source of binaries. Whoever uses one never asks for the kind:
@@ -263,7 +263,6 @@ class PipelineSource(ABC):
         """`Device.create_pipelines` for a source that `creates`."""
         raise NotImplementedError
 
-    @abstractmethod
     def begin_use(self, what: str, *, alone: bool = False) -> None:
         """Begin a use by a driver call; `end_use` ends it.
 
@@ -276,7 +275,6 @@ class PipelineSource(ABC):
                 destroyed; then there is no use to end. So for every operation here.
         """
 
-    @abstractmethod
     def end_use(self) -> None:
         """End a use; once for each `begin_use` that returned."""
 
@@ -289,44 +287,37 @@ class PipelineSource(ABC):
         finally:
             self.end_use()
 
-    @abstractmethod
     def size(self) -> int:
         """Bytes that `data` would give now.
 
         Raises:
-            DriverError: The driver refused.
+            DriverError: The driver refused; so for what follows.
         """
+        return len(self.data())
 
-    @abstractmethod
     def data(self) -> bytes:
-        """All of it as bytes, to begin another source of the kind with.
+        """All of it as bytes, to begin another source of the kind with."""
+        return b""
 
-        Raises:
-            DriverError: The driver refused.
-        """
-
-    @abstractmethod
     def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> PipelineSource:
         """Make a source that a worker fills, to be merged into this one later. The caller destroys it.
 
         It begins with data as from `data`. Externally synchronized, one call at a time may use it, and the
-        driver need not lock it.
+        driver need not lock it. A source that all workers share is its own.
 
         Raises:
-            DriverError: The driver refused.
             DeviceError: The device has no externally synchronized sources.
         """
+        del data, name, externally_synchronized
+        return self
 
-    @abstractmethod
     def merge(self, sources: Sequence[PipelineSource]) -> None:
         """Take in what others of the kind hold, who keep it too.
 
         Raises:
-            DriverError: The driver refused.
             DeviceError: It is among the sources, or one of them is of another kind.
         """
 
-    @abstractmethod
     def destroy(self) -> None:
         """Destroy it. Idempotent.
 
@@ -423,31 +414,6 @@ class NoSource(PipelineSource):
     handle = 0
     externally_synchronized = False
     internally_synchronized_merge = True
-
-    def begin_use(self, what: str, *, alone: bool = False) -> None:
-        """Nothing is in use."""
-
-    def end_use(self) -> None:
-        """Nothing was in use."""
-
-    def size(self) -> int:
-        """Nothing."""
-        return 0
-
-    def data(self) -> bytes:
-        """Nothing."""
-        return b""
-
-    def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> NoSource:
-        """This one: a worker keeps nothing either."""
-        del data, name, externally_synchronized
-        return self
-
-    def merge(self, sources: Sequence[PipelineSource]) -> None:
-        """There is nothing to take in."""
-
-    def destroy(self) -> None:
-        """There is nothing to destroy."""
 
     def __repr__(self) -> str:
         return "NO_SOURCE"
@@ -679,7 +645,7 @@ class DriverObserver:
     def left(
         self, call: int, numbers: npt.NDArray[np.int32] = _NO_NUMBERS, batch: CreationBatch | None = None
     ) -> None:
-        """The driver has returned or refused; `batch` has what it found or compiled of these."""
+        """The driver has returned or refused; `batch` has what it created of these pipelines."""
 
     def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
         """Which pipelines must not be created from binaries, by key, shape (n,); None for none."""
@@ -711,18 +677,10 @@ class DriverObserver:
             batch = create()
             return batch
         finally:
-            self.left(call, numbers, None if step is DriverStep.FROM_BINARIES else batch)
+            self.left(call, numbers, batch)
 
 
 NO_OBSERVER: Final = DriverObserver()
-
-
-_shared_by_forks: Final[set[int]] = set()
-
-
-def go_with_forks() -> None:
-    """Let children of a fork use what is open now. For a process in which no other thread uses it."""
-    _shared_by_forks.add(os.getpid())
 
 
 class PipelineMarks:
@@ -1235,7 +1193,7 @@ class Device(ABC):
 
     @property
     def _is_own(self) -> bool:
-        return self._process == os.getpid() or self._process in _shared_by_forks
+        return self._process == os.getpid()
 
     def _require_open(self) -> None:
         if not self._is_own:

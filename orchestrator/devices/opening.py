@@ -18,10 +18,10 @@ from contextlib import suppress
 from orchestrator.devices.device import Device, DeviceHandles, DeviceIdentity
 from orchestrator.devices.drm_shim import lacks_null_hardware, no_null_hardware, shim_at_hand, starts_with
 from orchestrator.devices.request import NO_WISHES, DeviceRequest, Feature, HostWishes
-from orchestrator.devices.selectors import SIMULATED, Selector, environment_of
+from orchestrator.devices.selectors import SIMULATED, DeviceSelector, environment_of
 from orchestrator.errors import NoDeviceError, OrchestratorError, expect
 
-_owned_by: Selector | None = None
+_owned_by: DeviceSelector | None = None
 
 
 def own_process(selector: str, *, driver_caches: bool = False) -> None:
@@ -39,7 +39,7 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
             this process runs another target already; or the device needs a library that is loaded when a
             program starts (drm_shim.py).
     """
-    if Selector.parse(selector).family and _owned_by is None:
+    if DeviceSelector.parse(selector).family and _owned_by is None:
         from orchestrator.devices.families import require_family
 
         require_family(selector)
@@ -48,7 +48,7 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
 
 def _own(selector: str, *, driver_caches: bool) -> None:
     global _owned_by
-    chosen = Selector.parse(selector)
+    chosen = DeviceSelector.parse(selector)
     if selector == SIMULATED:
         return
     if _owned_by is not None and (_owned_by.driver, _owned_by.family) != (chosen.driver, chosen.family):
@@ -277,7 +277,7 @@ def list_devices(selector: str = "") -> list[DeviceIdentity]:
         return [each.identity for each in instance.physical_devices]
 
 
-def _in_this_process(selector: str) -> Selector:
+def _in_this_process(selector: str) -> DeviceSelector:
     lacking = environment_of(selector, driver_caches=True)
     if lacking:
         own = (
@@ -288,7 +288,7 @@ def _in_this_process(selector: str) -> Selector:
             f"the environment of this process is not that of {selector!r}, and opening a device does not "
             f"change it: {_to_set(lacking)}{'' if starts_with(lacking) else own}"
         )
-    return Selector.parse(selector)
+    return DeviceSelector.parse(selector)
 
 
 def _to_set(lacking: Mapping[str, str]) -> str:

@@ -21,7 +21,7 @@ from orchestrator.errors import NoDeviceError, expect
 SIMULATED = "simulated"
 
 
-class Selector(msgspec.Struct, frozen=True):
+class DeviceSelector(msgspec.Struct, frozen=True):
     """What a user calls a device, taken apart.
 
     Attributes:
@@ -39,7 +39,7 @@ class Selector(msgspec.Struct, frozen=True):
     name: str = ""
 
     @classmethod
-    def parse(cls, text: str) -> Selector:
+    def parse(cls, text: str) -> DeviceSelector:
         """Parse what a user wrote. Anything is valid; what nothing answers to fails when it is opened."""
         if not isinstance(text, str):
             raise TypeError(f"a device is chosen by text, such as '0' or 'radv:navi21', not by {text!r}")
@@ -73,7 +73,7 @@ def environment_of(
         return {}
     given = os.environ if base is None else base
     expect(given, Mapping, "a mapping of environment variables")
-    chosen = Selector.parse(selector)
+    chosen = DeviceSelector.parse(selector)
     needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
     if chosen.driver and not restricts_to(given, chosen.driver):
         needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = manifests_of(chosen.driver)
@@ -84,7 +84,7 @@ def environment_of(
 
 def needed_at_start(selector: str) -> dict[str, str]:
     """Variables of `environment_of` that only a new program takes: this process cannot open the device."""
-    if Selector.parse(selector).family and shim_at_hand(os.environ):
+    if DeviceSelector.parse(selector).family and shim_at_hand(os.environ):
         with suppress(NoDeviceError):  # whoever opens it says that
             return starts_with(os.environ | environment_of(selector))
     return {}

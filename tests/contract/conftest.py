@@ -22,9 +22,7 @@ from tests.contract.subject import Subject, sample_image
 from tests.drivers import DRIVERS
 
 SIMULATED = {
-    f"simulated-{strategy.value}": SimulatedOptions(locking=strategy, migrate_every=2)
-    for strategy in LockingStrategy
-} | {
+    "simulated": SimulatedOptions(locking=LockingStrategy.TWO_LEVEL, migrate_every=2),
     # As lavapipe is: a cache that keeps nothing.
     "simulated-stub": SimulatedOptions(
         bugs=DriverBugs(cache_is_stub=True),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.drm_shim import variables_of
-from orchestrator.devices.selectors import Selector, environment_of, needed_at_start
+from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 
@@ -16,18 +16,18 @@ from tests.drivers import driver_manifest, has_null_hardware, run_on_device
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("radv:navi21", Selector("radv:navi21", driver="radv", family="navi21")),
-        ("RADV:NAVI31", Selector("RADV:NAVI31", driver="radv", family="navi31")),
-        ("radv", Selector("radv", driver="radv")),
-        ("lavapipe", Selector("lavapipe", driver="lavapipe")),
-        ("0", Selector("0", index=0)),
-        ("", Selector("")),
-        ("GeForce", Selector("GeForce", name="GeForce")),
-        ("lavapipe:navi21", Selector("lavapipe:navi21", name="lavapipe:navi21")),
+        ("radv:navi21", DeviceSelector("radv:navi21", driver="radv", family="navi21")),
+        ("RADV:NAVI31", DeviceSelector("RADV:NAVI31", driver="radv", family="navi31")),
+        ("radv", DeviceSelector("radv", driver="radv")),
+        ("lavapipe", DeviceSelector("lavapipe", driver="lavapipe")),
+        ("0", DeviceSelector("0", index=0)),
+        ("", DeviceSelector("")),
+        ("GeForce", DeviceSelector("GeForce", name="GeForce")),
+        ("lavapipe:navi21", DeviceSelector("lavapipe:navi21", name="lavapipe:navi21")),
     ],
 )
-def test_selectors(text: str, expected: Selector) -> None:
-    assert Selector.parse(text) == expected
+def test_selectors(text: str, expected: DeviceSelector) -> None:
+    assert DeviceSelector.parse(text) == expected
 
 
 def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:

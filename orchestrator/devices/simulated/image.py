@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 import numpy as np
 
@@ -49,14 +50,7 @@ def simulated_image(
     modules, libraries = modules or {}, libraries or {}
     all_kinds = [kinds] * len(keys) if isinstance(kinds, PipelineKind) else list(kinds)
     numbers = [KINDS.index(kind) for kind in all_kinds]
-    index_of = {key: index for index, key in enumerate(keys)}
-    if len(numbers) != len(keys) or numbers != sorted(numbers):
-        raise ValueError("kinds has one element a pipeline, in the order of PipelineKind")
-    if len(index_of) != len(keys):
-        raise ValueError("a pipeline key stands twice in keys")
-    if unknown := (modules.keys() | libraries.keys()) - index_of.keys():
-        raise ValueError(f"modules or libraries name pipelines that are not in keys: {sorted(unknown)}")
-
+    index_of = _checked(keys, numbers, modules.keys() | libraries.keys())
     module_keys = list(dict.fromkeys(module for key in keys for module in modules.get(key, ())))
     module_index = {key: index for index, key in enumerate(module_keys)}
     modules_of = [[module_index[module] for module in modules.get(key, ())] for key in keys]
@@ -102,3 +96,15 @@ def simulated_image(
         flags2_slots=np.full(count, -1, np.int64),
         is_library=is_library,
     )
+
+
+def _checked(keys: Sequence[int], kinds: Sequence[int], named: AbstractSet[int]) -> dict[int, int]:
+    # The index of each key, where the arguments describe an image.
+    index_of = {key: index for index, key in enumerate(keys)}
+    if len(kinds) != len(keys) or list(kinds) != sorted(kinds):
+        raise ValueError("kinds has one element a pipeline, in the order of PipelineKind")
+    if len(index_of) != len(keys):
+        raise ValueError("a pipeline key stands twice in keys")
+    if unknown := named - index_of.keys():
+        raise ValueError(f"modules or libraries name pipelines that are not in keys: {sorted(unknown)}")
+    return index_of
