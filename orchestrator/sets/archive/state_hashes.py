@@ -717,32 +717,47 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
     return color, depth_stencil
 
 
+def states_read(parts: int, stages: int, use: SubpassUse, *, discard: bool) -> frozenset[str]:
+    """The state members of a graphics pipeline that the driver reads; it ignores the others.
+
+    Args:
+        parts: VkGraphicsPipelineLibraryFlagsEXT that it describes.
+        stages: Its stages, VkShaderStageFlags.
+        use: Its attachments; a fragment shader library that does not know them has depth/stencil state.
+        discard: Whether its primitives are always discarded before rasterization.
+    """
+    color, depth_stencil = use
+    vertices = parts & _VERTEX_INPUT and not stages & _MESH_STAGES
+    rasterized = 0 if discard else parts
+    read = {
+        "pRasterizationState": parts & _PRE_RASTERIZATION,
+        "pVertexInputState": vertices,
+        "pInputAssemblyState": vertices,
+        "pTessellationState": parts & _PRE_RASTERIZATION and stages & _TESSELLATION_STAGES,
+        "pViewportState": rasterized & _PRE_RASTERIZATION,
+        "pMultisampleState": rasterized & (_FRAGMENT_SHADER | _FRAGMENT_OUTPUT),
+        "pDepthStencilState": rasterized & _FRAGMENT_SHADER and depth_stencil,
+        "pColorBlendState": rasterized & _FRAGMENT_OUTPUT and color,
+    }
+    return frozenset(name for name, is_read in read.items() if is_read)
+
+
 def _counted_states(pipeline: Any, context: _Context) -> dict[str, Any]:
-    states = {name: getattr(pipeline, name) for name in _STATES}
     parts = context.described
     stages = 0
     if parts & (_PRE_RASTERIZATION | _FRAGMENT_SHADER):
         for stage in pipeline.pStages or ():
             stages |= stage.stage
-    color, depth_stencil = _subpass_use(pipeline, context)
-    rasterization = states["pRasterizationState"] if parts & _PRE_RASTERIZATION else None
+    rasterization = pipeline.pRasterizationState if parts & _PRE_RASTERIZATION else None
     discard = (
         rasterization is not None
         and rasterization.rasterizerDiscardEnable == 1
         and not context.on("RASTERIZER_DISCARD_ENABLE")
     )
-    vertices = bool(parts & _VERTEX_INPUT and not stages & _MESH_STAGES)
-    counts = {
-        "pRasterizationState": bool(parts & _PRE_RASTERIZATION),
-        "pVertexInputState": vertices and not context.on("VERTEX_INPUT_EXT"),
-        "pInputAssemblyState": vertices,
-        "pTessellationState": bool(parts & _PRE_RASTERIZATION and stages & _TESSELLATION_STAGES),
-        "pViewportState": bool(parts & _PRE_RASTERIZATION) and not discard,
-        "pMultisampleState": bool(parts & (_FRAGMENT_SHADER | _FRAGMENT_OUTPUT)) and not discard,
-        "pDepthStencilState": bool(parts & _FRAGMENT_SHADER) and depth_stencil and not discard,
-        "pColorBlendState": bool(parts & _FRAGMENT_OUTPUT) and color and not discard,
-    }
-    return {name: state if counts[name] else None for name, state in states.items()}
+    read = states_read(parts, stages, _subpass_use(pipeline, context), discard=discard)
+    if context.on("VERTEX_INPUT_EXT"):
+        read -= {"pVertexInputState"}
+    return {name: getattr(pipeline, name) if name in read else None for name in _STATES}
 
 
 _STATES: Final = (

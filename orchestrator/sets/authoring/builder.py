@@ -33,7 +33,7 @@ from orchestrator.errors import ManifestError, RecordError, shown
 from orchestrator.registry import registry
 from orchestrator.sets.archive.hashes import module_hash
 from orchestrator.sets.archive.modules import encode_module
-from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, subpass_uses
+from orchestrator.sets.archive.state_hashes import SubpassUse, state_hash, states_read, subpass_uses
 from orchestrator.sets.authoring.names import enum_number, flags_number, snake_case, unknown
 from orchestrator.sets.authoring.structures import (
     encode_chain,
@@ -363,9 +363,12 @@ def encode_graphics_state(
     defaults["dynamicState"] = {"dynamic_state": given}
     # Where it is dynamic, the value here is not the one that counts.
     discard = bool(state.get("rasterizer_discard_enable")) and _DYNAMIC_DISCARD not in dynamic
-    wanted = _wanted(stages, parts, attachments, discard=discard)
-    if not dynamic:
-        wanted = wanted - {"dynamicState"}
+    # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering does
+    # not know its formats, so it always needs the state.
+    unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
+    use = bool(attachments.colors), attachments.depth or attachments.stencil or unknown_formats
+    read = states_read(parts, stages, use, discard=discard) | ({"pDynamicState"} if dynamic else set())
+    wanted = {name[1].lower() + name[2:] for name in read}
     _require_viewports(state, wanted, dynamic, where)
     if parts != ALL_PARTS:
         _refuse_foreign_state(state, wanted | {"dynamicState"}, owners, where)
@@ -378,30 +381,6 @@ def encode_graphics_state(
         if table in wanted:
             encoded[table] = document
     return encoded
-
-
-def _wanted(stages: int, parts: int, attachments: Attachments, *, discard: bool) -> frozenset[str]:
-    mesh = bool(stages & MESH_STAGE)
-    tables = {"dynamicState"}
-    if parts & VERTEX_INPUT_INTERFACE and not mesh:
-        tables.add("inputAssemblyState")
-    if parts & PRE_RASTERIZATION_SHADERS:
-        tables.add("rasterizationState")
-        if stages & TESSELLATION_STAGES:
-            tables.add("tessellationState")
-        if not discard:
-            tables.add("viewportState")
-    if not discard:
-        if parts & (FRAGMENT_SHADER | FRAGMENT_OUTPUT_INTERFACE):
-            tables.add("multisampleState")
-        # VUID-VkGraphicsPipelineCreateInfo-renderPass-06590: a fragment shader library for dynamic rendering
-        # does not know its formats, so it always needs the state.
-        unknown_formats = attachments.dynamic and not parts & FRAGMENT_OUTPUT_INTERFACE
-        if parts & FRAGMENT_SHADER and (attachments.depth or attachments.stencil or unknown_formats):
-            tables.add("depthStencilState")
-        if parts & FRAGMENT_OUTPUT_INTERFACE and attachments.colors:
-            tables.add("colorBlendState")
-    return frozenset(tables)
 
 
 def _refuse_foreign_state(
