@@ -94,17 +94,6 @@ def test_a_sampler_word_by_word() -> None:
     assert key_of(RecordTag.SAMPLER, chained) == hash_values((*words, 1000130001, 7))
 
 
-def test_a_set_layout_counts_samplers_only_where_they_are_used() -> None:
-    binding = {"binding": 3, "descriptorCount": 1, "descriptorType": 1, "stageFlags": 16}
-    words = (1, 2, 3, 1, 1, 16)
-    samplers = {"immutableSamplers": [hexadecimal(MODULE)]}
-    assert key_of(RecordTag.DESCRIPTOR_SET_LAYOUT, {"flags": 2, "bindings": [binding]}) == hash_values(words)
-    with_sampler = {"flags": 2, "bindings": [binding | samplers]}
-    assert key_of(RecordTag.DESCRIPTOR_SET_LAYOUT, with_sampler) == hash_u64(MODULE, hash_values(words))
-    buffer = {"flags": 2, "bindings": [binding | samplers | {"descriptorType": 6}]}
-    assert key_of(RecordTag.DESCRIPTOR_SET_LAYOUT, buffer) == hash_values((1, 2, 3, 1, 6, 16))
-
-
 def test_render_passes_of_both_versions_word_by_word() -> None:
     reference = {"attachment": 0, "layout": 2}
     subpass = {"colorAttachments": [reference], "depthStencilAttachment": {"attachment": 1, "layout": 3}}
@@ -301,20 +290,6 @@ def test_a_render_pass_that_is_not_there_leaves_the_key_open() -> None:
         state_hash(value, dict[int, tuple[SubpassUse, ...]]().__getitem__)
     with pytest.raises(LookupError, match="subpass 3"):
         pipeline(subpass=3)
-
-
-def test_subpasses_say_what_they_have() -> None:
-    unused = {"attachment": 0xFFFFFFFF}
-    document = {
-        "subpasses": [
-            {"colorAttachments": [unused], "depthStencilAttachment": unused},
-            {"depthStencilAttachment": {"attachment": 0}},
-            {"colorAttachments": []},
-        ]
-    }
-    expected = ((True, False), (False, True), (False, False))
-    assert subpass_uses(decode(RecordTag.RENDER_PASS, document)) == expected
-    assert subpass_uses(decode(RecordTag.RENDER_PASS, document, 1)) == expected
 
 
 def _parent(name: str) -> str:

@@ -6,9 +6,7 @@ import msgspec
 import pytest
 
 from orchestrator.errors import ManifestError
-from orchestrator.registry import registry
-from orchestrator.sets.authoring.names import snake_case
-from orchestrator.sets.authoring.structures import encode_chain, encode_structure, member_names
+from orchestrator.sets.authoring.structures import encode_chain, encode_structure
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
@@ -19,18 +17,6 @@ def test_the_specifications_spelling_is_taken_too() -> None:
     assert snake == camel
     assert snake["maxLod"] == 4.0
     assert isinstance(snake["maxLod"], float)
-
-
-def test_a_member_is_given_in_one_spelling() -> None:
-    both = {"mag_filter": "linear", "magFilter": "nearest"}
-    with pytest.raises(ManifestError, match=r"here\.mag_filter: is given twice, in two spellings"):
-        encode_structure("VkSamplerCreateInfo", both, "here")
-
-
-def test_no_two_members_of_a_structure_share_a_name() -> None:
-    for structure in registry().structs:
-        names = member_names(structure)
-        assert all(names[snake_case(name)] is member for name, member in names.items()), structure
 
 
 def test_rectangles_are_flat() -> None:
@@ -76,13 +62,6 @@ def test_a_structure_stands_in_a_chain_once() -> None:
     entry = {"structure": "VkSamplerReductionModeCreateInfo", "reduction_mode": "min"}
     with pytest.raises(ManifestError, match="twice"):
         encode_chain("VkSamplerCreateInfo", [entry, entry], "here")
-
-
-def test_an_alias_names_the_same_structure() -> None:
-    by_alias = encode_chain(
-        "VkSamplerCreateInfo", [{"structure": "VkSamplerReductionModeCreateInfoEXT"}], "here"
-    )
-    assert by_alias == [{"sType": 1000130001, "reductionMode": 0}]
 
 
 def test_what_is_encoded_decodes() -> None:

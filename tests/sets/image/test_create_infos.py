@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from orchestrator.devices.vulkan._generated import ffi
-from orchestrator.sets.image.create_infos import CreateInfoError, Heap, Piece, at_heap, packer
+from orchestrator.sets.image.create_infos import CreateInfoError, Heap, at_heap, packer
 from orchestrator.sets.image.documents import decode_document
 from orchestrator.sets.records import RecordTag
 
@@ -167,11 +167,3 @@ def test_a_graphics_pipeline_reads_back_through_c_declarations() -> None:
 def test_what_contradicts_itself_is_refused(members: dict[str, Any], what: str) -> None:
     with pytest.raises(CreateInfoError, match=what):
         graphics(**members)
-
-
-def test_equal_pieces_without_handles_share_memory() -> None:
-    heap = Heap()
-    first = heap.place(Piece(bytearray(b"12345678"), [(0, 0)]))
-    assert heap.place(Piece(bytearray(b"12345678"), [(0, 0)])) == first
-    assert heap.place(Piece(bytearray(b"12345678"), [(0, 8)])) != first
-    assert heap.take_own().data == b""
