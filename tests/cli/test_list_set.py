@@ -119,6 +119,20 @@ def test_a_truncated_archive_shows_what_is_left(call: Call, small_set: Path) -> 
     assert 0 <= document["set"]["unique"] < whole
 
 
+def test_a_key_that_is_not_of_the_rules_of_today_is_not_checked(call: Call, tmp_path: Path) -> None:
+    path, key = tmp_path / "renamed.foz", 0x0123456789ABCDEF
+    with Archive.open(sample_path()) as archive, ArchiveWriter(path) as writer:
+        old = archive.keys(RecordTag.SAMPLER)[0]
+        payload = archive.payload(RecordTag.SAMPLER, old)
+        writer.add(RecordTag.SAMPLER, key, payload.replace(b"%016x" % old, b"%016x" % key))
+    document = call("list", path, "--json").document
+    assert (document["unusable_records"], document["unchecked_records"]) == (0, 1)
+    assert "1 key not checked: sampler 0123456789abcdef" in call("list", path).out
+    done = call("verify", path)
+    assert done.code == ExitCode.OK
+    assert "1 key not checked: sampler 0123456789abcdef" in done.out
+
+
 def test_what_is_no_archive_ends_with_two(call: Call, tmp_path: Path) -> None:
     path = tmp_path / "notes.foz"
     path.write_text("not an archive")
