@@ -44,7 +44,6 @@ LIBRARIES = {
     # A sample's process starts a run.
     "trio": ("orchestrator.run", "orchestrator.supervise", "orchestrator.bench", "orchestrator.cli"),
     "xxhash": ("orchestrator.stores.files.atomic_file",),
-    "lmdb": ("orchestrator.stores.binary_store",),
     "rich": ("orchestrator.cli",),
     "plotly": ("orchestrator.bench.html_report",),
     "cyclopts": ("orchestrator.cli",),

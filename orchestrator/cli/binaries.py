@@ -34,7 +34,7 @@ class PruneArguments:
     """The options of `prune`.
 
     Attributes:
-        max_size: With `prune`: also remove the least valuable pipelines until the rest fits, such as `200M`.
+        max_size: With `prune`: also remove what was used least recently until the rest fits, such as `200M`.
             A number alone is bytes.
         older_than: With `prune`: also remove what has not been used for this time, such as `30d`. A number
             alone is days.
@@ -83,7 +83,8 @@ def binaries_verb(
         unsigned: Import a pack without checking its signature.
         pruning: Options of `prune`.
     """
-    from orchestrator.stores.binary_store import BinaryStore, store_files
+    from orchestrator.stores.binary_store import BinaryStore
+    from orchestrator.stores.state import state_path
 
     _check_usage(action, pack, key, unsigned=unsigned, pruning=pruning.are_given)
     max_size, older_than, dry_run = pruning.max_size, pruning.older_than, pruning.dry_run
@@ -92,7 +93,7 @@ def binaries_verb(
     secret = read_key(key)
     directory = cache_files_directory(cache_dir)
     if action == "export":
-        require_writable(pack, inputs=[*store_files(directory), *([] if key is None else [key])])
+        require_writable(pack, inputs=[state_path(directory), *([] if key is None else [key])])
     told: dict[str, Any] = {}
     lines: list[str] = []
     if action == "prune":
@@ -226,7 +227,7 @@ def _prune(
         lines.append(f"no generation {'would be' if dry_run else 'was'} removed")
     if bound is not None:
         lines.append(
-            f"{byte_text(max(0, over))} of the least valuable pipelines would be removed for --max-size"
+            f"{byte_text(max(0, over))} of the pipelines used least recently would be removed for --max-size"
             if dry_run
             else f"{plural(evicted, 'pipeline')} removed for --max-size"
         )

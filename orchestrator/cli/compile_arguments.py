@@ -69,7 +69,7 @@ class CompileArguments:
             its process is killed and the pipeline is blamed. `off`: no limit. `auto`: 60 s, or 20 times the
             recorded time of the pipeline if that is more; longer on a busy machine.
         binaries_disk: Size limit of the store of mode `binaries` on disk from now on, such as `2G` (a number
-            alone is bytes). The least valuable pipelines are removed first.
+            alone is bytes). What was used least recently is removed first.
         binaries_memory: Size limit of binaries that are created in advance, such as `1G` (a number alone is
             bytes). Others are read when they are needed.
         memory: Limit on the data of each process that compiles, such as `2G` or `500M` (a number alone is

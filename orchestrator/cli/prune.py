@@ -37,8 +37,8 @@ def prune_verb(
     Always removes leftovers of killed processes, quarantined cache files, previous generations of whole
     files, unused pages of the store of binaries, and files of other builds of the installed drivers. Files
     of absent devices stay, unless --older-than or --max-size removes them. The files of a pack stay. The
-    same rules apply to generations of binaries (`compile --mode binaries`); the least valuable ones go first
-    if space is short.
+    same rules apply to generations of binaries (`compile --mode binaries`); if space is short, those used
+    least recently go first.
 
     **EXAMPLES**
 

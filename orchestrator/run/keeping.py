@@ -75,6 +75,7 @@ from orchestrator.stores.run_notes import (
     read_contents,
     read_durations,
 )
+from orchestrator.stores.state import state_path
 
 if TYPE_CHECKING:
     from orchestrator.stores.binary_store import BinaryStore
@@ -802,9 +803,7 @@ class CompileCache:
     def path_of(self, directory: Path, device: Device) -> Path:
         """Where the pipelines of a device are kept in a directory, in the mode that was chosen."""
         if self.decision.mode is CacheMode.BINARIES:
-            from orchestrator.stores.binary_store import STORE_NAME
-
-            return directory / STORE_NAME
+            return state_path(directory)
         return cache_path(directory, device.identity)
 
     def end(self) -> None:
@@ -816,7 +815,7 @@ class CompileCache:
     def _open_binaries(self, device: Device) -> GroupCache:
         """The binaries of a device; they are looked up when its run begins."""
         from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, NoBinaries, binary_device
-        from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreError
+        from orchestrator.stores.binary_store import BinaryStore, StoreError
 
         if device.capabilities.api_version < VULKAN_1_1 and not device.features.pipeline_binaries:
             self._notes.append(
@@ -830,7 +829,7 @@ class CompileCache:
             return GroupCache(HeldPipelines.of(device, memory_bytes=memory), CacheMode.BINARIES)
         binary_device(device)
         if self._store is None:
-            path = self.directory / STORE_NAME
+            path = state_path(self.directory)
             self.file = CacheFileRecord(path=path)
             try:
                 self._store = BinaryStore.open(self.directory, bound_bytes=self.options.binary_store_bytes)
@@ -841,16 +840,10 @@ class CompileCache:
                 return GroupCache(held, CacheMode.BINARIES, unkept=str(error))
             if self._store.set_aside:
                 self._notes.append(f"the store of binaries was not used: {self._store.set_aside}")
-            if self.options.binary_store_bytes not in (None, self._store.bound_bytes):
-                self._notes.append(
-                    f"the store of binaries keeps its bound of {self._store.bound_bytes} bytes, because it "
-                    "was open already; a run that has it alone changes it"
-                )
             if self._store.read_only:
                 self._notes.append(f"binaries are looked up and not stored: {self._store.read_only}")
         captures = False if self._store.read_only else None
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
-        held.make_room = self.make_room
         return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled)
 
     def _load(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:

@@ -89,7 +89,6 @@ class _Binary(msgspec.Struct, frozen=True, array_like=True, tag="binary"):
 class _Pipeline(msgspec.Struct, frozen=True, array_like=True, tag="pipeline"):
     state_key: bytes
     driver_key: bytes
-    cost_ns: int
     binaries: list[tuple[bytes, bytes]]  # key of the driver, name
     identifiers: bytes
 
@@ -157,9 +156,7 @@ class ProvenExport:
 
     def _pipeline(self, entry: _Pipeline) -> StoredPipeline:
         binaries = (PipelineBinary(key, self._binaries[name].inflated()) for key, name in entry.binaries)
-        return StoredPipeline(
-            entry.state_key, entry.driver_key, tuple(binaries), entry.cost_ns, entry.identifiers
-        )
+        return StoredPipeline(entry.state_key, entry.driver_key, tuple(binaries), entry.identifiers)
 
     def take(self, frame: _Of | _Binary | _Pipeline) -> None:
         """Add a frame; raises ValueError where it is wrong."""
@@ -179,7 +176,7 @@ class ProvenExport:
             ) > _MOST_PIPELINE:
                 raise ValueError(f"a pipeline has {size} bytes of binaries")
             keys = tuple(PipelineBinary(key, b"") for key, _ in frame.binaries)
-            StoredPipeline(frame.state_key, frame.driver_key, keys, frame.cost_ns, frame.identifiers).check()
+            StoredPipeline(frame.state_key, frame.driver_key, keys, frame.identifiers).check()
             self._entries[-1][1].append(frame)
 
 
@@ -377,6 +374,6 @@ def _signed_parts(
                     yield frame(_Binary.of(name, bytes(binary.data), deflate=not about.compressed))
             listed = [(binary.key, name) for name, binary in zip(names, each.binaries, strict=True)]
             count[2] += 1
-            yield frame(_Pipeline(each.state_key, each.driver_key, each.cost_ns, listed, each.identifiers))
+            yield frame(_Pipeline(each.state_key, each.driver_key, listed, each.identifiers))
     count[1] = len(exported)
     yield frame(_End(*count))

@@ -245,15 +245,14 @@ def inspect_beside(path: Path) -> BesideInspection | None:
 
 
 def _inspect_of_store(path: Path) -> BesideInspection | None:
-    from orchestrator.stores.binary_store import refusal_of, store_files
+    from orchestrator.stores.binary_store import refusal_of
 
-    if path not in store_files(path.parent):
-        return None
+    if path.name.removeprefix(STORE_NAME) in ("-wal", "-shm", "-journal", LOCK_SUFFIX):
+        return BesideInspection("file of a database", "nothing of its own: the database needs it", None)
     if path.name != STORE_NAME:
-        holds = "nothing of pipelines: the store needs it"
-        return BesideInspection("file of a store of binaries", holds, None)
+        return None
     holds = "pipeline binaries of all devices; see `orchestrator binaries stat` and `verify`"
-    return BesideInspection("store of binaries", holds, None, refusal_of(path))
+    return BesideInspection("database", holds, None, refusal_of(path))
 
 
 def _inspect_of_pack(path: Path) -> BesideInspection | None:

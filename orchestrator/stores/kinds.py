@@ -39,8 +39,8 @@ from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, writer_lock
 CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
 """Suffix of every cache file."""
 
-STORE_NAME: Final = "pipeline-binaries.lmdb"
-"""Name of the one store of binaries in a directory, an LMDB file with its own files beside it."""
+STORE_NAME: Final = "state.sqlite"
+"""Name of the database of a directory, with the store of binaries."""
 
 BINARY_EXPORT_MAGIC: Final = b"\x89OPCB\r\n\x1a"
 """How an export of binaries begins; here, so that whoever tells files apart need not import the store."""

@@ -688,7 +688,9 @@ class PackWriter:
         for cache in filter(None, (each.cache for each in manifest.targets)):
             previous = previous_path(self.directory / cache.name)
             try:
-                previous.unlink(missing_ok=True)
+                REAL_FILE_OPERATIONS.unlink(previous)
+            except FileNotFoundError:
+                continue
             except OSError as error:
                 raise SaveError(previous, "removing it", likely_cause(error)) from error
 

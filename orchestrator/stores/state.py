@@ -59,10 +59,21 @@ SCHEMA_VERSION: Final = 1
 SCHEMA: Final = (
     "CREATE TABLE value (kind TEXT NOT NULL, name TEXT NOT NULL, used_s INTEGER NOT NULL,"
     " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (kind, name))",
+    # Of `binary_store`, with its indexes:
+    "CREATE TABLE binary_generation (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
+    " proof BLOB NOT NULL, about BLOB NOT NULL)",
+    "CREATE TABLE binary_pipeline (id INTEGER PRIMARY KEY, generation INTEGER NOT NULL, state BLOB NOT NULL,"
+    " driver_key BLOB NOT NULL, identifiers BLOB NOT NULL, listing BLOB NOT NULL, proof BLOB NOT NULL,"
+    " used_s INTEGER NOT NULL, UNIQUE (generation, state))",
+    "CREATE INDEX binary_pipeline_key ON binary_pipeline (generation, driver_key, identifiers)",
+    "CREATE TABLE binary_use (pipeline INTEGER NOT NULL, position INTEGER NOT NULL, key BLOB NOT NULL,"
+    " payload INTEGER NOT NULL, PRIMARY KEY (pipeline, position)) WITHOUT ROWID",
+    "CREATE INDEX binary_use_payload ON binary_use (payload)",
+    "CREATE TABLE binary_payload (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
 )
 """Every statement that makes a new database; a file with any other schema is refused."""
 
-_WAIT_S: Final = 5.0
+_WAIT_S: Final = 30.0
 _CHECKED_WHOLE: Final = 64 << 20
 _SMALL_TABLE: Final = "value"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
@@ -221,6 +232,11 @@ class State:
             with suppress(sqlite3.Error):
                 self._connection.execute("ROLLBACK")
 
+    def flush(self) -> None:
+        """Move what was committed from the log into the file, as far as no reader needs the log."""
+        with self._lock, suppress(sqlite3.Error):  # it is safe in the log, too
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+
     def shrink(self) -> None:
         """Give unused pages back to the file system.
 
@@ -229,7 +245,8 @@ class State:
         """
         with self._lock:
             try:
-                self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+                # `execute` would end it after one page.
+                self._connection.executescript("PRAGMA incremental_vacuum")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error as error:
                 raise _save_error(self.path, "shrinking", error) from _cause_of(error)
@@ -379,7 +396,8 @@ def _connected(path: Path, how: str, status: FileStatus) -> sqlite3.Connection:
     )
     connection.text_factory = _text
     try:
-        for each in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+        # Without the last one, removing a value writes zeros over it, for which a full disk has no room.
+        for each in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "secure_delete = OFF"):
             connection.execute(f"PRAGMA {each}")
         _prove(path, connection, status)
         is_logged = connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)

@@ -27,7 +27,7 @@ from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
 from orchestrator.stores import kinds
-from orchestrator.stores.binary_store import STORE_NAME, BinaryStore, StoreFullError
+from orchestrator.stores.binary_store import BinaryStore, DiskFullError
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
 from orchestrator.stores.files.atomic_file import SaveError, temporary_of
@@ -110,7 +110,7 @@ def test_mode_binaries_keeps_a_store(call: Call, small_set: Path, tmp_path: Path
     count = handed_over(first)
     assert first["outcomes"]["compiled"] == count
     assert first["binaries"]["stored"] == count
-    assert Path(first["cache_file"]["path"]).name == "pipeline-binaries.lmdb"
+    assert Path(first["cache_file"]["path"]).name == "state.sqlite"
     second = compile_json(call, *arguments)
     assert second["outcomes"]["cache_hits"] == count
     assert second["binaries"]["created"] == second["binaries"]["pulled_in"] == count
@@ -132,7 +132,7 @@ def test_binaries_that_could_not_be_stored_are_no_success(
     call: Call, small_set: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> NoReturn:
-        raise StoreFullError(tmp_path / "cache" / STORE_NAME, "it cannot be written: the disk is full")
+        raise DiskFullError(tmp_path / "cache" / "state.sqlite", "it cannot be written: the disk is full")
 
     monkeypatch.setattr(BinaryStore, "put", full)
     arguments = (small_set, "-d", "simulated", "--mode", "binaries", "--cache-dir", tmp_path / "cache")

@@ -32,7 +32,7 @@ def test_directories_in_a_directory_are_said_not_to_be_checked(call: Call, tmp_p
     assert "not checked" not in call("verify", folder / "one").out
 
 
-@pytest.mark.parametrize("name", ["x.pipeline-cache.previous", "x.durations", "pipeline-binaries.lmdb"])
+@pytest.mark.parametrize("name", ["x.pipeline-cache.previous", "x.durations", "state.sqlite"])
 def test_a_directory_in_the_place_of_a_file(call: Call, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "cache"
     (folder / name).mkdir(parents=True, mode=0o700)

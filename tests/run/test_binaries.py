@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import lmdb
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +27,6 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.errors import DeviceError, DriverError
 from orchestrator.registry.tables import AnyDevice
-from orchestrator.run import binaries
 from orchestrator.run.binaries import DEFAULT_MEMORY, HeldPipelines
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
@@ -313,32 +309,6 @@ async def test_whatever_goes_wrong_while_storing_costs_no_pipeline(
     assert report.compiled == COUNT
     assert record.lost == record.captured == COUNT
     assert "binaries were not stored: ZeroDivisionError: an entry of no length" in report.notes
-
-
-async def test_a_writer_that_dies_ends_the_run(store: BinaryStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_given: object) -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(HeldPipelines, "_store", fail)
-    # Workers wait for the writer as soon as anything is to be stored.
-    monkeypatch.setattr(binaries, "_MOST_WAITING_BYTES", 1)
-    with pytest.raises(ZeroDivisionError):
-        await run(store)
-
-
-async def test_a_store_on_a_disk_that_says_nothing_costs_no_pipeline(
-    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_given: object, **_named: object) -> None:
-        raise lmdb.Error("Input/output error")
-
-    def silent(_path: object) -> None:
-        raise OSError(errno.EIO, "Input/output error")
-
-    monkeypatch.setattr(BinaryStore, "_owner", broken)
-    monkeypatch.setattr(os, "statvfs", silent)
-    _, record, _ = await run(store)
-    assert record.lost == record.captured == COUNT
 
 
 async def test_a_store_that_is_removed_meanwhile_has_stored_nothing(tmp_path: Path) -> None:

@@ -244,10 +244,8 @@ def found_by_identifiers(folder: str) -> dict[str, int]:
             for module, each in zip(modules, device.module_identifiers(prepared, modules), strict=True):
                 known.learn(module, each)
             source = HeldPipelines.of(device, store)
-            source.pull_in(bare)
-            pulled = source._pulled(bare)
-            assert pulled is not None
-            counts = {kind: int((pulled.counts[image.kinds == n] > 0).sum()) for n, kind in enumerate(KINDS)}
+            held = source.hold(bare, indices).counts > 0
+            counts = {kind: int(held[image.kinds[indices] == n].sum()) for n, kind in enumerate(KINDS)}
             source.destroy()
     return {kind.value: count for kind, count in counts.items()}
 

@@ -15,16 +15,16 @@ SHIM = FOLDER / "files" / "atomic_file.py"
 # What of it makes the calls; the rest of the module goes through these, like every other one.
 REAL = {"FileOperations", "lock_byte", "_boot_id", "_owned", "_status"}
 
-# LMDB makes its own calls, which no shim can fail: there the real file is damaged, filled and read-only, and
-# processes are killed (test_binary_store.py). What proves the file maps it as LMDB does.
-OF_LMDB = {FOLDER / "binary_store.py", FOLDER / "lmdb_file.py"}
+# SQLite makes its own calls, which no shim can fail: there the real file is damaged, filled and read-only,
+# and processes are killed (test_binary_store.py).
+OF_SQLITE = {FOLDER / "binary_store.py", FOLDER / "state.py"}
 
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
 # What is left of os: nothing of a file.
 OS_NAMES = {"strerror", "getpid", "urandom", "PathLike"}
-# What has methods of these names and is no path: the shim itself, a copy of a struct, the store over LMDB, a
-# pack, which is read through the shim.
-NO_PATHS = {"operations", "inner", "structs", "BinaryStore", "Pack"}
+# What has methods of these names and is no path: the shim itself, a copy of a struct, the store of
+# binaries, a pack, which is read through the shim.
+NO_PATHS = {"operations", "inner", "structs", "BinaryStore", "Pack", "content", "REAL_FILE_OPERATIONS"}
 # Methods of Path that go to the file system.
 METHODS = {
     *("absolute", "chmod", "cwd", "exists", "expanduser", "glob", "group", "hardlink_to", "home", "is_dir"),
@@ -82,7 +82,7 @@ def accesses(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     "path",
-    sorted({*FOLDER.rglob("*.py")} - OF_LMDB),
+    sorted({*FOLDER.rglob("*.py")} - OF_SQLITE),
     ids=lambda path: str(path.relative_to(FOLDER).with_suffix("")),
 )
 def test_only_the_shim_touches_files(path: Path) -> None:
