@@ -1,9 +1,9 @@
 """The bisection: tries variations in order, distributes them over processes, and makes the profile.
 
-    survey ─> baselines without the orchestrator's features ─> these features, by feedback alone
-           ─> baselines that can forbid compiling, if that does not change keys
+    survey ─> baseline without the orchestrator's features ─> these features, by feedback
+           ─> baseline that can forbid compiling, if that does not change keys
            ─> structures, extensions, versions, names, environment ─> members of structures that matter
-           ─> with each feature that matters, all features that do not matter alone ─> members
+           ─> with each feature that matters, all that do not matter alone ─> structures ─> members
 
 Blocking. Writes temporary files only.
 """
@@ -11,28 +11,30 @@ Blocking. Writes temporary files only.
 from __future__ import annotations
 
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import CACHE_CONTROL, ORCHESTRATOR_FEATURES, Feature
-from orchestrator.key_dependence.judging import Usable, Verdict, judge, usable
+from orchestrator.key_dependence.judging import Places, Verdict, judge, usable
 from orchestrator.key_dependence.messages import (
     TIME_IS_UP,
     Answer,
     Aspect,
     Began,
     Control,
+    Look,
     Looked,
     LookJob,
     ProbeKind,
@@ -48,8 +50,8 @@ from orchestrator.key_dependence.variations import (
     chosen_features,
     in_one_process,
     in_own_processes,
-    known_names,
-    members,
+    out_of_reach,
+    parts,
     set_here,
     structures,
 )
@@ -57,9 +59,10 @@ from orchestrator.stores.profile_file import KeyProfile, NotTried, ProbedKind, T
 
 _PROCESSES_MOST: Final = 8
 _BESIDE_MOST: Final = 8
-_TOGETHER: Final = 8
-_FEEDBACK: Final = "creation feedback"
-_FORBIDDEN: Final = "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)"
+_METHODS: Final = {
+    False: "creation feedback",
+    True: "compiling forbidden (FAIL_ON_PIPELINE_COMPILE_REQUIRED)",
+}
 
 
 @frozen
@@ -105,22 +108,16 @@ def find_key_dependence(
         NoDeviceError: There is no such device.
         KeyDependenceError: The device cannot be examined.
     """
-    count = processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST)
-    runner = JobRunner()
-    try:
-        with TemporaryDirectory(prefix="orchestrator-keys-") as folder:
-            return _Bisection(
-                selector=selector,
-                only=tuple(only),
-                processes=count,
-                deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
-                opener=opener,
-                folder=Path(folder),
-                runner=runner,
-                on_progress=on_progress,
-            ).run()
-    finally:
-        runner.close()
+    with tempfile.TemporaryDirectory(prefix="orchestrator-key-dependence-") as folder:
+        return _Bisection(
+            selector=selector,
+            only=tuple(only),
+            processes=processes or min(len(os.sched_getaffinity(0)), _PROCESSES_MOST),
+            deadline=None if time_limit_s is None else time.monotonic() + time_limit_s,
+            opener=opener,
+            folder=Path(folder),
+            on_progress=on_progress,
+        ).run()
 
 
 @define(eq=False)
@@ -131,58 +128,59 @@ class _Bisection:
     deadline: float | None
     opener: str
     folder: Path
-    runner: JobRunner
     on_progress: Callable[[KeyProgress], None]
+    runner: JobRunner = field(factory=JobRunner)
     found: Surveyed = field(init=False)
     baseline: LookJob = field(init=False)
-    can_tell: dict[str, Usable] = field(factory=dict)
+    places: dict[str, Places] = field(factory=dict)
     verdicts: list[Verdict] = field(factory=list)
     not_tried: list[NotTried] = field(factory=list)
     notes: list[str] = field(factory=list)
     problems: dict[ProbeKind, str] = field(factory=dict)
     refused: dict[str, str] = field(factory=dict)
-    telling: threading.Lock = field(factory=threading.Lock)
+    methods: dict[str, None] = field(factory=dict)  # in their order
+    lock: threading.Lock = field(factory=threading.Lock)
     done: int = 0
     total: int = 0
 
     def run(self) -> KeyFindings:
         began, made_at = time.perf_counter(), time.time()
-        self._tell("which pipelines and which features there are")
-        answers = self.runner.run(SurveyJob(device=self.selector, opener=self.opener))
-        if len(answers) != 1 or not isinstance(answers[0], Surveyed):
-            raise KeyDependenceError(f"{self.selector}: an unexpected answer to the survey")
-        self.found = answers[0]
-        if not self.found.groups:
-            raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
-        if self.only and not (
-            chosen_features(self.found.features, self.only)
-            or chosen(
-                [
-                    *in_one_process(self.found),
-                    *in_own_processes(self.found),
-                    *chain.from_iterable(self._out_of_reach().values()),
-                ],
-                self.only,
-            )
-        ):
-            named = " or ".join(self.only)
-            raise KeyDependenceError(
-                f"nothing that is tried has {named} in its name",
-                "leave out --only to try everything, or name a part of Vulkan's name, such as shaderObject",
-            )
-        judged = self._own_features()
-        if self._any_usable:
-            self._everything_else(judged)
+        with closing(self.runner):
+            self.found = self._survey()
+            judged = self._own_features()
+            if self._can_tell:
+                self._everything_else(judged)
         return KeyFindings(self.found.identity, self._profile(made_at, time.perf_counter() - began))
 
+    def _survey(self) -> Surveyed:
+        self._report("which pipelines and which features there are")
+        answers: list[Answer] = []
+        failed = self.runner.run(SurveyJob(device=self.selector, opener=self.opener), answers.append)
+        if failed or not answers or not isinstance(answers[0], Surveyed):
+            raise KeyDependenceError(failed or f"{self.selector}: an unexpected answer to the survey")
+        found = answers[0]
+        if not found.groups:
+            raise KeyDependenceError(f"{self.selector} takes none of the sample set's pipelines")
+        everything = [
+            *in_one_process(found),
+            *in_own_processes(found),
+            *chain.from_iterable(out_of_reach(found).values()),
+        ]
+        if not chosen_features(found.features, self.only) and not chosen(everything, self.only):
+            raise KeyDependenceError(
+                f"nothing that is tried has {' or '.join(self.only)} in its name",
+                "leave out --only to try everything, or name a part of Vulkan's name, such as shaderObject",
+            )
+        return found
+
     @property
-    def _any_usable(self) -> bool:
-        return any(each.places for each in self.can_tell.values())
+    def _can_tell(self) -> bool:
+        return any(self.places.values())
 
     # --- baselines
 
     def _own_features(self) -> set[Feature]:
-        """Judge the orchestrator's own features by feedback alone, and choose the baseline for all others."""
+        # Feedback alone judges the orchestrator's own features, compiling is forbidden for all others.
         wanted = chosen_features(
             sorted(ORCHESTRATOR_FEATURES & set(self.found.features)),
             self.only and (*self.only, CACHE_CONTROL[1]),
@@ -191,7 +189,7 @@ class _Bisection:
         harmless = True
         if self.found.feedback:
             self._use_baseline(cache_control=False)
-            if self._any_usable:
+            if self._can_tell:
                 judged = set(wanted)
                 harmless = any(
                     each.variation.features == {CACHE_CONTROL}
@@ -200,26 +198,21 @@ class _Bisection:
                     for each in self._try(structures(wanted))
                 )
         if self.found.cache_control and harmless:
-            before, self.problems = self.can_tell, {}
+            told_before, self.problems = self._can_tell, {}
             self._use_baseline(cache_control=True)
-            if not self._any_usable and any(each.places for each in before.values()):
+            if told_before and not self._can_tell:
                 self.notes.append("forbidding compiles gives no results; only creation feedback was used")
                 self._use_baseline(cache_control=False)
         if not judged and self.found.cache_control:
-            self.not_tried.append(
-                NotTried(
-                    aspect=Aspect.FEATURE.value,
-                    name="::".join(CACHE_CONTROL),
-                    reason="it is needed to detect hits, because creation feedback does not show them",
-                )
-            )
+            reason = "it is needed to detect hits, because creation feedback does not show them"
+            name = "::".join(CACHE_CONTROL)
+            self.not_tried.append(NotTried(aspect=Aspect.FEATURE.value, name=name, reason=reason))
             judged.add(CACHE_CONTROL)
         return judged
 
     def _use_baseline(self, *, cache_control: bool) -> None:
-        """Fill the caches of a baseline, and determine which pipelines are usable."""
-        self._tell("the baseline, twice")
-        folder = self.folder / ("forbidding" if cache_control else "feedback")
+        self._report("the baseline, twice")
+        folder = self.folder / _METHODS[cache_control]
         folder.mkdir(exist_ok=True)
         job = LookJob(
             device=self.selector,
@@ -231,145 +224,117 @@ class _Bisection:
             cache_control=cache_control,
         )
         self.refused = {}
-        made = self._each_group(replace(job, make=True))
-        cold = {each.group: each for each in made if isinstance(each, Looked)}
+        made = self._baseline_answers(replace(job, make=True))
+        cold = {each.group for each in made if isinstance(each, Looked)}
         job = replace(job, groups=tuple(each for each in job.groups if each.name in cold))
-        again = self._each_group(replace(job, controls=True))
-        looked = [each for each in again if isinstance(each, Looked)]
-        empty = [each for each in looked if each.number == Control.EMPTY_CACHE]
-        warm = {each.group: each for each in looked if each.number == Control.BASELINE and each.identity}
-        self.can_tell = {
-            group.name: usable(
-                group,
-                [cold[group.name], *(each for each in empty if each.group == group.name)],
-                warm.get(group.name),
+        again = self._baseline_answers(replace(job, controls=True))
+        looked = [each for each in (*made, *again) if isinstance(each, Looked)]
+        self.places = {
+            name: usable(
+                next(
+                    (each for each in looked if (each.number, each.group) == (Control.BASELINE, name)), None
+                ),
+                [each for each in looked if (each.number, each.group) == (Control.EMPTY_CACHE, name)],
             )
-            for group in job.groups
+            for name in cold
         }
         for each in (*made, *again):
             if isinstance(each, Untried):
                 self.refused[each.group] = each.reason
                 self.notes.append(f"baseline {each.group}: {each.reason}")
+        if self._can_tell:
+            self.methods = {_METHODS[cache_control]: None} | self.methods
         self.baseline = replace(
             job,
-            groups=tuple(each for each in job.groups if self.can_tell[each.name].places),
-            expected={name: each.places for name, each in self.can_tell.items() if each.places},
+            groups=tuple(each for each in job.groups if self.places.get(each.name)),
+            usable={name: places for name, places in self.places.items() if places},
         )
 
-    def _each_group(self, job: LookJob) -> list[Answer]:
-        """Do a baseline's job; if its process dies, once for each group, so that only the culprit is lost."""
-        try:
-            return self.runner.run(job) if job.groups else []
-        except KeyDependenceError as error:
-            if len(job.groups) > 1:
-                return [
-                    answer for each in job.groups for answer in self._each_group(replace(job, groups=(each,)))
-                ]
-            return [Untried(number=Control.BASELINE, group=job.groups[0].name, reason=str(error))]
+    def _baseline_answers(self, job: LookJob) -> list[Answer]:
+        # If the process dies, each group gets one, so that only the culprit is lost.
+        answers: list[Answer] = []
+        failed = self.runner.run(job, answers.append) if job.groups else ""
+        if not failed:
+            return answers
+        if len(job.groups) > 1:
+            return [
+                answer
+                for each in job.groups
+                for answer in self._baseline_answers(replace(job, groups=(each,)))
+            ]
+        return [Untried(number=Control.BASELINE, group=job.groups[0].name, reason=failed)]
 
     # --- rounds
 
     def _everything_else(self, judged: set[Feature]) -> None:
         features = chosen_features([each for each in self.found.features if each not in judged], self.only)
-        devices = chosen(in_one_process(self.found), self.only)
-        processes = chosen(in_own_processes(self.found), self.only)
-        first = self._try([*structures(features), *devices, *processes])
-        self._judge_members(first)
+        self._narrow(
+            [
+                *structures(features),
+                *chosen(in_one_process(self.found), self.only),
+                *chosen(in_own_processes(self.found), self.only),
+            ]
+        )
         alone = {
             feature
             for each in self.verdicts
-            if each.missed and len(each.variation.features) == 1 and not each.variation.given
+            if each.missed and len(each.variation.features) == 1
             for feature in each.variation.features
         }
         untried = {feature for each in self.verdicts if not each.tried for feature in each.variation.features}
-        rest = [each for each in features if each not in alone | untried]
+        rest = frozenset(features) - alone - untried
         # One member represents all members of a structure that matter.
         ones = [next(members) for _, members in groupby(sorted(alone), key=itemgetter(0))]
         if len(ones) > _BESIDE_MOST:
             self.notes.append(f"{len(ones)} features matter; combinations were tried with {_BESIDE_MOST}")
-        self._judge_members(
-            self._try_together(
-                [
-                    replace(each, groups=self._groups_of(feature))
-                    for feature in ones[:_BESIDE_MOST]
-                    for each in structures(rest, frozenset({feature}))
-                ]
-            )
+        self._narrow(
+            [
+                Variation(
+                    aspect=Aspect.FEATURE,
+                    name=f"{len(rest)} features",
+                    features=rest,
+                    given=frozenset({feature}),
+                    groups=self._groups_of(feature),
+                )
+                for feature in ones[:_BESIDE_MOST]
+                if rest
+            ]
         )
 
     def _groups_of(self, feature: Feature) -> tuple[str, ...]:
-        """The groups with a kind of pipeline for which a feature matters."""
-        kinds = {
-            kind
-            for each in self.verdicts
-            if feature in each.variation.features and not each.variation.given
-            for kind in each.missed
-        }
+        kinds = {kind for each in self.verdicts if feature in each.variation.features for kind in each.missed}
         return tuple(
             group.name
             for group in self.baseline.groups
             if feature not in group.features and any(each.probe in kinds for each in group.pipelines)
         )
 
-    def _try_together(self, variations: Sequence[Variation]) -> list[Verdict]:
-        """Try several structures on one device; if they matter or cannot be tried together, try each alone.
-
-        If the pipelines hit with several structures enabled, none of them matters.
-        """
-        needed = {feature for group in self.baseline.groups for feature in group.features}
-        by_given: dict[frozenset[Feature], list[Variation]] = {}
-        single = [each for each in variations if each.features & needed]
-        for each in variations:
-            if not each.features & needed:
-                by_given.setdefault(each.given, []).append(each)
-        parts = [
-            some[start : start + _TOGETHER]
-            for some in by_given.values()
-            for start in range(0, len(some), _TOGETHER)
-        ]
-        several = [
-            replace(
-                part[0],
-                name=f"{len(part)} structures",
-                features=frozenset(feature for each in part for feature in each.features),
-            )
-            for part in parts
-        ]
-        found: list[Verdict] = []
-        for part, verdict in zip(parts, self._try(several), strict=True):
-            self.verdicts.remove(verdict)
-            if verdict.missed or verdict.reasons or not verdict.tried:
-                single += part
-            else:
-                found += [evolve(verdict, variation=each, prerequisites=()) for each in part]
-        self.verdicts += found
-        return found + self._try(single)
-
-    def _judge_members(self, verdicts: Sequence[Verdict]) -> None:
-        """Try the members of structures that matter, or could not be tried as a whole with all pipelines."""
+    def _narrow(self, variations: Sequence[Variation]) -> None:
+        # What matters, or cannot be tried with all pipelines, is tried again in parts. It stays only where
+        # no part matters alone.
+        tried = self._try(variations)
         opened = [
             each
-            for each in verdicts
-            if each.variation.aspect is Aspect.FEATURE
-            and len(each.variation.features) > 1
-            and (each.missed or each.obstacles or not each.tried)
+            for each in tried
+            if parts(each.variation) and (each.missed or each.obstacles or not each.tried)
         ]
-        by_member = self._try([one for each in opened for one in members(each.variation)])
+        if not opened:
+            return
+        before = len(self.verdicts)
+        self._narrow([one for each in opened for one in parts(each.variation)])
         for whole in opened:
-            own = [
-                each
-                for each in by_member
+            found = {
+                kind
+                for each in self.verdicts[before:]
                 if each.variation.features < whole.variation.features
                 and each.variation.given == whole.variation.given
-            ]
-            found = {kind for each in own for kind in each.missed}
+                for kind in each.missed
+            }
             if whole.missed <= found or not whole.tried:
                 self.verdicts.remove(whole)
+                before -= 1
 
     def _try(self, variations: Sequence[Variation]) -> list[Verdict]:
-        """Try variations in parallel processes; the verdicts in their order."""
-        if not variations:
-            return []
         answers: dict[int, list[Looked | Untried]] = {number: [] for number in range(len(variations))}
         here = [number for number, each in enumerate(variations) if not each.own_process]
         own = [[number] for number, each in enumerate(variations) if each.own_process]
@@ -383,59 +348,68 @@ class _Bisection:
                     each.result()
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
-                self.runner.children.end()
+                self.runner.close()
                 raise
         groups = {each.name: each for each in self.baseline.groups}
-        found = [
-            judge(each, answers[number], groups, self.can_tell) for number, each in enumerate(variations)
-        ]
+        found = [judge(each, answers[number], groups, self.places) for number, each in enumerate(variations)]
         self.verdicts += found
         return found
 
     def _look(
         self, part: Sequence[int], variations: Sequence[Variation], answers: dict[int, list[Looked | Untried]]
     ) -> None:
-        """Do one job: several variations of devices, or one variation of a process."""
-        some = tuple(variations[number] for number in part)
-        left_s = None if self.deadline is None else self.deadline - time.monotonic()
-        job = replace(self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s)
+        # Several variations of devices, or one variation of a process. A process that dies costs what it was
+        # doing; another one continues.
+        while part:
+            left_s = None if self.deadline is None else self.deadline - time.monotonic()
+            some = tuple(variations[number] for number in part)
+            began: list[int] = []
 
-        def heard(answer: Answer) -> None:
-            if isinstance(answer, Began):
-                if answer.number >= 0:
-                    with self.telling:
-                        self.done += 1
-                    self._tell(some[answer.number].text)
-            elif isinstance(answer, Looked | Untried):
-                if answer.number >= 0:
-                    answers[part[answer.number]].append(answer)
-                else:
-                    self._check_control(answer)
+            def take(answer: Answer, part: Sequence[int] = part, began: list[int] = began) -> None:
+                if isinstance(answer, Began):
+                    began.append(answer.number)
+                    if answer.number >= 0:
+                        self._report(variations[part[answer.number]].text, done=1)
+                elif isinstance(answer, Looked | Untried):
+                    if answer.number >= 0:
+                        answers[part[answer.number]].append(answer)
+                    else:
+                        self._check_control(answer)
 
-        refused = TIME_IS_UP if left_s is not None and left_s < 0.0 else ""
-        if not refused:
+            failed = TIME_IS_UP if left_s is not None and left_s < 0.0 else ""
+            job = replace(
+                self.baseline, variations=some, controls=not some[0].own_process, stop_after_s=left_s
+            )
             try:
-                self.runner.run(job, executable=some[0].executable, on_answer=heard)
+                failed = failed or self.runner.run(job, take, some[0] if some[0].own_process else None)
             except KeyDependenceError as error:
-                refused = str(error)  # the process could not begin
-        for number in part if refused else ():
+                failed = str(error)
+            if failed and began and began[-1] < 0:  # all variations were tried
+                self.notes.append(f"at the end of a process: {failed}")
+                return
+            lost = part if failed and not began else part[began[-1] : began[-1] + 1] if failed else ()
+            self._lose(lost, failed, answers)
+            part = part[began[-1] + 1 :] if failed and began else ()
+
+    def _lose(self, lost: Iterable[int], reason: str, answers: dict[int, list[Looked | Untried]]) -> None:
+        for number in lost:
             known = {each.group for each in answers[number]}
             answers[number] += [
-                Untried(number=number, group=each.name, reason=refused)
+                Untried(number=number, group=each.name, reason=reason)
                 for each in self.baseline.groups
                 if each.name not in known
             ]
 
     def _check_control(self, answer: Looked | Untried) -> None:
-        """Check at the end of a process: the baseline must still hit, and must not hit in an empty cache."""
+        # At the end of a process the baseline must still hit, and must not hit in an empty cache.
         if isinstance(answer, Untried):
             self.notes.append(f"baseline {answer.group}, at the end of a process: {answer.reason}")
             return
         group = next(each for each in self.baseline.groups if each.name == answer.group)
-        ways = self.can_tell[answer.group]
-        wanted = int(answer.number == Control.BASELINE)
-        for place, pipeline in enumerate(group.pipelines):
-            if any(look != wanted for look in ways.looks(answer, place)):
+        wanted = Look.HIT if answer.number == Control.BASELINE else Look.MISS
+        for place in self.places[answer.group]:
+            if answer.looks[place] is not wanted:
+                pipeline = group.pipelines[place]
                 what = "does not hit any more" if wanted else "hits in an empty cache"
                 self.problems[pipeline.probe] = (
                     f"at the end of a process the baseline's {pipeline.kind} pipeline "
@@ -445,7 +419,6 @@ class _Bisection:
     # --- the profile
 
     def _profile(self, made_at: float, took_s: float) -> KeyProfile:
-        identity = self.found.identity
         depends, independent = [], []
         for each in self.verdicts:
             kinds = frozenset(kind for kind in each.tried if kind not in self.problems)
@@ -456,94 +429,56 @@ class _Bisection:
                 independent.append(_tried(each, kinds))
             else:
                 reason = next(iter(each.reasons.values()), "no pipeline was usable")
-                self.not_tried.append(_not_tried(each, reason))
+                self.not_tried.append(_not_tried(each.variation, reason))
             if kinds and each.obstacles:
                 reasons = "; ".join(
                     f"with the baseline {', '.join(names)}: {why}" for why, names in each.obstacles.items()
                 )
-                self.not_tried.append(_not_tried(each, reasons))
+                self.not_tried.append(_not_tried(each.variation, reasons))
         self.not_tried += [
-            NotTried(aspect=each.aspect.value, name=each.name, reason=reason)
-            for reason, some in self._out_of_reach().items()
+            _not_tried(each, reason)
+            for reason, some in out_of_reach(self.found).items()
             for each in chosen(some, self.only)
         ]
         for reason, count in self.found.left_out.items():
             self.notes.append(f"the device does not support {count} pipelines of the sample set: {reason}")
         return KeyProfile.of(
-            identity,
+            self.found.identity,
             made_at=made_at,
             took_s=took_s,
             api_version=self.found.application.api_version,
-            method=self._method(),
-            environment=set_here(identity.driver_id),
-            kinds=self._kinds(),
+            method=" and ".join(self.methods),
+            environment=set_here(self.found.identity.driver_id),
+            kinds=tuple(self._kind(each) for each in ProbeKind),
             depends=tuple(depends),
             independent=tuple(independent),
             not_tried=tuple(self.not_tried),
-            disagreements=tuple(line for each in self.verdicts for line in each.disagreements),
             notes=tuple(dict.fromkeys(self.notes)),
             whole=not self.only and all(each.reason != TIME_IS_UP for each in self.not_tried),
         )
 
-    def _out_of_reach(self) -> dict[str, list[Variation]]:
-        """Variations that cannot be tried on this device, by reason."""
-        known = known_names(self.found.identity.driver_id)
-        return {
-            reason: [Variation(aspect=aspect, name=name) for name in names]
-            for aspect, names, reason in (
-                (
-                    Aspect.EXTENSION,
-                    self.found.extensions_not_alone,
-                    "the version includes it, it excludes another one, or it needs its features",
-                ),
-                (Aspect.LAYER, self.found.layers_active, "it is active already, so the baseline has it"),
-                (
-                    Aspect.APPLICATION_NAME,
-                    known.unreadable,
-                    "the driver has a profile for this pattern, but no matching name could be derived",
-                ),
-                (
-                    Aspect.EXECUTABLE,
-                    known.more_than_names,
-                    "the driver has a profile that asks for the content of this file, or for a pattern",
-                ),
-            )
-        }
+    def _kind(self, kind: ProbeKind) -> ProbedKind:
+        pipelines = useful = 0
+        refused = ""
+        for group in self.found.groups:
+            places = {place for place, each in enumerate(group.pipelines) if each.probe is kind}
+            pipelines += len(places)
+            useful += len(places & set(self.places.get(group.name, ())))
+            refused = refused or (self.refused.get(group.name, "") if places else "")
+        problem = self.problems.get(kind, "")
+        if not pipelines:
+            problem = "the device supports none of the sample set's"
+        elif not useful:
+            problem = refused or "the same device in a new process does not hit, or hits in an empty cache"
+        return ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem)
 
-    def _method(self) -> str:
-        ways = self.can_tell.values()
-        told = [_FORBIDDEN] if any(any(each.forbidden) for each in ways) else []
-        told += [_FEEDBACK] if any(any(each.feedback) for each in ways) else []
-        return " and ".join(told)
-
-    def _kinds(self) -> tuple[ProbedKind, ...]:
-        found = []
-        for kind in ProbeKind:
-            pipelines = useful = 0
-            refused = ""
-            for group in self.found.groups:
-                ways = self.can_tell.get(group.name)
-                places = [place for place, each in enumerate(group.pipelines) if each.probe is kind]
-                pipelines += len(places)
-                useful += len(set(places) & set(ways.places)) if ways else 0
-                refused = refused or (self.refused.get(group.name, "") if places else "")
-            problem = self.problems.get(kind, "")
-            if not pipelines:
-                problem = "the device supports none of the sample set's"
-            elif not useful:
-                problem = (
-                    refused or "the same device in a new process does not hit, or hits in an empty cache"
-                )
-            found.append(ProbedKind(kind=kind.value, pipelines=pipelines, usable=useful, problem=problem))
-        return tuple(found)
-
-    def _tell(self, what: str) -> None:
-        with self.telling:
+    def _report(self, what: str, done: int = 0) -> None:
+        with self.lock:
+            self.done += done
             self.on_progress(KeyProgress(self.done, self.total, what))
 
 
-def _not_tried(verdict: Verdict, reason: str) -> NotTried:
-    variation = verdict.variation
+def _not_tried(variation: Variation, reason: str) -> NotTried:
     beside = f", beside {in_words(variation.given)}" if variation.given else ""
     return NotTried(aspect=variation.aspect.value, name=f"{variation.name}{beside}", reason=reason)
 

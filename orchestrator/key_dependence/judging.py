@@ -1,8 +1,6 @@
 """Judges variations by the results of look-ups. Pure.
 
-There are two ways to detect a hit: with compiling forbidden, and by creation feedback. A way is usable for a
-pipeline if the same baseline hits in a new process, and misses in an empty cache. If both are usable and
-disagree, the look-up counts as a miss, and the disagreement is reported.
+A pipeline can tell if its baseline hits in a new process, and misses in an empty cache.
 """
 
 from __future__ import annotations
@@ -22,25 +20,7 @@ from orchestrator.key_dependence.messages import (
     Variation,
 )
 
-
-@frozen
-class Usable:
-    """Which pipelines of a group are usable, with compiling forbidden and by creation feedback."""
-
-    forbidden: tuple[bool, ...]
-    feedback: tuple[bool, ...]
-
-    @property
-    def places(self) -> tuple[int, ...]:
-        """Places of the pipelines that are usable in either way."""
-        return tuple(
-            place for place, both in enumerate(zip(self.forbidden, self.feedback, strict=True)) if any(both)
-        )
-
-    def looks(self, answer: Looked, place: int) -> list[Look]:
-        """The results for a pipeline, in the usable ways."""
-        ways = ((answer.forbidden, self.forbidden), (answer.feedback, self.feedback))
-        return [look[place] for look, counts in ways if counts[place]]
+Places = tuple[int, ...]
 
 
 @frozen
@@ -50,10 +30,9 @@ class Verdict:
     Attributes:
         tried: The kinds of pipelines that were looked up.
         missed: The kinds with a miss.
-        untried: The kinds that it should have been tried with, but gave no result.
+        untried: The kinds that gave no result, although they should have.
         identity: Whether the device has another identity.
         reasons: Why it could not be tried, by group: for all groups that gave no result.
-        disagreements: Pipelines for which the two ways disagree, in words.
         prerequisites: Features that the variation needs, and that were also in the baseline.
     """
 
@@ -63,7 +42,6 @@ class Verdict:
     untried: frozenset[ProbeKind] = frozenset()
     identity: bool = False
     reasons: Mapping[str, str] = field(factory=dict)
-    disagreements: tuple[str, ...] = ()
     prerequisites: tuple[Feature, ...] = ()
 
     @property
@@ -76,26 +54,20 @@ class Verdict:
         return found
 
 
-def usable(group: ProbeGroup, empty: Iterable[Looked], baseline: Looked | None) -> Usable:
-    """Determine the usable pipelines of a group.
+def usable(warm: Looked | None, empty: Iterable[Looked]) -> Places:
+    """The places of the pipelines that can tell.
 
-    `empty` are look-ups in an empty cache; `baseline` is the look-up of the same baseline in a new process,
-    or None if that failed.
+    Args:
+        warm: The look-up of the same baseline in a new process, None if there is none.
+        empty: Look-ups of it in an empty cache.
     """
-    count = len(group.pipelines)
-    if baseline is None:
-        return Usable((False,) * count, (False,) * count)
-    looks = tuple(empty)
-
-    def ways(found: tuple[Look, ...], lacking: list[tuple[Look, ...]]) -> tuple[bool, ...]:
-        return tuple(
-            found[place] is Look.HIT and bool(lacking) and all(each[place] is Look.MISS for each in lacking)
-            for place in range(count)
-        )
-
-    return Usable(
-        ways(baseline.forbidden, [each.forbidden for each in looks]),
-        ways(baseline.feedback, [each.feedback for each in looks]),
+    lacking = [each.looks for each in empty]
+    if warm is None or not warm.identity or not lacking:
+        return ()
+    return tuple(
+        place
+        for place, look in enumerate(warm.looks)
+        if look is Look.HIT and all(each[place] is Look.MISS for each in lacking)
     )
 
 
@@ -103,44 +75,31 @@ def judge(
     variation: Variation,
     answers: Collection[Looked | Untried],
     groups: Mapping[str, ProbeGroup],
-    can_tell: Mapping[str, Usable],
+    places: Mapping[str, Places],
 ) -> Verdict:
-    """Judge a variation by its answers; `groups` and `can_tell` (the usable pipelines) are by group name."""
+    """Judge a variation by its answers; `groups` and `places` (the pipelines that can tell) are by name."""
     asked = variation.groups or tuple(groups)
-    could = {name: {groups[name].pipelines[each].probe for each in can_tell[name].places} for name in asked}
-    looked = {each.group for each in answers if isinstance(each, Looked)}
+    could = {name: {groups[name].pipelines[each].probe for each in places[name]} for name in asked}
+    looked = [each for each in answers if isinstance(each, Looked)]
+    # A process that dies at one group leaves the answers of others.
+    reasons = {
+        each.group: each.reason for each in answers if isinstance(each, Untried) and each.group in could
+    }
+    for each in looked:
+        reasons.pop(each.group, None)
     tried: set[ProbeKind] = set()
     missed: set[ProbeKind] = set()
-    reasons: dict[str, str] = {}
-    disagreements: list[str] = []
-    prerequisites: tuple[Feature, ...] = ()
-    same_identity = True
-    for answer in answers:
-        if isinstance(answer, Untried):
-            # A process that dies at one group answers so for groups of which it has told, or was not asked.
-            if answer.group in could.keys() - looked:
-                reasons[answer.group] = answer.reason
-            continue
-        same_identity &= answer.identity
-        prerequisites = prerequisites or answer.prerequisites
-        ways = can_tell[answer.group]
-        for place, pipeline in enumerate(groups[answer.group].pipelines):
-            said = set(ways.looks(answer, place)) - {Look.UNKNOWN}
-            if not said:
-                continue
-            tried.add(pipeline.probe)
-            if Look.MISS in said or not answer.identity:
-                missed.add(pipeline.probe)
-            if len(said) > 1:
-                forbidden = "found" if answer.forbidden[place] is Look.HIT else "not found"
-                disagreements.append(
-                    f"{variation.text}: {pipeline.kind} pipeline {pipeline.key:016x} is {forbidden} with "
-                    "compiling forbidden, but feedback disagrees"
-                )
-    untried = frozenset(kind for kinds in could.values() for kind in kinds) - tried
-    for group in sorted(looked):
-        if silent := could[group] & untried:
-            reasons[group] = (
+    for each in looked:
+        for place in places[each.group]:
+            if each.looks[place] is not Look.UNKNOWN:
+                kind = groups[each.group].pipelines[place].probe
+                tried.add(kind)
+                if each.looks[place] is Look.MISS or not each.identity:
+                    missed.add(kind)
+    untried = frozenset(kind for probes in could.values() for kind in probes) - tried
+    for name in sorted(each.group for each in looked):
+        if silent := could[name] & untried:
+            reasons[name] = (
                 f"the device gives no result for its pipelines of kind {', '.join(sorted(silent))}"
             )
     return Verdict(
@@ -148,8 +107,7 @@ def judge(
         frozenset(tried),
         frozenset(missed),
         untried,
-        not same_identity,
+        not all(each.identity for each in looked),
         reasons,
-        tuple(disagreements),
-        prerequisites,
+        next((each.prerequisites for each in looked if each.prerequisites), ()),
     )

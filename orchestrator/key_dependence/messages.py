@@ -12,6 +12,9 @@ from orchestrator.children.protocol import SentError
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import ApplicationInfo, Feature
 
+NEEDED: Final = "the pipelines need it, so the baseline has it"
+TIME_IS_UP: Final = "the time limit"
+
 
 def in_words(features: Iterable[Feature]) -> str:
     """Features as "structure::member", sorted."""
@@ -46,14 +49,9 @@ class Variation(msgspec.Struct, frozen=True, kw_only=True):
     """One difference from the baseline.
 
     Attributes:
-        aspect: The kind of setting.
         name: A structure or "structure::member", an extension, a version, a name, or "VARIABLE=value".
-        features: Features to enable in addition to the baseline's.
-        extensions: Extensions to enable in addition to the baseline's.
-        application: The application info to pass instead of the baseline's.
         given: Features that both the variation and its baseline enable.
-        environment: Variables of the process.
-        executable: Name of the process's executable, or "".
+        environment, executable: What the variation changes in the process instead of in a device.
         groups: Names of the groups to try; empty for all.
     """
 
@@ -97,10 +95,7 @@ class ProbeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SurveyJob(msgspec.Struct, frozen=True, kw_only=True, tag="survey"):
-    """Find what can be tried on a device.
-
-    `device` is the selector; `opener` is "package.module:function" to open devices instead, or "".
-    """
+    """Find what can be tried on a device; `opener` is "package.module:function" to open it instead, or ""."""
 
     device: str
     opener: str = ""
@@ -110,13 +105,13 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     """Fill the caches of the baselines, or look pipelines up in them.
 
     Attributes:
-        application: The application info of the baseline.
         directory: Directory of the baselines' caches.
         pipeline_cache_uuid: pipelineCacheUUID of the device, hex.
-        cache_control: Whether the baseline enables pipelineCreationCacheControl, to forbid compiles.
+        cache_control: Whether the baseline enables pipelineCreationCacheControl. A hit is then a pipeline
+            that is created although compiling is forbidden; else creation feedback tells.
         make: Only fill the caches.
         variations: The variations to try; one that changes the process is alone.
-        expected: For each group, the pipelines that hit in the baseline; a miss of these is repeated.
+        usable: For each group, the places of the pipelines that can tell; their misses are repeated.
         controls: After the variations, look up the baseline, and in an empty cache.
         stop_after_s: Begin no variation after this time, s; None for no limit.
     """
@@ -130,24 +125,19 @@ class LookJob(msgspec.Struct, frozen=True, kw_only=True, tag="look"):
     cache_control: bool
     make: bool = False
     variations: tuple[Variation, ...] = ()
-    expected: dict[str, tuple[int, ...]] = {}
+    usable: dict[str, tuple[int, ...]] = {}
     controls: bool = False
     stop_after_s: float | None = None
 
 
 class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag="surveyed"):
-    """The answer to a `SurveyJob`.
+    """What can be tried on a device.
 
     Attributes:
-        application: The application info of the baseline.
-        groups: The probe pipelines that the device supports.
-        features: All features of the device.
         extensions: Device extensions that can be enabled alone.
-        extensions_not_alone: Other device extensions: part of the version, or exclusive with another one.
+        extensions_not_alone: Other ones: part of the version, or exclusive with another one.
         layers: Layers that the loader finds and does not activate for every program.
         layers_active: Those that it does, so that the baseline has them.
-        feedback: Whether the driver has creation feedback.
-        cache_control: Whether the device has pipelineCreationCacheControl.
         left_out: Numbers of pipelines that the device does not support, by reason.
     """
 
@@ -165,11 +155,18 @@ class Surveyed(msgspec.Struct, frozen=True, kw_only=True, tag="surveyed"):
 
 
 class Look(enum.IntEnum):
-    """The result of a look-up of one pipeline in one way."""
+    """The result of a look-up of one pipeline."""
 
     MISS = 0
     HIT = 1
     UNKNOWN = 2
+
+
+class Control(enum.IntEnum):
+    """Numbers of look-ups without a variation."""
+
+    BASELINE = -1
+    EMPTY_CACHE = -2
 
 
 class Began(msgspec.Struct, frozen=True, kw_only=True, tag="began"):
@@ -183,53 +180,28 @@ class Looked(msgspec.Struct, frozen=True, kw_only=True, tag="looked"):
 
     Attributes:
         number: Place of the variation in the job, or a `Control`.
-        group: Name of the group.
-        forbidden: Results with compiling forbidden.
-        feedback: Results of creation feedback.
         identity: Whether the device still has the identity of the cache.
         prerequisites: Features that the variation needs, and that were also in its baseline.
     """
 
     number: int
     group: str
-    forbidden: tuple[Look, ...]
-    feedback: tuple[Look, ...]
+    looks: tuple[Look, ...]
     identity: bool = True
     prerequisites: tuple[Feature, ...] = ()
 
 
 class Untried(msgspec.Struct, frozen=True, kw_only=True, tag="untried"):
-    """A variation, by its place in the job, cannot be tried with a group, given by name."""
+    """A variation, or a `Control`, cannot be tried with a group."""
 
     number: int
     group: str
     reason: str
 
 
-class JobEnded(msgspec.Struct, frozen=True, tag="ended"):
-    """The process of a job has ended.
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """All answers to a job were sent."""
 
-    Attributes:
-        status: Its exit code; if negative, the signal that ended it.
-        output: The last text that it printed.
-    """
-
-    status: int
-    output: str = ""
-
-
-class Control(enum.IntEnum):
-    """Numbers of look-ups without a variation."""
-
-    BASELINE = -1
-    EMPTY_CACHE = -2
-
-
-NEEDED: Final = "the pipelines need it, so the baseline has it"
-"""The reason for features that a group of pipelines always has."""
-
-TIME_IS_UP = "the time limit"
-"""The reason for variations that were left out for lack of time."""
 
 Job = SurveyJob | LookJob
-Answer = Surveyed | Began | Looked | Untried | SentError | JobEnded
+Answer = Surveyed | Began | Looked | Untried | SentError | Done

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from attrs import evolve, frozen
+from msgspec.structs import replace
 
 from orchestrator.devices.request import ApplicationInfo, Feature
 from orchestrator.key_dependence.messages import Aspect, Surveyed, Variation
@@ -106,16 +107,17 @@ def structures(features: Iterable[Feature], given: frozenset[Feature] = frozense
     ]
 
 
-def members(variation: Variation) -> list[Variation]:
-    """One variation per member of a structure; none if it has only one."""
-    if len(variation.features) < 2:
-        return []
-    return [
-        Variation(
-            aspect=Aspect.FEATURE, name="::".join(each), features=frozenset({each}), given=variation.given
-        )
-        for each in sorted(variation.features)
-    ]
+def parts(variation: Variation) -> list[Variation]:
+    """A variation's features by structure, or those of one structure by member; empty for a single one."""
+    by_structure = structures(variation.features, variation.given)
+    if len(by_structure) == 1:
+        by_structure = [
+            Variation(
+                aspect=Aspect.FEATURE, name="::".join(each), features=frozenset({each}), given=variation.given
+            )
+            for each in sorted(variation.features)
+        ]
+    return [replace(each, groups=variation.groups) for each in by_structure] if len(by_structure) > 1 else []
 
 
 def in_one_process(found: Surveyed) -> list[Variation]:
@@ -147,6 +149,32 @@ def in_own_processes(found: Surveyed) -> list[Variation]:
             for name in known_names(driver_id).executables
         ),
     ]
+
+
+def out_of_reach(found: Surveyed) -> dict[str, list[Variation]]:
+    """Variations that cannot be tried on a device, by reason."""
+    known = known_names(found.identity.driver_id)
+    return {
+        reason: [Variation(aspect=aspect, name=name) for name in names]
+        for aspect, names, reason in (
+            (
+                Aspect.EXTENSION,
+                found.extensions_not_alone,
+                "the version includes it, it excludes another one, or it needs its features",
+            ),
+            (Aspect.LAYER, found.layers_active, "it is active already, so the baseline has it"),
+            (
+                Aspect.APPLICATION_NAME,
+                known.unreadable,
+                "the driver has a profile for this pattern, but no matching name could be derived",
+            ),
+            (
+                Aspect.EXECUTABLE,
+                known.more_than_names,
+                "the driver has a profile that asks for the content of this file, or for a pattern",
+            ),
+        )
+    }
 
 
 def _versions(base: ApplicationInfo) -> list[Variation]:

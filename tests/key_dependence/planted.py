@@ -29,9 +29,6 @@ BESIDE = "PLANTED_BESIDE"
 CRASH = "PLANTED_CRASH"
 """A feature's member at which the process dies; several, joined by "+", where it has them all."""
 
-AFTERWARDS = "PLANTED_AFTERWARDS"
-"""A feature's member: when a device with it was closed, the process dies at the next one without it."""
-
 HANG = "PLANTED_HANG"
 """A feature's member, "=", and a file: the process makes the file and hangs at the member."""
 
@@ -43,27 +40,12 @@ STUB = "PLANTED_STUB"
 
 MESA_RADV = 3
 
-_closed: list[Device] = []
-
-
-class _Remembered(SimulatedDevice):
-    """A device whose end is remembered."""
-
-    def close(self) -> None:
-        """See `Device.close`."""
-        super().close()
-        _closed.append(self)
-
 
 def open_planted(request: DeviceRequest) -> Device:
     """Open a device as the environment says; to RADV's variables it behaves as a driver may."""
     asked = {member for _, member in request.features}
     if CRASH in os.environ and asked.issuperset(os.environ[CRASH].split("+")):
         os.write(2, b"its last words\noutput is based on invalid pci bus info.\n")  # the second is noise
-        os.abort()
-    if os.environ.get(AFTERWARDS) in asked:
-        _closed.clear()
-    elif _closed:
         os.abort()
     hangs_at, _, sign = os.environ.get(HANG, "").partition("=")
     if hangs_at in asked:
@@ -80,8 +62,7 @@ def open_planted(request: DeviceRequest) -> Device:
     if "splitfma" in words:
         identity = evolve(identity, pipeline_cache_uuid=bytes(16))
     lacks = {name: False for name in os.environ.get(LACKS, "").split(",") if name}
-    made = _Remembered if os.environ.get(AFTERWARDS) in asked else SimulatedDevice
-    return made(
+    return SimulatedDevice(
         SimulatedOptions(
             identity=evolve(identity, driver_id=MESA_RADV),
             request=request,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from orchestrator.key_dependence.judging import Usable, Verdict, judge
+from orchestrator.key_dependence.judging import Verdict, judge
 from orchestrator.key_dependence.messages import (
     NEEDED,
     Aspect,
@@ -28,7 +28,7 @@ GROUPS = {
         (SECOND, (ProbeKind.GRAPHICS, ProbeKind.RAY_TRACING)),
     )
 }
-CAN_TELL = {name: Usable((True, True), (False, False)) for name in GROUPS}
+CAN_TELL = dict.fromkeys(GROUPS, (0, 1))
 DIED = "the process ended with signal 11"
 
 
@@ -38,7 +38,7 @@ def judged(*answers: Looked | Untried, groups: tuple[str, ...] = ()) -> Verdict:
 
 
 def looked(group: str, *looks: Look) -> Looked:
-    return Looked(number=0, group=group, forbidden=looks, feedback=(Look.UNKNOWN,) * len(looks))
+    return Looked(number=0, group=group, looks=looks)
 
 
 def untried(group: str, reason: str = DIED) -> Untried:

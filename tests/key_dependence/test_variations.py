@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.key_dependence.messages import SurveyJob
+from orchestrator.key_dependence.messages import Answer, Aspect, SurveyJob, Variation
 from orchestrator.key_dependence.processes import JobRunner, KeyDependenceError
 from orchestrator.key_dependence.variations import known_names, set_here
 from tests.key_dependence.planted import MESA_RADV, OPENER
@@ -61,5 +61,6 @@ def test_variables_of_the_driver_that_are_set_are_known(monkeypatch: pytest.Monk
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
+    variation = Variation(aspect=Aspect.EXECUTABLE, name="long", executable="x" * 300)
     with pytest.raises(KeyDependenceError, match="name"):
-        JobRunner().run(SurveyJob(device="simulated", opener=OPENER), executable="x" * 300)
+        JobRunner().run(SurveyJob(device="simulated", opener=OPENER), list[Answer]().append, variation)
