@@ -14,14 +14,13 @@ from typing import Final
 from attrs import define, evolve, field
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
-from orchestrator.children.protocol import ChildLimits, SentError
+from orchestrator.children.protocol import SentError
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import Answer, Done, Job, LookJob, Variation
 
 _SILENCE_S: Final = 120.0
 _OUTPUT_SHOWN: Final = 300
-_LIMITS: Final = ChildLimits(frame_bytes=16 << 20)
 
 
 class KeyDependenceError(OrchestratorError):
@@ -70,7 +69,7 @@ class JobRunner:
             if child is None:
                 executable = "" if variation is None else variation.executable
                 program, environment = stack.enter_context(_interpreter(executable, job.device))
-                child = Child("keys", Answer, limits=_LIMITS, environment=environment, program=program)
+                child = Child("keys", Answer, environment=environment, program=program)
                 self._children.add(child)
             stack.enter_context(child)
             try:

@@ -50,13 +50,7 @@ from orchestrator.sets.image.documents import (
 from orchestrator.sets.image.layout import ImageLayout, ImagePart
 from orchestrator.sets.image.packed import FLAGS_2, Packed
 from orchestrator.sets.image.stage_checks import StageChecks
-from orchestrator.sets.needs.context import (
-    DescriptorCounts,
-    GraphicsParts,
-    count_descriptors,
-    create_flags,
-    incomplete_pipeline,
-)
+from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
@@ -79,7 +73,6 @@ OBJECT_TAGS: Final = {
     "VkPipelineLayout": RecordTag.PIPELINE_LAYOUT,
     "VkRenderPass": RecordTag.RENDER_PASS,
 }
-_LIBRARY: Final = 0x800  # VK_PIPELINE_CREATE_LIBRARY_BIT_KHR
 _LIBRARY_INFO: Final = "VkPipelineLibraryCreateInfoKHR"
 
 
@@ -265,7 +258,6 @@ class _ImageBuilder:
         # Binding numbers of each set layout, and the same of the sets of each pipeline layout.
         self._bindings: dict[int, frozenset[int]] = {0: frozenset()}
         self._sets: dict[int, tuple[frozenset[int], ...]] = {}
-        self._linkable: dict[PipelineJob, GraphicsParts] = {}
         self._problems: list[Problem] = []
         self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
@@ -337,10 +329,9 @@ class _ImageBuilder:
         alike, handles = document.choose(), document.handles
         value, layout = alike.value, handles[alike.value.layout]
         modules, stages = self._stages(alike, handles, layout)
-        is_new = () not in alike.passed
         for place, stage, spirv in stages:
             self._require(self._checker.stage(stage, spirv, place[1]))
-        if is_new:
+        if () not in alike.passed:
             self._require(self._checker.structure(value), value)
         for (_, module, _), stage, spirv in stages:
             self._require(self._stage_checks.specialization(stage, module, spirv))
@@ -352,15 +343,7 @@ class _ImageBuilder:
             for (_, module, _), stage, spirv in stages:
                 sets = self._sets[layout]
                 self._require(self._stage_checks.descriptors(stage, module, spirv, layout, sets))
-        libraries: dict[int, int] = {}
-        linked: list[GraphicsParts] = []
-        if alike.libraries:
-            libraries = self._libraries(job, [handles[at] for at in alike.libraries])
-            linked = [self._linkable[PipelineJob(key, job.kind)] for key in libraries]
-        if is_new or libraries:
-            self._require(incomplete_pipeline(value, linked), value)
-        if (value.flags & _LIBRARY or value.pNext) and create_flags(value) & _LIBRARY:
-            self._linkable[job] = GraphicsParts.of(value, linked)
+        libraries = self._libraries(job, [handles[at] for at in alike.libraries]) if alike.libraries else {}
         alike.passed.add(())
         for place, stage, spirv in stages:
             if stage.pSpecializationInfo is None or not self._stage_checks.is_sized_by_data(place[1], spirv):
@@ -407,8 +390,6 @@ class _ImageBuilder:
                 raise _UnusableError(f"links library {key:016x}, which links it back")
             if isinstance(known, _Reason):
                 raise _UnusableError(known.through(key))
-            if library not in self._linkable:  # VUID-VkPipelineLibraryCreateInfoKHR-pLibraries-03381
-                raise _UnusableError(f"links {key:016x}, which was not created as a library")
             found[key] = known
         deep = 1 + max(self._links_deep.get(PipelineJob(key, job.kind), 0) for key in keys)
         if deep > LIBRARY_DEPTH:

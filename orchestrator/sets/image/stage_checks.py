@@ -97,7 +97,7 @@ class StageChecks:
         return None
 
     def memory(self, stage: Any, module: int, spirv: SpirvModule) -> str | None:
-        """The limit that a stage exceeds by a computed workgroup, or by variables that its entry uses."""
+        """The limit that the variables which a stage uses exceed."""
         if not stage.stage & _WORKGROUP_STAGES:
             return None
         memory = self._memory_of(module, spirv)
@@ -108,10 +108,6 @@ class StageChecks:
             return None
         info = stage.pSpecializationInfo
         values = specialized_values(info) if info is not None and memory.spec_ids else {}
-        if spirv.computed_sizes:
-            missing = self._shaders.workgroup(stage, entry, spirv, memory.known(values))
-            if missing is not None:
-                return missing
         if self._shaders.workgroup_memory(entry, memory.size(values)) is None:
             return None
         used = statically_used(self._code.load(module), entry.id, memory.variables)
@@ -125,11 +121,11 @@ class StageChecks:
         return memory is not None and (isinstance(memory, Malformed) or bool(memory.spec_ids))
 
     def _memory_of(self, module: int, spirv: SpirvModule) -> WorkgroupMemory | Malformed | None:
-        if not (spirv.workgroup_memory or spirv.computed_sizes):
+        if not spirv.workgroup_memory:
             return None
         if module not in self._memory:
             try:
-                self._memory[module] = workgroup_memory(self._code.load(module), spirv.computed_sizes)
+                self._memory[module] = workgroup_memory(self._code.load(module))
             except SpirvError as error:
                 self._memory[module] = Malformed(f"module {module:016x}: {error}")
         return self._memory[module]

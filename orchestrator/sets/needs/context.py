@@ -1,27 +1,22 @@
 """Requirements that depend on several members, or on a member and its surroundings.
 
-They concern state that dynamic state replaces, limits on sums, formats by their use, descriptors of a
-pipeline layout, and completeness: what a structure must hold on any device, because common drivers read
-outside of an array without it.
+They concern state that dynamic state replaces, limits on sums, and formats by their use.
 
 Guarantees: pure functions of a decoded structure and the device's answers; each returns what is missing, or
 None. An incomplete document is `Malformed`. Values are untrusted: every index is checked before it is used. A
 requirement is stated only where the device cannot take the structure: what the specification forbids but no
 compiler reads (a line width where no lines are drawn) is accepted, and so is what recorders may leave out.
+What would only crash a driver is left to supervision, which names the pipeline.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from operator import add
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-from attrs import define, field
+from attrs import frozen
 
-from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
 from orchestrator.sets.needs.rules import (
     BASE,
@@ -121,7 +116,8 @@ def graphics_pipeline(answers: DeviceAnswers, value: Any, dynamic: DynamicStates
     """Requirements across the parts of a graphics pipeline."""
     rendering = chained(value, "VkPipelineRenderingCreateInfo")
     return (
-        _depth_bias(answers, value.pRasterizationState, dynamic)
+        wrong_stages(_GRAPHICS, [each.stage for each in value.pStages or ()])
+        or _depth_bias(answers, value.pRasterizationState, dynamic)
         or _lines(answers, value, dynamic)
         or _dynamic_rendering(answers, value)
         or (None if rendering is None or value.renderPass else multiview(answers, value, rendering.viewMask))
@@ -219,6 +215,9 @@ def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
 
 def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Counts of both: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
+    missing = replaced_arrays(answers, value, dynamic)
+    if missing is not None:
+        return missing
     counts = []
     if dynamic_state("VIEWPORT_WITH_COUNT") not in dynamic:
         counts.append(value.viewportCount or len(value.pViewports or ()))
@@ -232,6 +231,9 @@ def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str
 
 def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Attachments that differ: VUID-VkPipelineColorBlendStateCreateInfo-pAttachments-00605."""
+    missing = replaced_arrays(answers, value, dynamic)
+    if missing is not None:
+        return missing
     attachments: Sequence[Any] = value.pAttachments or ()
     if len(attachments) < 2 or all(each == attachments[0] for each in attachments):
         return None
@@ -241,8 +243,11 @@ def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> s
     return feature(answers, BASE, "independentBlend")
 
 
-def color_write(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+def color_write(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Attachments not written: VUID-VkPipelineColorWriteCreateInfoEXT-pAttachments-04801."""
+    missing = replaced_arrays(answers, value, dynamic)
+    if missing is not None:
+        return missing
     if all(value.pColorWriteEnables or ()):
         return None
     return feature(answers, "VkPhysicalDeviceColorWriteEnableFeaturesEXT", "colorWriteEnable")
@@ -363,6 +368,12 @@ def ycbcr_conversion(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates
 def push_constant_range(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """The end of a range: VUID-VkPushConstantRange-offset-00294 and -size-00298."""
     return limit(answers, LIMITS, "maxPushConstantsSize", value.offset + value.size)
+
+
+def descriptor_count(binding: Any) -> int:
+    """VkDescriptorSetLayoutBinding::descriptorCount, or the number of immutable samplers if it is absent."""
+    count = binding.descriptorCount
+    return len(binding.pImmutableSamplers or ()) if count is None else count
 
 
 _PUSH_DESCRIPTOR = 0x1
@@ -491,365 +502,8 @@ def shading_rate_attachment(answers: DeviceAnswers, value: Any, _dynamic: Dynami
     return feature(answers, SHADING_RATE, "attachmentFragmentShadingRate")
 
 
-CONTEXTS: dict[str, Context] = {
-    "VkGraphicsPipelineCreateInfo": graphics_pipeline,
-    "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
-    "VkPipelineVertexInputStateCreateInfo": vertex_input,
-    "VkPipelineViewportStateCreateInfo": viewports,
-    "VkPipelineMultisampleStateCreateInfo": sample_count,
-    "VkPipelineColorBlendStateCreateInfo": color_blend,
-    "VkPipelineColorWriteCreateInfoEXT": color_write,
-    "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
-    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
-    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
-    "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
-    "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
-    "VkPipelineShaderStageCreateInfo": shader_stage,
-    "VkSamplerCreateInfo": sampler,
-    "VkSamplerYcbcrConversionCreateInfo": ycbcr_conversion,
-    "VkPushConstantRange": push_constant_range,
-    "VkDescriptorSetLayoutCreateInfo": set_layout,
-    "VkRenderPassCreateInfo": render_pass,
-    "VkRenderPassCreateInfo2": render_pass,
-    "VkPipelineRenderingCreateInfo": rendering_formats,
-    "VkFragmentShadingRateAttachmentInfoKHR": shading_rate_attachment,
-}
-
-
-_INDEXING = "VkPhysicalDeviceDescriptorIndexingProperties"
-_INLINE = "VkPhysicalDeviceInlineUniformBlockProperties"
-_STRUCTURES = "VkPhysicalDeviceAccelerationStructurePropertiesKHR"
-_MAINTENANCE_7 = "VkPhysicalDeviceMaintenance7PropertiesKHR"
-_TENSORS = "VkPhysicalDeviceTensorPropertiesARM"
-_MAINTENANCE_7_FEATURE = ("VkPhysicalDeviceMaintenance7FeaturesKHR", "maintenance7")
-
-# VK_DESCRIPTOR_SET_LAYOUT_CREATE_UPDATE_AFTER_BIND_POOL_BIT and _DESCRIPTOR_BUFFER_BIT_EXT.
-_AFTER_BIND_FLAGS = 0x2 | 0x10
-
-_SAMPLER = ("SAMPLER", "COMBINED_IMAGE_SAMPLER")
-_SAMPLED = ("COMBINED_IMAGE_SAMPLER", "SAMPLED_IMAGE", "UNIFORM_TEXEL_BUFFER")
-_PROCESSED = ("SAMPLE_WEIGHT_IMAGE_QCOM", "BLOCK_MATCH_IMAGE_QCOM")
-_STORAGE_IMAGE = ("STORAGE_IMAGE", "STORAGE_TEXEL_BUFFER")
-_UNIFORM, _UNIFORM_DYNAMIC = "UNIFORM_BUFFER", "UNIFORM_BUFFER_DYNAMIC"
-_STORAGE, _STORAGE_DYNAMIC = "STORAGE_BUFFER", "STORAGE_BUFFER_DYNAMIC"
-_INPUT = ("INPUT_ATTACHMENT",)
-_BLOCK = ("INLINE_UNIFORM_BLOCK",)
-_STRUCTURE = ("ACCELERATION_STRUCTURE_KHR",)
-_TENSOR = ("TENSOR_ARM",)
-
-
-class DescriptorLimit(msgspec.Struct, frozen=True):
-    """A limit on the descriptors of the sets of a pipeline layout.
-
-    Attributes:
-        types: VkDescriptorType names that count, without VK_DESCRIPTOR_TYPE_.
-        property: The property that holds the limit.
-        source: Valid usage statement, without "VUID-VkPipelineLayoutCreateInfo-".
-        per_stage: Whether each stage is counted separately.
-        all_sets: Whether sets that are updated after bind count too.
-        or_property: Another property, which replaces the first where it is greater.
-        bindings: Whether bindings are counted instead of descriptors.
-        maintenance_7: Whether the limit holds with or without the feature maintenance7; None for both.
-    """
-
-    types: tuple[str, ...]
-    property: Feature
-    source: str
-    per_stage: bool = False
-    all_sets: bool = False
-    or_property: Feature | None = None
-    bindings: bool = False
-    maintenance_7: bool | None = None
-
-
-def _pair(
-    types: tuple[str, ...],
-    plain: tuple[Feature, str],
-    after_bind: tuple[Feature, str],
-    *,
-    bindings: bool = False,
-    maintenance_7: bool | None = None,
-) -> tuple[DescriptorLimit, DescriptorLimit]:
-    """A limit on sets that are not updated after bind, and the one on all sets."""
-    (property_, source), (second, second_source) = plain, after_bind
-    per_stage = "PerStage" in property_[1]
-    return (
-        DescriptorLimit(types, property_, source, per_stage, False, None, bindings, maintenance_7),
-        DescriptorLimit(types, property_, second_source, per_stage, True, second, bindings, maintenance_7),
-    )
-
-
-# One limit or pair a line, and on a second where names are long: the table is read by type of descriptor.
-# fmt: off
-DESCRIPTOR_LIMITS: tuple[DescriptorLimit, ...] = (
-    *_pair(_SAMPLER, ((LIMITS, "maxPerStageDescriptorSamplers"), "descriptorType-03016"),
-        ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindSamplers"), "descriptorType-03022")),
-    *_pair((_UNIFORM, _UNIFORM_DYNAMIC),
-        ((LIMITS, "maxPerStageDescriptorUniformBuffers"), "descriptorType-03017"),
-        ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindUniformBuffers"), "descriptorType-03023")),
-    *_pair((_STORAGE, _STORAGE_DYNAMIC),
-        ((LIMITS, "maxPerStageDescriptorStorageBuffers"), "descriptorType-03018"),
-        ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindStorageBuffers"), "descriptorType-03024")),
-    # The images of VK_QCOM_image_processing are named by the first of these statements only.
-    DescriptorLimit((*_SAMPLED, *_PROCESSED), (LIMITS, "maxPerStageDescriptorSampledImages"),
-        "descriptorType-06939", per_stage=True),
-    DescriptorLimit(_SAMPLED, (LIMITS, "maxPerStageDescriptorSampledImages"), "descriptorType-03025",
-        per_stage=True, all_sets=True,
-        or_property=(_INDEXING, "maxPerStageDescriptorUpdateAfterBindSampledImages")),
-    *_pair(_STORAGE_IMAGE, ((LIMITS, "maxPerStageDescriptorStorageImages"), "descriptorType-03020"),
-        ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindStorageImages"), "descriptorType-03026")),
-    *_pair(_INPUT, ((LIMITS, "maxPerStageDescriptorInputAttachments"), "descriptorType-03021"),
-        ((_INDEXING, "maxPerStageDescriptorUpdateAfterBindInputAttachments"), "descriptorType-03027")),
-    *_pair(_BLOCK, ((_INLINE, "maxPerStageDescriptorInlineUniformBlocks"), "descriptorType-02214"),
-        ((_INLINE, "maxPerStageDescriptorUpdateAfterBindInlineUniformBlocks"), "descriptorType-02215"),
-        bindings=True),
-    *_pair(_STRUCTURE, ((_STRUCTURES, "maxPerStageDescriptorAccelerationStructures"), "descriptorType-03571"),
-        ((_STRUCTURES, "maxPerStageDescriptorUpdateAfterBindAccelerationStructures"), "descriptorType-03572"),
-        bindings=True),
-    *_pair(_TENSOR, ((_TENSORS, "maxPerStageDescriptorSetStorageTensors"), "pSetLayouts-09698"),
-        ((_TENSORS, "maxPerStageDescriptorUpdateAfterBindStorageTensors"), "descriptorType-09879")),
-    *_pair(_SAMPLER, ((LIMITS, "maxDescriptorSetSamplers"), "descriptorType-03028"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindSamplers"), "pSetLayouts-03036")),
-    *_pair((_UNIFORM,), ((LIMITS, "maxDescriptorSetUniformBuffers"), "descriptorType-03029"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindUniformBuffers"), "pSetLayouts-03037")),
-    *_pair((_UNIFORM_DYNAMIC,), ((LIMITS, "maxDescriptorSetUniformBuffersDynamic"), "descriptorType-03030"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindUniformBuffersDynamic"), "pSetLayouts-03038"),
-        maintenance_7=False),
-    *_pair((_UNIFORM_DYNAMIC,),
-        ((_MAINTENANCE_7, "maxDescriptorSetTotalUniformBuffersDynamic"), "maintenance7-10003"),
-        ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalUniformBuffersDynamic"), "maintenance7-10007"),
-        maintenance_7=True),
-    *_pair((_STORAGE,), ((LIMITS, "maxDescriptorSetStorageBuffers"), "descriptorType-03031"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageBuffers"), "pSetLayouts-03039")),
-    *_pair((_STORAGE_DYNAMIC,), ((LIMITS, "maxDescriptorSetStorageBuffersDynamic"), "descriptorType-03032"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageBuffersDynamic"), "pSetLayouts-03040"),
-        maintenance_7=False),
-    *_pair((_STORAGE_DYNAMIC,),
-        ((_MAINTENANCE_7, "maxDescriptorSetTotalStorageBuffersDynamic"), "maintenance7-10004"),
-        ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalStorageBuffersDynamic"), "maintenance7-10008"),
-        maintenance_7=True),
-    *_pair((_UNIFORM_DYNAMIC, _STORAGE_DYNAMIC),
-        ((_MAINTENANCE_7, "maxDescriptorSetTotalBuffersDynamic"), "None-10005"),
-        ((_MAINTENANCE_7, "maxDescriptorSetUpdateAfterBindTotalBuffersDynamic"), "pSetLayouts-10006")),
-    *_pair(_SAMPLED, ((LIMITS, "maxDescriptorSetSampledImages"), "descriptorType-03033"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindSampledImages"), "pSetLayouts-03041")),
-    *_pair(_STORAGE_IMAGE, ((LIMITS, "maxDescriptorSetStorageImages"), "descriptorType-03034"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindStorageImages"), "pSetLayouts-03042")),
-    *_pair(_INPUT, ((LIMITS, "maxDescriptorSetInputAttachments"), "descriptorType-03035"),
-        ((_INDEXING, "maxDescriptorSetUpdateAfterBindInputAttachments"), "pSetLayouts-03043")),
-    *_pair(_BLOCK, ((_INLINE, "maxDescriptorSetInlineUniformBlocks"), "descriptorType-02216"),
-        ((_INLINE, "maxDescriptorSetUpdateAfterBindInlineUniformBlocks"), "descriptorType-02217"),
-        bindings=True),
-    # A descriptor of an inline uniform block is a byte of it.
-    DescriptorLimit(_BLOCK, ("VkPhysicalDeviceVulkan13Properties", "maxInlineUniformTotalSize"),
-        "descriptorType-06531", all_sets=True),
-    *_pair(_STRUCTURE, ((_STRUCTURES, "maxDescriptorSetAccelerationStructures"), "descriptorType-03573"),
-        ((_STRUCTURES, "maxDescriptorSetUpdateAfterBindAccelerationStructures"), "descriptorType-03574"),
-        bindings=True),
-    DescriptorLimit(("ACCELERATION_STRUCTURE_NV",),
-        ("VkPhysicalDeviceRayTracingPropertiesNV", "maxDescriptorSetAccelerationStructures"),
-        "descriptorType-02381", all_sets=True, bindings=True),
-    *_pair(_TENSOR, ((_TENSORS, "maxDescriptorSetStorageTensors"), "pSetLayouts-09699"),
-        ((_TENSORS, "maxDescriptorSetUpdateAfterBindStorageTensors"), "pSetLayouts-09878")),
-)
-# fmt: on
-
-_Key = tuple[int, bool]
-_Counts = dict[_Key, list[int]]
-
-
-@define(eq=False)
-class DescriptorCounts:
-    """The descriptors of one set layout. Thread-safe: any thread would compute the same values.
-
-    Attributes:
-        after_bind: Whether only limits on all sets count them.
-        total: Number of all descriptors, an upper bound of each count.
-        types: VkDescriptorType of each binding that has descriptors.
-        groups: Counts by type, whether bindings instead of descriptors are counted, and stages.
-    """
-
-    after_bind: bool
-    total: int
-    types: frozenset[int]
-    groups: Mapping[tuple[int, bool, int], int] = field(repr=False)
-    _by_key: _Counts | None = field(init=False, default=None, repr=False)
-
-    def by_key(self) -> Mapping[_Key, list[int]]:
-        """Counts by type and `bindings`: for any stage, then for each of `stage_bits`."""
-        if self._by_key is None:
-            by_key: _Counts = {}
-            bits = stage_bits()
-            for (kind, bindings, stages), count in self.groups.items():
-                accessible = [count if stages & bit else 0 for bit in bits]
-                if any(accessible):
-                    _add(by_key, (kind, bindings), [count, *accessible])
-            self._by_key = by_key
-        return self._by_key
-
-
-def _add(counts: _Counts, key: _Key, row: list[int]) -> None:
-    known = counts.get(key)
-    counts[key] = row if known is None else list(map(add, known, row))
-
-
-@lru_cache(maxsize=1)
-def stage_bits() -> tuple[int, ...]:
-    """Every VkShaderStageFlagBits, lowest first."""
-    numbers = registry().enums["VkShaderStageFlagBits"].values
-    return tuple(sorted(each for each in numbers if each.bit_count() == 1))
-
-
-@lru_cache(maxsize=1)
-def _counted_by_binding() -> frozenset[int]:
-    return frozenset(number for each in DESCRIPTOR_LIMITS if each.bindings for number, _ in _keys(each))
-
-
-def _properties(row: DescriptorLimit) -> tuple[Feature, ...]:
-    """The property that holds a limit, and the one that may replace it."""
-    return (row.property,) if row.or_property is None else (row.property, row.or_property)
-
-
-def _keys(row: DescriptorLimit) -> tuple[_Key, ...]:
-    return tuple((enum_numbers()[f"VK_DESCRIPTOR_TYPE_{each}"], row.bindings) for each in row.types)
-
-
-def descriptor_count(binding: Any) -> int:
-    """VkDescriptorSetLayoutBinding::descriptorCount, or the number of immutable samplers if it is absent."""
-    count = binding.descriptorCount
-    return len(binding.pImmutableSamplers or ()) if count is None else count
-
-
-def count_descriptors(value: Any) -> DescriptorCounts:
-    """Count the descriptors of a set layout."""
-    groups: dict[tuple[int, bool, int], int] = {}
-    types: set[int] = set()
-    by_binding, total = _counted_by_binding(), 0
-    for each in value.pBindings or ():
-        count, kind = descriptor_count(each), each.descriptorType
-        if count:
-            total += count
-            types.add(kind)
-            key = (kind, False, each.stageFlags)
-            groups[key] = groups.get(key, 0) + count
-            if kind in by_binding:
-                key = (kind, True, each.stageFlags)
-                groups[key] = groups.get(key, 0) + 1
-    return DescriptorCounts(bool(value.flags & _AFTER_BIND_FLAGS), total, frozenset(types), groups)
-
-
-class _Bound(msgspec.Struct, frozen=True, eq=False):
-    """A limit on one device: what it counts, and its value."""
-
-    row: DescriptorLimit
-    keys: tuple[_Key, ...]
-    property: Feature
-    most: int
-
-    def of(self, counts: _Counts) -> list[int]:
-        """Counts for any stage, then for each stage."""
-        found = [counts[key] for key in self.keys if key in counts]
-        return [sum(each) for each in zip(*found, strict=True)] if found else [0]
-
-
-_TAKEN_BY_ALL: Final = 4
-"""Descriptors: the least that the specification requires of any of these limits ("Limits")."""
-
-
-class DescriptorLimits:
-    """Checks pipeline layouts against the limits of one device. Thread-safe.
-
-    Some limits hold with the feature maintenance7, and others without. Most layouts are within all of them,
-    so the device is asked for the feature only where that matters.
-    """
-
-    def __init__(self, answers: DeviceAnswers) -> None:
-        """Check against a device."""
-        self._answers = answers
-        self._bounds = [bound for each in DESCRIPTOR_LIMITS if (bound := self._bound(each)) is not None]
-        # The smallest limit on each type: a layout whose total does not exceed it is within all limits.
-        self._least: dict[int, int] = {}
-        for bound in self._bounds:
-            for kind, _ in bound.keys:
-                self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
-        # The largest total of such a layout so far, by type, and what is missing for others.
-        self._largest: dict[int, int] = {}
-        self._others: dict[frozenset[tuple[DescriptorCounts, int]], str | None] = {}
-
-    def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
-        """The first limit that the sets of a pipeline layout exceed, with both numbers; or None."""
-        total = sum([each.total for each in sets])
-        if not total:
-            return None
-        if total > _TAKEN_BY_ALL or any(
-            total > self._least.get(kind, total) for each in sets for kind in each.types
-        ):
-            several = Counter(sets)
-            key = frozenset(several.items())
-            if key not in self._others:
-                self._others[key] = self._exceeded(several)
-            return self._others[key]
-        new = {kind for each in sets for kind in each.types if total > self._largest.get(kind, 0)}
-        self._largest |= dict.fromkeys(new, total)
-        for bound in self._bounds if new else ():
-            if any(kind in new for kind, _ in bound.keys):
-                limit(self._answers, *bound.property, total)  # which it is within; others hear of that
-        return None
-
-    def _exceeded(self, several: Counter[DescriptorCounts]) -> str | None:
-        plain, every = _sum(several, after_bind=False), _sum(several, after_bind=True)
-        counted: list[tuple[_Bound, int]] = []
-        for bound in self._bounds:
-            counts = bound.of(every if bound.row.all_sets else plain)
-            counted.append((bound, max(counts[1:], default=0) if bound.row.per_stage else counts[0]))
-        if any(count > bound.most for bound, count in counted):
-            holds = None, self._answers.feature(*_MAINTENANCE_7_FEATURE, needed=False)
-            counted = [each for each in counted if each[0].row.maintenance_7 in holds]
-        for bound, count in counted:
-            text = limit(self._answers, *bound.property, count)
-            if text is not None:
-                for each in _properties(bound.row):
-                    self._answers.property(*each)  # either may allow it where it is greater
-                return text
-        return None
-
-    def _bound(self, row: DescriptorLimit) -> _Bound | None:
-        """The limit on this device; None where the device does not have the property."""
-        found = [(self._answers.unjudged(*each), each) for each in _properties(row)]
-        known = [(most, each) for most, each in found if isinstance(most, int)]
-        if len(known) < len(found):
-            return None
-        most, name = max(known, key=lambda each: each[0])
-        return _Bound(row, _keys(row), name, most)
-
-
-def _sum(several: Counter[DescriptorCounts], *, after_bind: bool) -> _Counts:
-    """Sum of the counts of several sets, with or without those that are updated after bind."""
-    counts: _Counts = {}
-    for each, times in several.items():
-        if after_bind or not each.after_bind:
-            for key, row in each.by_key().items():
-                _add(counts, key, [count * times for count in row])
-    return counts
-
-
-# Completeness: what a structure must hold on any device.
-
-_LIBRARY = 0x800
-_FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 _GRAPHICS = "VkGraphicsPipelineCreateInfo"
 _COMPUTE, _RAY_TRACING = "VkComputePipelineCreateInfo", "VkRayTracingPipelineCreateInfoKHR"
-_FIRST_STAGES = 0x1 | 0x80  # vertex, mesh
-_UNUSED_SHADER = 0xFFFF_FFFF
-# Members of a group, and the stages that they may name: ray generation, miss and callable, then hit shaders.
-_GROUP_SHADERS = {
-    "generalShader": 0x100 | 0x800 | 0x2000,
-    "closestHitShader": 0x400,
-    "anyHitShader": 0x200,
-    "intersectionShader": 0x1000,
-}
-
-
 # The stages that each kind of pipeline may have; cluster culling is one of the graphics stages.
 _STAGES_OF_KIND = {
     _GRAPHICS: 0x1F | 0x40 | 0x80 | 0x8_0000,
@@ -859,13 +513,6 @@ _STAGES_OF_KIND = {
 # Those of any of them. A stage that is not known here is left to the registry, which names what it needs.
 _STAGES_OF_KINDS = sum(_STAGES_OF_KIND.values())
 _MESH_STAGES, _PRIMITIVE_STAGES = 0x40 | 0x80, 0x1 | 0x2 | 0x4 | 0x8
-
-# The shader that a group of a VkRayTracingShaderGroupTypeKHR must have: general, procedural hit.
-_GROUP_NEEDS = {0: "generalShader", 2: "intersectionShader"}
-
-_VERTEX_INPUT_PART, _PRE_RASTERIZATION_PART, _FRAGMENT_SHADER_PART, _OUTPUT_PART = 0x1, 0x2, 0x4, 0x8
-_ALL_PARTS = 0xF
-_LINK_TIME_OPTIMIZATION, _RETAIN_LINK_TIME_OPTIMIZATION_INFO = 0x400, 0x80_0000
 
 
 def wrong_stages(structure: str, stages: Sequence[int]) -> Malformed | None:
@@ -901,42 +548,6 @@ def _stage_name(stage: int) -> str:
     return known.name if known is not None else f"stage {stage:#x}"
 
 
-def complete_graphics(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """Stages and state that belong to the pipeline's own parts.
-
-    VUID-VkGraphicsPipelineCreateInfo-pRasterizationState-09039 and -pMultisampleState-09026 name the dynamic
-    states that may replace it; this looks for one of each.
-    VUID-VkGraphicsPipelineCreateInfo-pStages-00731 for tessellation; `wrong_stages` for the stages;
-    VUID-VkPipelineMultisampleStateCreateInfo-rasterizationSamples-parameter.
-    """
-    parts, listed, stages = own_parts(value), [each.stage for each in value.pStages or ()], 0
-    wrong = wrong_stages(_GRAPHICS, listed)
-    if wrong is not None:
-        return wrong
-    for each in listed:
-        stages |= each
-    if parts == _ALL_PARTS and not stages & _FIRST_STAGES:
-        return None  # `incomplete_pipeline` reports it
-    raster = value.pRasterizationState
-    if parts & _PRE_RASTERIZATION_PART:
-        if stages & _TESSELLATION and value.pTessellationState is None:
-            replaced = dynamic_state("PATCH_CONTROL_POINTS_EXT") in dynamic
-            return (
-                None if replaced else Malformed("no tessellationState, although it has tessellation stages")
-            )
-        if raster is None:
-            replaced = dynamic_state("POLYGON_MODE_EXT") in dynamic
-            return None if replaced else Malformed("no rasterizationState")
-    samples_are_dynamic = dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic
-    if parts & _OUTPUT_PART and not samples_are_dynamic and not discards(raster, dynamic):
-        if value.pMultisampleState is None:
-            return Malformed("no multisampleState, although it rasterizes")
-        samples = value.pMultisampleState.rasterizationSamples
-        if samples.bit_count() != 1:
-            return Malformed(f"rasterizationSamples {samples} is no number of samples")
-    return None
-
-
 def discards(raster: Any | None, dynamic: DynamicStates) -> bool:
     """Whether a rasterization state lets no fragment through, whatever is set while drawing."""
     if raster is None or not raster.rasterizerDiscardEnable:
@@ -944,228 +555,30 @@ def discards(raster: Any | None, dynamic: DynamicStates) -> bool:
     return dynamic_state("RASTERIZER_DISCARD_ENABLE") not in dynamic
 
 
-def own_parts(value: Any) -> int:
-    """VkGraphicsPipelineLibraryFlagBitsEXT of a graphics pipeline without its libraries."""
-    if not getattr(value, "pNext", None):
-        return _ALL_PARTS
-    info = chained(value, "VkGraphicsPipelineLibraryCreateInfoEXT")
-    if info is not None:
-        return int(info.flags)
-    links = chained(value, "VkPipelineLibraryCreateInfoKHR")
-    return 0 if links is not None and links.pLibraries else _ALL_PARTS
-
-
-class GraphicsParts(msgspec.Struct, frozen=True):
-    """Properties of a pipeline together with the libraries that it links.
-
-    Attributes:
-        parts: VkGraphicsPipelineLibraryFlagBitsEXT of a graphics pipeline.
-        mesh: Whether it has a mesh shader, which reads no vertex input.
-        discards: Whether it rasterizes nothing.
-        retains: Whether it can be linked with link-time optimization.
-        stages: Number of all stages, which ray-tracing groups index.
-    """
-
-    parts: int
-    mesh: bool
-    discards: bool
-    retains: bool
-    stages: int
-
-    @classmethod
-    def of(cls, value: Any, linked: Sequence[GraphicsParts]) -> GraphicsParts:
-        """Those of a decoded pipeline."""
-        raster = getattr(value, "pRasterizationState", None)
-        parts = own_parts(value)
-        for each in linked:
-            parts |= each.parts
-        return cls(
-            parts,
-            mesh=any(each.stage & _MESH for each in getattr(value, "pStages", None) or ())
-            or any(each.mesh for each in linked),
-            discards=(raster is not None and bool(raster.rasterizerDiscardEnable))
-            or any(each.discards for each in linked),
-            retains=bool(create_flags(value) & _RETAIN_LINK_TIME_OPTIMIZATION_INFO),
-            stages=len(getattr(value, "pStages", None) or ()) + sum(each.stages for each in linked),
-        )
-
-
-def incomplete_pipeline(value: Any, linked: Sequence[GraphicsParts]) -> str | None:
-    """What is missing in a pipeline of any kind with its libraries; drivers read it without a check.
-
-    VUID-VkGraphicsPipelineCreateInfo-layout-06602, -pStages-06895, -flags-06609 and -06610, "Complete
-    Graphics Pipelines"; VUID-VkComputePipelineCreateInfo-layout-parameter and its like for ray tracing.
-    """
-    graphics = type(value).__name__ == _GRAPHICS
-    own = own_parts(value) if graphics else _ALL_PARTS
-    shaders = own & (_PRE_RASTERIZATION_PART | _FRAGMENT_SHADER_PART) and not (graphics and linked)
-    if not value.layout and shaders:
-        heap = enum_numbers()["VK_PIPELINE_CREATE_2_DESCRIPTOR_HEAP_BIT_EXT"]
-        if not create_flags(value) & heap:
-            return Malformed("layout is a null handle")
-    if not graphics:
-        return _group_shaders(value, GraphicsParts.of(value, linked).stages) if linked else None
-    if own & _PRE_RASTERIZATION_PART:
-        for each in value.pStages or ():
-            if each.stage & _FIRST_STAGES:
-                break
-        else:
-            return Malformed("pStages: no vertex or mesh shader")
-    if own == _ALL_PARTS:
-        return None
-    flags = create_flags(value)
-    if not all(each.retains for each in linked):
-        if flags & _LINK_TIME_OPTIMIZATION:
-            return Malformed(
-                "pLibraries: links with link-time optimization a library that retains nothing for it"
-            )
-        if flags & _RETAIN_LINK_TIME_OPTIMIZATION_INFO:
-            return Malformed("pLibraries: retains what link-time optimization needs, and a library does not")
-    if flags & _LIBRARY:
-        return None
-    whole = GraphicsParts.of(value, linked)
-    for part, name, needed in (
-        (_PRE_RASTERIZATION_PART, "pre-rasterization shaders", True),
-        (_VERTEX_INPUT_PART, "vertex input", not whole.mesh),
-        (_FRAGMENT_SHADER_PART, "fragment shaders", not whole.discards),
-        (_OUTPUT_PART, "fragment output", not whole.discards),
-    ):
-        if needed and not whole.parts & part:
-            return Malformed(f"pLibraries: the pipeline and what it links have no {name}")
-    return None
-
-
-def create_flags(value: Any) -> int:
-    """The flags of a pipeline: those of VkPipelineCreateFlags2CreateInfo replace its own."""
-    wide = chained(value, _FLAGS_2)
-    return int(value.flags if wide is None else wide.flags)
-
-
-def complete_compute(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """The stage of a compute pipeline, see `wrong_stages`."""
-    return wrong_stages(_COMPUTE, [value.stage.stage])
-
-
-def complete_ray_tracing(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Stages, and those that groups name, unless a library is linked, which may have them."""
-    wrong = wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
-    if wrong is not None:
-        return wrong
-    if value.pLibraryInfo is not None and value.pLibraryInfo.pLibraries:
-        return None
-    return _group_shaders(value, len(value.pStages or ()))
-
-
-def _group_shaders(value: Any, count: int) -> Malformed | None:
-    """Stages that groups name: VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476.
-
-    The last of `count` stages are those of libraries, whose kind is not known here.
-    """
-    stages = [each.stage for each in getattr(value, "pStages", None) or ()]
-    for each in getattr(value, "pGroups", None) or ():
-        for name, kinds in _GROUP_SHADERS.items():
-            index = getattr(each, name)
-            if index == _UNUSED_SHADER:
-                continue
-            if index >= count:
-                return Malformed(f"{name} {index} of a pipeline that has {count} stages")
-            if count == len(stages) and not stages[index] & kinds:
-                return Malformed(f"{name} {index} names a stage of another kind, {stages[index]:#x}")
-        needed = _GROUP_NEEDS.get(each.type)
-        if needed is not None and getattr(each, needed) == _UNUSED_SHADER:
-            return Malformed(f"{needed} is not used in a group that consists of it")
-    return None
-
-
-def complete_specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Map entries lie within their data, have a valid size, and name each constant once.
-
-    VUID-VkSpecializationInfo-offset-00773, -pMapEntries-00774, -constantID-04911,
-    VUID-VkSpecializationMapEntry-constantID-00776.
-    """
-    size, entries = len(value.pData or b""), value.pMapEntries or ()
-    if len(entries) > 1 and len({each.constantID for each in entries}) < len(entries):
-        twice, _ = Counter(each.constantID for each in entries).most_common(1)[0]
-        return Malformed(f"specialization constant {twice} is given twice")
-    for each in entries:
-        if each.size not in (1, 2, 4, 8):
-            return Malformed(f"specialization constant {each.constantID} has {each.size} bytes")
-        if each.offset + each.size > size:
-            end = each.offset + each.size
+def specialization(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Map entries lie within their data: VUID-VkSpecializationInfo-offset-00773 and -pMapEntries-00774."""
+    size = len(value.pData or b"")
+    for each in value.pMapEntries or ():
+        end = each.offset + each.size
+        if end > size:
             return Malformed(
                 f"specialization constant {each.constantID} ends at byte {end} of data that has {size}"
             )
     return None
 
 
-def complete_sample_locations(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """One location a sample: VUID-VkSampleLocationsInfoEXT-sampleLocationsCount-01527."""
-    count, grid = len(value.pSampleLocations or ()), value.sampleLocationGridSize
-    expected = value.sampleLocationsPerPixel * grid.width * grid.height
-    if count == expected or not count:
-        return None
-    return Malformed(f"{count} sample locations where grid and samples make {expected}")
+def compute_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Its stage."""
+    return wrong_stages(_COMPUTE, [value.stage.stage])
 
 
-# The greatest accepted binding number. Drivers allocate a table up to the greatest number of a layout, so the
-# specification advises to keep it low (VkDescriptorSetLayoutBinding); captures stay below some thousands.
-_LAST_BINDING = (1 << 20) - 1
-_PER_STAGE = 0x40  # VK_DESCRIPTOR_SET_LAYOUT_CREATE_PER_STAGE_BIT_NV
-_MUTABLE_TYPES = "VkMutableDescriptorTypeCreateInfoEXT"
+def ray_tracing_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
+    """Its stages."""
+    return wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
 
 
-def complete_set_layout(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Binding numbers, types of mutable bindings, and flags for all bindings or none.
-
-    VUID-VkDescriptorSetLayoutCreateInfo-binding-00279 and -pBindings-07303,
-    VUID-VkMutableDescriptorTypeListEXT-descriptorTypeCount-04597,
-    VUID-VkDescriptorSetLayoutBindingFlagsCreateInfo-bindingCount-03002.
-    """
-    bindings = value.pBindings or ()
-    numbers = {each.binding for each in bindings}
-    greatest = max(numbers, default=0)
-    if greatest > _LAST_BINDING:
-        return Malformed(f"binding {greatest}, where tables up to {_LAST_BINDING} are taken")
-    if len(numbers) < len(bindings) and not value.flags & _PER_STAGE:
-        twice, _ = Counter(each.binding for each in bindings).most_common(1)[0]
-        return Malformed(f"binding {twice} is there twice")
-    mutable = enum_numbers()["VK_DESCRIPTOR_TYPE_MUTABLE_EXT"]
-    lists = getattr(chained(value, _MUTABLE_TYPES), "pMutableDescriptorTypeLists", None) or ()
-    for index, each in enumerate(bindings):
-        if each.descriptorType == mutable and not (index < len(lists) and lists[index]):
-            return Malformed(f"binding {each.binding} is mutable, and {_MUTABLE_TYPES} has no types for it")
-    return _as_long(value, "VkDescriptorSetLayoutBindingFlagsCreateInfo", "pBindingFlags", "pBindings")
-
-
-def complete_pipeline_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Null set layouts: VUID-VkPipelineLayoutCreateInfo-graphicsPipelineLibrary-06753."""
-    if all(value.pSetLayouts or ()):
-        return None
-    struct = "VkPhysicalDeviceGraphicsPipelineLibraryFeaturesEXT"
-    return feature(answers, struct, "graphicsPipelineLibrary")
-
-
-def complete_render_pass(_answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """View masks and offsets for all subpasses and dependencies, or none.
-
-    VUID-VkRenderPassCreateInfo-pNext-01928 and -01929.
-    """
-    multiview_info = "VkRenderPassMultiviewCreateInfo"
-    return _as_long(value, multiview_info, "pViewMasks", "pSubpasses") or _as_long(
-        value, multiview_info, "pViewOffsets", "pDependencies"
-    )
-
-
-def _as_long(value: Any, chained_struct: str, array: str, own: str) -> str | None:
-    """A chained array that is read by the indices of the structure's own array must be as long."""
-    found, expected = chained(value, chained_struct), len(getattr(value, own) or ())
-    length = len(getattr(found, array, None) or ())
-    if not length or length == expected:
-        return None
-    return Malformed(f"{chained_struct}::{array} has {length} elements where {own} has {expected}")
-
-
-class ReplacedArray(msgspec.Struct, frozen=True):
+@frozen
+class ReplacedArray:
     """An array that may be null with a nonzero count only where dynamic states replace it.
 
     Attributes:
@@ -1218,7 +631,7 @@ REPLACED_ARRAYS: dict[str, tuple[ReplacedArray, ...]] = {
 # fmt: on
 
 
-def complete_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
+def replaced_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Null arrays of `REPLACED_ARRAYS` that no dynamic state replaces."""
     for row in REPLACED_ARRAYS[type(value).__name__]:
         count = getattr(value, row.count)
@@ -1235,15 +648,30 @@ def complete_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates)
     return None
 
 
-COMPLETENESS: dict[str, Context] = {
-    _GRAPHICS: complete_graphics,
-    _COMPUTE: complete_compute,
-    _RAY_TRACING: complete_ray_tracing,
-    "VkDescriptorSetLayoutCreateInfo": complete_set_layout,
-    "VkPipelineLayoutCreateInfo": complete_pipeline_layout,
-    "VkRenderPassCreateInfo": complete_render_pass,
-    "VkRenderPassCreateInfo2": complete_render_pass,
-    "VkSpecializationInfo": complete_specialization,
-    "VkSampleLocationsInfoEXT": complete_sample_locations,
-    **dict.fromkeys(REPLACED_ARRAYS, complete_arrays),
+CONTEXTS: dict[str, Context] = {
+    **dict.fromkeys(REPLACED_ARRAYS, replaced_arrays),
+    _GRAPHICS: graphics_pipeline,
+    _COMPUTE: compute_pipeline,
+    _RAY_TRACING: ray_tracing_pipeline,
+    "VkSpecializationInfo": specialization,
+    "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
+    "VkPipelineVertexInputStateCreateInfo": vertex_input,
+    "VkPipelineViewportStateCreateInfo": viewports,
+    "VkPipelineMultisampleStateCreateInfo": sample_count,
+    "VkPipelineColorBlendStateCreateInfo": color_blend,
+    "VkPipelineColorWriteCreateInfoEXT": color_write,
+    "VkPipelineRasterizationLineStateCreateInfo": line_stipple,
+    "VkPipelineRasterizationStateStreamCreateInfoEXT": rasterization_stream,
+    "VkPipelineSampleLocationsStateCreateInfoEXT": sample_locations,
+    "VkPipelineFragmentShadingRateStateCreateInfoKHR": fragment_shading_rate,
+    "VkPipelineFragmentShadingRateEnumStateCreateInfoNV": fragment_shading_rate,
+    "VkPipelineShaderStageCreateInfo": shader_stage,
+    "VkSamplerCreateInfo": sampler,
+    "VkSamplerYcbcrConversionCreateInfo": ycbcr_conversion,
+    "VkPushConstantRange": push_constant_range,
+    "VkDescriptorSetLayoutCreateInfo": set_layout,
+    "VkRenderPassCreateInfo": render_pass,
+    "VkRenderPassCreateInfo2": render_pass,
+    "VkPipelineRenderingCreateInfo": rendering_formats,
+    "VkFragmentShadingRateAttachmentInfoKHR": shading_rate_attachment,
 }

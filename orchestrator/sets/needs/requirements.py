@@ -30,10 +30,8 @@ from orchestrator.sets.answers import Decision
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
-    COMPLETENESS,
     CONTEXTS,
     Context,
-    DescriptorLimits,
     DynamicStates,
     discards,
     dynamic_state,
@@ -41,6 +39,7 @@ from orchestrator.sets.needs.context import (
     multiview,
 )
 from orchestrator.sets.needs.context import Malformed as Malformed
+from orchestrator.sets.needs.descriptors import DescriptorLimits
 from orchestrator.sets.needs.rules import LIMIT_RULES, RULES, DeviceAnswers, Limit, Rule, enum_numbers
 from orchestrator.sets.needs.shaders import ShaderRequirements
 from orchestrator.sets.spirv.walk import SpirvModule
@@ -63,7 +62,6 @@ _NOT_CHECKED = frozenset(
     }
 )
 _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
-_ALL_CONTEXTS = COMPLETENESS | CONTEXTS
 
 
 @define(eq=False)
@@ -237,22 +235,10 @@ def make_plan(answers: DeviceAnswers, value: Any) -> Plan:
         scalars=attrgetter(*names) if names else None,
         answer=answer,
         arrays=tuple(arrays),
-        context=_context(struct.name),
+        context=CONTEXTS.get(struct.name),
         children=tuple(children),
         child_values=_tuple_getter(children),
     )
-
-
-def _context(name: str) -> Context | None:
-    """The rules over several members of a structure as one, completeness first."""
-    own, device = COMPLETENESS.get(name), CONTEXTS.get(name)
-    if own is None or device is None:
-        return own or device
-
-    def both(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-        return own(answers, value, dynamic) or device(answers, value, dynamic)
-
-    return both
 
 
 def member_answers(answers: DeviceAnswers, struct: Struct, member: Member) -> MemberAnswers:
@@ -299,9 +285,9 @@ def _tuple_getter(names: list[str]) -> Callable[[Any], tuple[Any, ...]] | None:
 
 @lru_cache(maxsize=1024)
 def _worth_a_visit(name: str) -> bool:
-    """Whether anything in or below a structure can be missing on some device."""
+    # Whether anything in or below a structure can be missing on some device.
     struct = registry().struct(name)
-    if struct.requires or struct.name in _ALL_CONTEXTS:
+    if struct.requires or struct.name in CONTEXTS:
         return True
     concerned = {rule.struct for rule in RULES} | {each.struct for each in LIMIT_RULES}
     if struct.name in concerned:
@@ -413,7 +399,7 @@ class RequirementChecker:
         return None
 
     def _shared(self, state: Any, dynamic: DynamicStates) -> str | None:
-        """What is missing for a state that many pipelines share; kept by identity and dynamic states."""
+        # What is missing for a state that many pipelines share; kept by identity and dynamic states.
         known = self._states.get((id(state), dynamic))
         if known is None:
             # Keep a reference to the state, so that its id is not used again.
@@ -441,12 +427,11 @@ class RequirementChecker:
 
 
 def _relevant(found: Iterable[Missing], dynamic: DynamicStates) -> str | None:
-    """The first missing need that no dynamic state makes irrelevant."""
     return next((text for state, text in found if state not in dynamic), None)
 
 
 def _ignored(value: Any, dynamic: DynamicStates) -> frozenset[str]:
-    """Members that the driver ignores (specification, "Graphics Pipelines")."""
+    # Members that the driver ignores (specification, "Graphics Pipelines").
     ignored: frozenset[str] = frozenset()
     if discards(value.pRasterizationState, dynamic):
         ignored |= _RASTERIZED_STATE

@@ -17,7 +17,7 @@ RuntimeSpirv).
 from __future__ import annotations
 
 import struct as binary
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import chain
 from typing import Any, Final
 
@@ -232,16 +232,14 @@ class ShaderRequirements:
             f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
         )
 
-    def workgroup(
-        self, value: Any, entry: EntryPoint, spirv: SpirvModule, computed: Mapping[int, int] | None = None
-    ) -> str | None:
-        """The limit that a stage's workgroup exceeds; `computed` as in `SpirvModule.local_size`."""
+    def workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
+        """The limit that a stage's workgroup exceeds."""
         bounds = _WORKGROUPS.get(entry.execution_model)
         if bounds is None:
             return None
         info = value.pSpecializationInfo
         size = spirv.local_size(
-            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}, computed
+            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}
         )
         if size is None:
             return None

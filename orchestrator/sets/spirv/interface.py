@@ -138,8 +138,6 @@ class ShaderInterface:
 
 @define
 class _Walk:
-    """What the interface needs, by id."""
-
     types: dict[int, tuple[int, tuple[int, ...]]] = Factory(dict)
     names: dict[int, str] = Factory(dict)
     constants: dict[int, int] = Factory(dict)
@@ -170,7 +168,7 @@ _SOURCE_TEXT: Final = (
 
 
 def _is_text(code: bytes) -> bool:
-    """Whether it begins like text; the first words of a module hold zero bytes."""
+    # The first words of a module hold zero bytes.
     head = code[:256]
     return bool(head) and all(each in b"\t\n\r\f" or each >= 32 for each in head) and b"\0" not in head
 
@@ -289,7 +287,6 @@ def _push_constants(walk: _Walk) -> tuple[int, int] | None:
 
 
 def _size(walk: _Walk, type_id: int, decorations: dict[int, int], depth: int) -> int:
-    """Bytes of a type with explicit layout; `decorations` are those of the member of this type."""
     if depth > _MAX_DEPTH:
         raise RecursionError(f"type {type_id} nests too deep")
     # Each once: structures of structures can have more members than there is time.
@@ -322,7 +319,6 @@ def _size_of(walk: _Walk, type_id: int, row_major: bool, matrix_stride: int, dep
 
 
 def _scalar(walk: _Walk, type_id: int) -> tuple[str, int]:
-    """Numeric kind and width in bits of a scalar type."""
     opcode, operands = walk.types[type_id]
     if opcode == _TYPE_BOOL:
         return "bool", 32

@@ -18,24 +18,14 @@ _VARIABLES = ("PATH", "LD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 class Judge(msgspec.Struct, frozen=True, tag="judge"):
-    """A request to run spirv-val on a file.
-
-    Attributes:
-        command: The program and its arguments, with the file.
-        wall_s: Time limit, seconds.
-    """
+    """A request to run spirv-val on a file: the command, and its time limit in seconds."""
 
     command: tuple[str, ...]
     wall_s: float
 
 
 class Judged(msgspec.Struct, frozen=True, tag="judged"):
-    """The answer of spirv-val.
-
-    Attributes:
-        status: Its exit code; the negative signal that ended it; None where it took too long.
-        text: The beginning of its output.
-    """
+    """Exit code or negative signal of spirv-val, None where it took too long; the start of its output."""
 
     status: int | None
     text: str

@@ -50,12 +50,7 @@ _PATIENCE_S = 30.0
 
 
 class Verdict(enum.StrEnum):
-    """What is known about a module.
-
-    VALID: spirv-val accepts it.
-    INVALID: spirv-val refuses it.
-    UNKNOWN: spirv-val gave no answer, or does not know something that the module uses.
-    """
+    """What spirv-val says of a module; UNKNOWN: no answer, or it does not know what the module uses."""
 
     VALID = "valid"
     INVALID = "invalid"
@@ -64,12 +59,7 @@ class Verdict(enum.StrEnum):
 
 @frozen
 class Judgement:
-    """The verdict on one module.
-
-    Attributes:
-        verdict: The verdict.
-        reason: spirv-val's words, or why there is no answer; "" for VALID.
-    """
+    """The verdict on one module, and the words of spirv-val or why there is no answer; "" for VALID."""
 
     verdict: Verdict
     reason: str = ""
@@ -77,13 +67,7 @@ class Judgement:
 
 @frozen
 class ValidationLimits:
-    """Limits of spirv-val for one module.
-
-    Attributes:
-        cpu_s: CPU seconds.
-        wall_s: Seconds.
-        memory_bytes: Address space.
-    """
+    """Limits of spirv-val for one module: CPU time, time, and address space."""
 
     cpu_s: int = field(default=10, validator=validators.ge(1))
     wall_s: float = field(default=20.0, validator=validators.gt(0))
@@ -150,7 +134,7 @@ def without_source_notes(code: bytes) -> bytes:
 def _judge(
     paths: Sequence[tuple[int, str]], program: str, limits: ValidationLimits, group: ChildGroup
 ) -> dict[int, Judgement]:
-    """Judge a batch, with a new child after each module that ended one."""
+    # With a new child after each module that ended one.
     found: dict[int, Judgement] = {}
     left = deque(paths)
     bounds = limits.cpu_s, limits.memory_bytes

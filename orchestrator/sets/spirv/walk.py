@@ -1,16 +1,12 @@
 """The walk over SPIR-V modules, which reads what the checks of pipelines need.
 
-`walk_spirv` reads what precedes the first function: version, capabilities, extensions, entry points,
-execution modes, and the constants that a workgroup size may depend on. Only functions tell in which memory
-atomic operations work, so it reads on in modules that declare a capability for such operations, or that have
-such memory and contain the words of an atomic load, store or exchange: 9 of the 875 of the two largest
-captured sets. `walk_modules` does the same for many modules at once, in a third of the time: each step goes
-from one instruction to the next in all of them. `instructions` gives all instructions.
+`walk_spirv` reads what precedes the first function. Only functions tell in which memory atomic operations
+work, so it reads on in modules that declare a capability for such operations, or that have such memory and
+contain the words of an atomic load, store or exchange. `instructions` gives all instructions.
 
 Guarantees: no byte outside the given ones is read, every step moves on by a word at least, and no allocation
-depends on a declared size: any input gives a result or a SpirvError. A result is bounded. Only framing is
-checked, as far as the walk goes, and not the meaning of instructions. Pure and thread-safe; results are
-frozen.
+depends on a declared size: any input gives a result or a SpirvError. Only framing is checked, as far as the
+walk goes, and not the meaning of instructions. Pure and thread-safe; results are frozen.
 Assumptions: little-endian words, as on every host this package supports.
 Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module and Instruction" and 2.4
 "Logical Layout of a Module".
@@ -19,12 +15,11 @@ Source: SPIR-V specification, sections 2.3 "Physical Layout of a SPIR-V Module a
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import count
-from typing import Any, Final, NamedTuple, NoReturn, Self
+from typing import Final, NoReturn, Self
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
+from attrs import evolve, frozen
 
 from orchestrator.errors import OrchestratorError
 
@@ -33,9 +28,8 @@ MAGIC_SWAPPED = 0x03022307
 HEADER_WORDS = 5
 # "Universal Limits", section 2.17: ids stay below this in every valid module. Drivers allocate by the bound.
 ID_BOUND_LIMIT = 0x3F_FFFF
-# Most of each sort that is read of a module, since it is kept of every one: capabilities; entry points,
-# execution modes, extensions and the like together, or decorations; constants, which fill tables.
-MOST_CAPABILITIES, MOST_DECLARED, MOST_CONSTANTS = 1 << 12, 1 << 16, 1 << 20
+# Most instructions of a preamble that are read, since what they say is kept of every module.
+MOST_DECLARED = 1 << 20
 
 OP_EXTENSION, OP_ENTRY_POINT, OP_EXECUTION_MODE, OP_CAPABILITY = 10, 15, 16, 17
 OP_TYPE_INT, OP_TYPE_FLOAT, OP_TYPE_VECTOR, OP_TYPE_POINTER = 21, 22, 23, 32
@@ -63,17 +57,10 @@ _LEAST_WORDS = {
     OP_DECORATE: 3, OP_CONSTANT_COMPOSITE: 3, OP_SPEC_CONSTANT: 4, OP_SPEC_CONSTANT_COMPOSITE: 3,
     OP_EXECUTION_MODE_ID: 3, OP_TYPE_POINTER: 4,
 }  # fmt: skip
-# The same by opcode, 1 for others: the walk passes every instruction.
-_LEAST_BY_OPCODE = bytes(_LEAST_WORDS.get(opcode, 1) for opcode in range(max(_LEAST_WORDS) + 1)).ljust(
-    1 << 16, b"\1"
-)
-_LEAST: Final = np.frombuffer(_LEAST_BY_OPCODE, np.uint8)
 # Storage classes that other invocations see: Workgroup, Image, StorageBuffer, PhysicalStorageBuffer,
 # TaskPayloadWorkgroupEXT. Uniform is one where a block is decorated BufferBlock.
 _WORKGROUP = 4
 _SHARED_MEMORY = (_WORKGROUP, 11, 12, 5349, 5402)
-# Only composite constants of three constituents can be a workgroup size.
-_COMPOSITE_OF_THREE = 6
 # Instructions that define the types of atomic operations, as in `_LEAST_WORDS`.
 _TYPE_WORDS = {
     OP_TYPE_INT: 4, OP_TYPE_FLOAT: 3, OP_TYPE_VECTOR: 4, OP_TYPE_POINTER: 4, OP_TYPE_UNTYPED_POINTER: 3
@@ -177,19 +164,17 @@ class Atomic(msgspec.Struct, frozen=True, gc=False):
     components: int = 1
 
 
-class _Number(NamedTuple):
-    """A type of numbers."""
-
+@frozen
+class _Number:
     floating: bool
     width: int
     components: int
 
 
-class _Pointer(NamedTuple):
-    """A type of pointers; the type pointed to is 0 for untyped ones."""
-
+@frozen
+class _Pointer:
     storage_class: int
-    pointee: int
+    pointee: int  # 0 for untyped ones
 
 
 class SpirvModule(msgspec.Struct, frozen=True, gc=False):
@@ -239,24 +224,11 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
     @property
     def has_specialized_sizes(self) -> bool:
         """Whether a workgroup size may depend on the values of specialization constants."""
-        return bool(self.spec_ids) and not self._size_ids().isdisjoint(self.spec_ids)
-
-    @property
-    def computed_sizes(self) -> set[int]:
-        """Ids of what workgroup sizes consist of and OpSpecConstantOp computes."""
-        return self._size_ids() - self.constants.keys()
-
-    def _size_ids(self) -> set[int]:
-        """Ids of what workgroup sizes consist of."""
         ids = {*self.composites.get(self.workgroup_size, ())}
-        for each in self.execution_modes:
-            if each.mode == MODE_LOCAL_SIZE_ID:
-                ids.update(each.operands)
-        return ids
+        ids.update(*(each.operands for each in self.execution_modes if each.mode == MODE_LOCAL_SIZE_ID))
+        return not ids.isdisjoint(self.spec_ids)
 
-    def local_size(
-        self, entry_point: int, specialization: Mapping[int, int], computed: Mapping[int, int] | None = None
-    ) -> tuple[int, int, int] | None:
+    def local_size(self, entry_point: int, specialization: Mapping[int, int]) -> tuple[int, int, int] | None:
         """Workgroup size of a compute, task or mesh entry point.
 
         A constant decorated WorkgroupSize overrides execution modes (Vulkan, "WorkgroupSize").
@@ -264,7 +236,6 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
         Args:
             entry_point: Result id of its function.
             specialization: Values of specialization constants, by constant_id.
-            computed: Values of `computed_sizes`, by id, as far as they are known.
 
         Returns:
             (x, y, z), or None where the module gives none or its value is unknown.
@@ -277,8 +248,7 @@ class SpirvModule(msgspec.Struct, frozen=True, gc=False):
                     return x, y, z
                 if each.entry_point == entry_point and each.mode == MODE_LOCAL_SIZE_ID:
                     ids = each.operands
-        values = {**computed, **self.constants} if computed else self.constants
-        sizes = [specialization.get(self.spec_ids.get(each, -1), values.get(each)) for each in ids]
+        sizes = [specialization.get(self.spec_ids.get(each, -1), self.constants.get(each)) for each in ids]
         known = tuple(each for each in sizes if each is not None)
         return known if len(known) == len(sizes) == 3 else None
 
@@ -336,7 +306,7 @@ def check_functions(code: bytes, module: SpirvModule) -> None:
         SpirvError: It is not whole, its framing is broken, or something else stands among the functions.
     """
     words = spirv_words(code)
-    _, start = _preamble(words)
+    start = next((at for opcode, at, _ in instructions(words) if opcode == OP_FUNCTION), len(words))
     inside, defined = False, set[int]()
     used = {each.id for each in module.entry_points}
     for opcode, at, end in instructions(words, start):
@@ -382,271 +352,129 @@ def walk_spirv(code: bytes) -> SpirvModule:
     Raises:
         SpirvError: It is not SPIR-V, or the framing of what was read is broken.
     """
-    (found,) = walk_modules((code,))
-    if isinstance(found, SpirvError):
-        raise found
-    return found
-
-
-def walk_modules(codes: Sequence[bytes]) -> list[SpirvModule | SpirvError]:
-    """Read several modules like `walk_spirv`; a broken module gives its error."""
-    found: list[SpirvModule | SpirvError | memoryview[int]] = []
-    for code in codes:
-        try:
-            found.append(_checked_words(code))
-        except SpirvError as error:
-            found.append(error.with_traceback(None))  # which holds this list, and so itself
-    preambles = _Preambles([each for each in found if isinstance(each, memoryview)])
-    numbers = count()
-    return [
-        _read_module(code, each, preambles, next(numbers)) if isinstance(each, memoryview) else each
-        for code, each in zip(codes, found, strict=True)
-    ]
-
-
-def _checked_words(code: bytes) -> memoryview[int]:
     words = spirv_words(code)
     if not 0 < words[3] <= ID_BOUND_LIMIT:
         raise SpirvError(3, f"id bound {words[3]} is not in 1 to {ID_BOUND_LIMIT}")
-    return words
-
-
-def _read_module(
-    code: bytes, words: memoryview[int], preambles: _Preambles, number: int
-) -> SpirvModule | SpirvError:
-    walk = _Walk()
-    end = preambles.ends[number]
+    preamble = _Preamble(code, words)
+    end = preamble.read()
     atomics: tuple[Atomic, ...] = ()
-    try:
-        capabilities = tuple(preambles.capabilities.of(number))
-        constants, spec_ids = preambles.constants.of(number), preambles.spec_ids.of(number)
-        descriptor_sets, bindings = preambles.descriptor_sets.of(number), preambles.bindings.of(number)
-        walk.read(code, words, preambles.places.of(number) + preambles.composites.of(number))
-        if end < len(words) and words[end] & 0xFFFF != OP_FUNCTION:
-            _raise_length(words, end, len(words))
-        if not _ATOMIC_CAPABILITIES.isdisjoint(capabilities) or (
-            walk.shared_memory and _may_hold_plain_atomics(code)
-        ):
-            atomics = _AtomicWalk(words).found(end)
-    except SpirvError as error:
-        return error.with_traceback(None)  # whose frames hold all that was read
-    version = words[1]
-    return SpirvModule(
-        (version >> 16 & 0xFF, version >> 8 & 0xFF),
-        words[3],
-        capabilities,
-        tuple(walk.extensions),
-        tuple(walk.entry_points),
-        tuple(walk.execution_modes),
-        constants=constants,
-        spec_ids=spec_ids,
-        workgroup_memory=walk.workgroup_memory,
-        composites=walk.composites,
-        workgroup_size=walk.workgroup_size,
-        descriptor_sets=descriptor_sets,
-        bindings=bindings,
-        atomics=atomics,
-    )
+    if not _ATOMIC_CAPABILITIES.isdisjoint(preamble.capabilities) or (
+        preamble.shared_memory and _may_hold_plain_atomics(code)
+    ):
+        atomics = _AtomicWalk(words).found(end)
+    return preamble.module(atomics)
 
 
-# --- where the instructions of preambles are
-
-_FEW: Final = 24  # fewer modules are faster one by one
-_STEPS: Final = 16  # steps between two checks which modules have reached their functions
-_OPCODE, _LENGTH = np.uint32(0xFFFF), np.uint32(16)
-_STEP_NUMBERS: Final = np.arange(_STEPS)[:, None]
-_IS_READ: Final = np.isin(np.arange(1 << 16), list(_LEAST_WORDS))
-
-_Words = npt.NDArray[np.uint32]
-_Places = npt.NDArray[np.int64]
-
-
-def _preamble(words: memoryview[int], at: int = HEADER_WORDS) -> tuple[list[int], int]:
-    """Places of the instructions of one module that are read, from `at` on, and where the preamble ends."""
-    least_words, read, size, found = _LEAST_BY_OPCODE, _LEAST_WORDS, len(words), []
-    while at < size:
-        word = words[at]
-        opcode, end = word & 0xFFFF, at + (word >> 16)
-        if opcode == OP_FUNCTION or end < at + least_words[opcode] or end > size:
-            break
-        if opcode in read:
-            found.append(at)
-        at = end
-    return found, at
+def walk_modules(codes: Sequence[bytes]) -> list[SpirvModule | SpirvError]:
+    """Read several modules; a broken module gives its error."""
+    found: list[SpirvModule | SpirvError] = []
+    for code in codes:
+        try:
+            found.append(walk_spirv(code))
+        except SpirvError as error:
+            found.append(error.with_traceback(None))  # whose frames hold all that was read
+    return found
 
 
-def _places_of(
-    several: Sequence[memoryview[int]], joined: _Words, begins: _Places
-) -> tuple[_Places, _Places]:
-    """The same for several joined modules: all places in order, and where each preamble ends."""
-    ends = np.append(begins[1:], len(joined))
-    which, at = np.arange(len(several)), begins + HEADER_WORDS
-    stops, places = np.empty(len(several), np.int64), [np.empty(0, np.int64)]
-    while len(which) > _FEW:
-        # A module that has ended goes on through garbage, which is not read; `clip` keeps it in bounds.
-        rows, words = (np.empty((_STEPS, len(which)), kind) for kind in (np.int64, np.uint32))
-        for row, word in zip(rows, words, strict=True):
-            row[:] = at
-            joined.take(at, mode="clip", out=word)
-            at = at + (word >> _LENGTH)
-        opcodes, lengths = words & _OPCODE, words >> _LENGTH
-        stop = (opcodes == OP_FUNCTION) | (lengths < _LEAST[opcodes]) | (rows + lengths > ends[which])
-        stopped = stop.any(axis=0)
-        steps = np.where(stopped, stop.argmax(axis=0), _STEPS)
-        places.append(rows[_IS_READ[opcodes] & (steps > _STEP_NUMBERS)])
-        columns = stopped.nonzero()[0]
-        stops[which[columns]] = rows[steps[columns], columns]
-        which, at = which[~stopped], at[~stopped]
-    for number, place in zip(which.tolist(), at.tolist(), strict=True):
-        begin = int(begins[number])
-        found, end = _preamble(several[number], place - begin)
-        places.append(np.array(found, np.int64) + begin)
-        stops[number] = begin + end
-    return np.sort(np.concatenate(places)), stops
-
-
-class _Column:
-    """Numbers from one sort of instructions, by module."""
-
-    def __init__(self, numbers: npt.NDArray[Any], split: Sequence[int], sort: str, most: int) -> None:
-        self.numbers: Final[list[int]] = numbers.tolist()
-        self.split: Final = split
-        self.sort, self.most = sort, most
-
-    def of(self, number: int) -> list[int]:
-        """Those of a module.
-
-        Raises:
-            SpirvError: They are more than `most`.
-        """
-        begin, end = self.split[number], self.split[number + 1]
-        if end - begin > self.most:
-            text = f"{end - begin} {self.sort} from here on, where a module may have {self.most}"
-            raise SpirvError(HEADER_WORDS, text)
-        return self.numbers[begin:end]
-
-
-class _Pairs:
-    """Ids and values from one sort of instructions, by module."""
-
-    def __init__(self, ids: _Words, values: _Words, split: Sequence[int], sort: str, most: int) -> None:
-        self._ids, self._values = _Column(ids, split, sort, most), _Column(values, split, sort, most)
-        self._split = split
-
-    def of(self, number: int) -> dict[int, int]:
-        """Those of a module."""
-        if self._split[number] == self._split[number + 1]:
-            return {}
-        return dict(zip(self._ids.of(number), self._values.of(number), strict=True))
-
-
-class _Preambles:
-    """The preambles of several modules, with frequent instructions in columns.
-
-    Attributes:
-        ends: Where each walk stops: at the first function, the end, or an instruction of a wrong length.
-        capabilities: As in `SpirvModule`, like the next four.
-        constants: Those with a valid id.
-        spec_ids: Those with a valid id.
-        descriptor_sets: All.
-        bindings: All.
-        places: Places of the other instructions that are read, with the constants and constant_ids whose id
-            is invalid, which `_Walk.read` reports.
-        composites: Places of composites that may be a workgroup size.
-    """
-
-    def __init__(self, several: Sequence[memoryview[int]]) -> None:
-        joined = np.frombuffer(b"".join(several), np.uint32)
-        sizes = np.array([len(words) for words in several], np.int64)
-        ends = np.cumsum(sizes)
-        begins = ends - sizes
-        there, stops = _places_of(several, joined, begins)
-        first, second, third, fourth = (joined.take(there + each, mode="clip") for each in range(4))
-        opcodes, lengths = first & _OPCODE, first >> _LENGTH
-        of_module = np.repeat(np.arange(len(several)), np.diff(np.searchsorted(there, ends), prepend=0))
-        bounds = joined[begins + 3][of_module]
-
-        def split(chosen: npt.NDArray[np.bool_]) -> list[int]:
-            return [0, *np.searchsorted(there[chosen], ends).tolist()]
-
-        def pairs(
-            chosen: npt.NDArray[np.bool_], ids: _Words, sort: str = "decorations", most: int = MOST_DECLARED
-        ) -> _Pairs:
-            return _Pairs(ids[chosen], fourth[chosen], split(chosen), sort, most)
-
-        is_id_2, is_id_3 = ((each > 0) & (each < bounds) for each in (second, third))
-        of_four, decorates = lengths == 4, opcodes == OP_DECORATE
-        modes = (opcodes == OP_EXECUTION_MODE) | (opcodes == OP_EXECUTION_MODE_ID)
-        sizes_workgroups = decorates & (lengths > 3) & (third == DECORATION_BUILT_IN)
-        sizes_workgroups &= fourth == BUILT_IN_WORKGROUP_SIZE
-        sized = np.zeros(len(several), np.bool_)
-        sized[of_module[sizes_workgroups | (modes & (third == MODE_LOCAL_SIZE_ID))]] = True
-        may_be_size = sized[of_module]
-        capabilities = opcodes == OP_CAPABILITY
-        constants = of_four & ((opcodes == OP_CONSTANT) | (opcodes == OP_SPEC_CONSTANT))
-        composites = (opcodes == OP_CONSTANT_COMPOSITE) | (opcodes == OP_SPEC_CONSTANT_COMPOSITE)
-        composites &= lengths == _COMPOSITE_OF_THREE
-        spec_ids = decorates & (lengths > 3) & (third == DECORATION_SPEC_ID)
-        self.ends: Final[list[int]] = (stops - begins).tolist()
-        self.capabilities: Final = _Column(
-            second[capabilities], split(capabilities), "capabilities", MOST_CAPABILITIES
-        )
-        self.constants: Final = pairs(constants & may_be_size & is_id_3, third, "constants", MOST_CONSTANTS)
-        self.spec_ids: Final = pairs(spec_ids & is_id_2, second)
-        self.descriptor_sets: Final = pairs(
-            decorates & of_four & (third == DECORATION_DESCRIPTOR_SET), second
-        )
-        self.bindings: Final = pairs(decorates & of_four & (third == DECORATION_BINDING), second)
-        others = (opcodes == OP_ENTRY_POINT) | (opcodes == OP_EXTENSION) | modes | sizes_workgroups
-        others |= decorates & (third == DECORATION_BUFFER_BLOCK)
-        others |= (opcodes == OP_TYPE_POINTER) & np.isin(third, _SHARED_MEMORY)
-        others |= (constants & ~is_id_3) | (spec_ids & ~is_id_2)
-        at = there - begins[of_module]
-        self.places: Final = _Column(at[others], split(others), "declarations", MOST_DECLARED)
-        composites &= may_be_size | ~is_id_3
-        self.composites: Final = _Column(at[composites], split(composites), "constants", MOST_CONSTANTS)
-
-
-# --- what they say
-
-
-class _Walk:
-    """Reads the instructions of a module's preamble that are not in columns."""
-
-    def __init__(self) -> None:
+class _Preamble:
+    def __init__(self, code: bytes, words: memoryview[int]) -> None:
+        self.code, self.words = code, words
+        self.capabilities: list[int] = []
         self.extensions: list[str] = []
         self.entry_points: list[EntryPoint] = []
         self.execution_modes: list[ExecutionMode] = []
+        self.constants: dict[int, int] = {}
         self.composites: dict[int, tuple[int, ...]] = {}
+        self.spec_ids: dict[int, int] = {}
+        self.descriptor_sets: dict[int, int] = {}
+        self.bindings: dict[int, int] = {}
         self.workgroup_size = 0
         self.shared_memory = False
         self.workgroup_memory = False
 
-    def read(self, code: bytes, words: memoryview[int], places: Sequence[int]) -> None:
-        """Read the instructions at these words."""
-        for at in places:
+    def read(self) -> int:
+        """Read it; returns the word at which it ends."""
+        words, least_words, size = self.words, _LEAST_WORDS, len(self.words)
+        at, declared = HEADER_WORDS, 0
+        while at < size:
             word = words[at]
             opcode, end = word & 0xFFFF, at + (word >> 16)
-            if opcode == OP_ENTRY_POINT:
-                name = spirv_string(code, at + 3, end)
-                self.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
-            elif opcode in (OP_EXECUTION_MODE, OP_EXECUTION_MODE_ID):
-                mode, operands = words[at + 2], tuple(words[at + 3 : end])
-                if mode in (MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID) and len(operands) != 3:
-                    raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
-                by_id = opcode == OP_EXECUTION_MODE_ID
-                self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
-            elif opcode == OP_EXTENSION:
-                self.extensions.append(spirv_string(code, at + 1, end, "backslashreplace"))
-            elif opcode == OP_TYPE_POINTER:
-                self.shared_memory = True
-                self.workgroup_memory |= words[at + 2] == _WORKGROUP
-            elif opcode != OP_DECORATE:
+            if end == at or end > size:
+                _raise_length(words, at, size)
+            if opcode == OP_FUNCTION:
+                return at
+            if opcode in least_words:
+                if end - at < least_words[opcode]:
+                    _raise_length(words, at, size)
+                declared += 1
+                if declared > MOST_DECLARED:
+                    raise SpirvError(at, f"more than {MOST_DECLARED} declarations, the most that are read")
+                self._instruction(opcode, at, end)
+            at = end
+        return at
+
+    def _instruction(self, opcode: int, at: int, end: int) -> None:
+        words = self.words
+        if opcode == OP_DECORATE:
+            self._decoration(at, end)
+        elif opcode in (OP_CONSTANT, OP_SPEC_CONSTANT):
+            if end - at == 4:
+                self.constants[_id(words, at + 2)] = words[at + 3]
+        elif opcode in (OP_CONSTANT_COMPOSITE, OP_SPEC_CONSTANT_COMPOSITE):
+            if end - at == 6:  # only three constituents can be a workgroup size
                 self.composites[_id(words, at + 2)] = tuple(words[at + 3 : end])
-            elif words[at + 2] == DECORATION_BUFFER_BLOCK:
-                self.shared_memory = True
-            else:
-                self.workgroup_size = _id(words, at + 1)
+        elif opcode == OP_TYPE_POINTER:
+            self.shared_memory |= words[at + 2] in _SHARED_MEMORY
+            self.workgroup_memory |= words[at + 2] == _WORKGROUP
+        elif opcode == OP_CAPABILITY:
+            self.capabilities.append(words[at + 1])
+        elif opcode == OP_ENTRY_POINT:
+            name = spirv_string(self.code, at + 3, end)
+            self.entry_points.append(EntryPoint(words[at + 1], name, _id(words, at + 2)))
+        elif opcode == OP_EXTENSION:
+            self.extensions.append(spirv_string(self.code, at + 1, end, "backslashreplace"))
+        else:
+            mode, operands = words[at + 2], tuple(words[at + 3 : end])
+            if mode in (MODE_LOCAL_SIZE, MODE_LOCAL_SIZE_ID) and len(operands) != 3:
+                raise SpirvError(at, f"local size of {len(operands)} operands instead of 3")
+            by_id = opcode == OP_EXECUTION_MODE_ID
+            self.execution_modes.append(ExecutionMode(_id(words, at + 1), mode, operands, by_id))
+
+    def _decoration(self, at: int, end: int) -> None:
+        words = self.words
+        target, decoration = words[at + 1], words[at + 2]
+        if decoration == DECORATION_BUFFER_BLOCK:
+            self.shared_memory = True
+        elif end - at != 4:
+            return
+        elif decoration == DECORATION_BINDING:
+            self.bindings[target] = words[at + 3]
+        elif decoration == DECORATION_DESCRIPTOR_SET:
+            self.descriptor_sets[target] = words[at + 3]
+        elif decoration == DECORATION_SPEC_ID:
+            self.spec_ids[_id(words, at + 1)] = words[at + 3]
+        elif decoration == DECORATION_BUILT_IN and words[at + 3] == BUILT_IN_WORKGROUP_SIZE:
+            self.workgroup_size = _id(words, at + 1)
+
+    def module(self, atomics: tuple[Atomic, ...]) -> SpirvModule:
+        sized = self.workgroup_size or any(each.mode == MODE_LOCAL_SIZE_ID for each in self.execution_modes)
+        version = self.words[1]
+        return SpirvModule(
+            (version >> 16 & 0xFF, version >> 8 & 0xFF),
+            self.words[3],
+            tuple(self.capabilities),
+            tuple(self.extensions),
+            tuple(self.entry_points),
+            tuple(self.execution_modes),
+            constants=self.constants if sized else {},
+            spec_ids=self.spec_ids,
+            composites=self.composites if sized else {},
+            workgroup_size=self.workgroup_size,
+            descriptor_sets=self.descriptor_sets,
+            bindings=self.bindings,
+            atomics=atomics,
+            workgroup_memory=self.workgroup_memory,
+        )
 
 
 def _id(words: memoryview[int], at: int) -> int:
@@ -657,8 +485,6 @@ def _id(words: memoryview[int], at: int) -> int:
 
 
 class _AtomicWalk:
-    """The walk through a module's functions, for atomic operations."""
-
     def __init__(self, words: memoryview[int]) -> None:
         self.words = words
         self.types: dict[int, _Number | _Pointer] = {}
@@ -667,13 +493,11 @@ class _AtomicWalk:
         self.operations: dict[tuple[int, int, int], None] = {}
 
     def found(self, end: int) -> tuple[Atomic, ...]:
-        """The operations of the functions, which begin at word `end`, each once."""
         self.read_types(end)
         self.functions(end)
         return self.atomics()
 
     def read_types(self, stop: int) -> None:
-        """Walk the preamble again for the types of atomic operations."""
         words, types = self.words, self.types
         for opcode, at, end in instructions(words[:stop]):
             if end - at < max(_TYPE_WORDS.get(opcode, 0), _RESULT_WORDS.get(opcode, 0)):
@@ -684,7 +508,6 @@ class _AtomicWalk:
                 self.results[_id(words, at + 2)] = words[at + 1]
 
     def functions(self, start: int) -> None:
-        """Walk the functions to the module's end, and note their atomic operations."""
         words, types, results = self.words, self.types, self.results
         for opcode, at, end in instructions(words, start):
             # Every instruction with a result type begins with it; no other id is that of a type.
@@ -696,14 +519,14 @@ class _AtomicWalk:
                 self.operations[opcode, results.get(words[at + pointer], 0), value] = None
 
     def atomics(self) -> tuple[Atomic, ...]:
-        """The noted operations with their types."""
         found: dict[Atomic, None] = {}
         for opcode, pointer_type, value_type in self.operations:
             pointer = self.types.get(pointer_type)
             if isinstance(pointer, _Pointer):
                 number = self.types.get(pointer.pointee or value_type)
                 if isinstance(number, _Number) and (number.floating or number.width == 64):
-                    found[Atomic(opcode, pointer.storage_class, *number)] = None
+                    kind = number.floating, number.width, number.components
+                    found[Atomic(opcode, pointer.storage_class, *kind)] = None
         return tuple(found)
 
     def _read_type(self, opcode: int, at: int, end: int) -> None:
@@ -717,13 +540,12 @@ class _AtomicWalk:
         elif opcode == OP_TYPE_VECTOR:
             component = types.get(words[at + 2])
             if isinstance(component, _Number):
-                types[result] = component._replace(components=words[at + 3])
+                types[result] = evolve(component, components=words[at + 3])
         else:
             types[result] = _Pointer(words[at + 2], words[at + 3] if opcode == OP_TYPE_POINTER else 0)
 
 
 def _may_hold_plain_atomics(code: bytes) -> bool:
-    """Whether an atomic load, store or exchange may be in the module; false only if there is none."""
     words = np.frombuffer(code, dtype=np.uint32)
     alike = (words & _PLAIN_ATOMICS_MASK) == _PLAIN_ATOMICS_BITS
     # Counting first makes modules without any cheap.
@@ -731,7 +553,6 @@ def _may_hold_plain_atomics(code: bytes) -> bool:
 
 
 def _raise_length(words: memoryview[int], at: int, count: int) -> NoReturn:
-    """Raise what is wrong with the length of the instruction at a word."""
     length, opcode = words[at] >> 16, words[at] & 0xFFFF
     if length == 0:
         raise SpirvError(at, f"instruction {opcode} has word count 0")

@@ -1,18 +1,13 @@
 """Documents that lie about their counts, arrays and handles.
 
 Every structure of the registry that records can hold, each way of lying about it (lies.py): the document
-fails with the member named, and nothing that is given to a driver makes it read outside of an array.
+fails with the member named.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import numpy as np
 import pytest
 
-from orchestrator.devices.device import Device, NoSource
-from orchestrator.devices.opening import open_device
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import Problem, build_image
 from orchestrator.sets.image.documents import TABLES
@@ -59,22 +54,3 @@ def test_a_lie_fails_by_name(lie: Lie, problems: dict[PipelineJob, Problem]) -> 
     problem = problems[lie.job]
     assert not problem.unsupported, problem.reason
     assert any(name in problem.reason for name in lie.names), problem.reason
-
-
-@pytest.fixture(scope="module")
-def radv() -> Iterator[Device]:
-    device = open_device("radv:navi21")
-    yield device
-    device.close()
-
-
-@pytest.mark.driver("radv:navi21")
-@pytest.mark.parametrize("lie", LYING_SET.lies, ids=str)
-def test_the_driver_survives_what_it_is_given(lie: Lie, radv: Device) -> None:
-    built = build_image(PipelineSet.from_records(LYING_SET), [lie.job], radv.supported)
-    assert [each.job for each in built.problems] == [] or lie.way != "honest" or built.problems[0].unsupported
-    if not built.problems:
-        prepared = radv.prepare(built.image)
-        batch = radv.create_pipelines(prepared, np.arange(len(built.image), dtype=np.int32), NoSource())
-        assert len(batch.results) == len(built.image)
-        prepared.close()

@@ -13,7 +13,7 @@ from orchestrator.registry.tables import AnyDevice, same_members
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import BuiltImage, build_image
-from orchestrator.sets.needs.context import (
+from orchestrator.sets.needs.descriptors import (
     DESCRIPTOR_LIMITS,
     DescriptorCounts,
     DescriptorLimit,
@@ -229,17 +229,6 @@ def test_stages_that_a_mask_names() -> None:
     assert missing(over, counted((SAMPLER, 1, ALL), *nobody)) is None
 
 
-def test_hostile_counts_are_exact_and_stay_small() -> None:
-    stages = stage_bits()
-    masks = [sum(bit for at, bit in enumerate(stages) if number >> at & 1) for number in range(1, 4096)]
-    layout = counted(*((SAMPLER, 0xFFFF_FFFF, mask) for mask in masks))
-    name = (LIMITS, "maxDescriptorSetSamplers")
-    of = device({name: 0xFFFF_FFFF})
-    assert missing(of, *[layout] * 1000) == text(name, 0xFFFF_FFFF, 0xFFFF_FFFF * 4095 * 1000)
-    # However many bindings and masks: one row a type, one number a stage.
-    assert [len(row) for row in layout.by_key().values()] == [1 + len(stages)]
-
-
 class Layouts:
     """A set of compute pipelines with layouts made of set layouts."""
 
@@ -279,23 +268,6 @@ def test_a_pipeline_is_skipped_for_its_layout() -> None:
     assert [(each.job.key, each.unsupported, each.reason) for each in built.problems] == [
         (key, True, text(name, 1_000_000, 1_000_001)) for key in over
     ]
-
-
-def test_a_layout_is_compared_once_for_all_its_pipelines(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[int] = []
-    original = DescriptorLimits.missing
-
-    def counting(self: DescriptorLimits, sets: Any) -> str | None:
-        calls.append(len(sets))
-        return original(self, sets)
-
-    monkeypatch.setattr(DescriptorLimits, "missing", counting)
-    layouts = Layouts()
-    for number in range(5):
-        layouts.pipeline(((SAMPLER, 2, ALL),), entry=f"main{number}")
-    built = layouts.built(AnyDevice(properties={(LIMITS, "maxPerStageDescriptorSamplers"): 1}))
-    assert len(built.problems) == 5
-    assert calls == [1]
 
 
 @each_driver

@@ -18,7 +18,7 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter, copy_records
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.documents import decode_document
-from orchestrator.sets.needs.context import count_descriptors
+from orchestrator.sets.needs.descriptors import count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import opened_groups

@@ -144,13 +144,13 @@ def test_an_inflation_without_a_bound_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 def test_an_allocation_by_what_a_module_declares_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Test of the test: the walk makes a table of as many ids as the header says."""
-    original = spirv_module._Walk.read
+    original = spirv_module._Preamble.read
 
-    def by_bound(self: Any, code: bytes, words: memoryview[int], places: list[int]) -> None:
-        self.table = [0] * words[3]
-        original(self, code, words, places)
+    def by_bound(self: Any) -> int:
+        self.table = [0] * self.words[3]
+        return original(self)
 
-    monkeypatch.setattr(spirv_module._Walk, "read", by_bound)
+    monkeypatch.setattr(spirv_module._Preamble, "read", by_bound)
     assert any("over the ceiling" in each for each in fuzz(BY_NAME["SPIR-V"], examples=1)[1])
 
 
