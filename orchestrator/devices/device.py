@@ -99,20 +99,10 @@ class DeviceIdentity:
 class DeviceHandles:
     """Handles of Vulkan behind a device, as plain integers, for who calls Vulkan beside it.
 
-    They live as long as the device, and stay whoever's they are: see `adopt_device` and `open_device`. Calls
-    with them need no synchronization with this package, except where the specification wants the handle
-    itself externally synchronized: queues are never used here, and the device and the instance are destroyed
-    after `Device.close` only.
-
-    Attributes:
-        instance: VkInstance.
-        physical_device: VkPhysicalDevice.
-        device: VkDevice.
-        get_instance_proc_addr: Address of the vkGetInstanceProcAddr that found the commands.
-        allocation_callbacks: Address of the VkAllocationCallbacks that objects are created and destroyed
-            with, 0 for none.
-        queue_family: The family of the one queue that the device was created with; None where a host created
-            it.
+    They live as long as the device. Calls with them need no synchronization with this package, except where
+    the specification wants the handle itself externally synchronized: queues are never used here, and the
+    device and the instance are destroyed after `Device.close` only. `queue_family` is that of the one queue
+    that the device was created with; None where a host created it.
     """
 
     instance: int
@@ -128,16 +118,12 @@ class DeviceFeatures:
     """The features of a device that matter here.
 
     Attributes:
-        externally_synchronized_caches: Whether caches may be externally synchronized
-            (pipelineCreationCacheControl).
-        creation_feedback: Whether VkPipelineCreationFeedback is written, so that hits and driver time are
-            known.
-        pipeline_binaries: Whether VK_KHR_pipeline_binary is enabled, with pipeline keys; false if these are
-            withheld.
-        shader_module_identifiers: Whether VK_EXT_shader_module_identifier is enabled.
-        internally_synchronized_merge: Whether caches can be merged into a primary that is in use
-            (maintenance8).
-        compile_required: Whether a call can forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED).
+        externally_synchronized_caches: Caches may be externally synchronized (pipelineCreationCacheControl).
+        creation_feedback: VkPipelineCreationFeedback is written, so that hits and driver time are known.
+        pipeline_binaries: VK_KHR_pipeline_binary, with pipeline keys; false if these are withheld.
+        shader_module_identifiers: VK_EXT_shader_module_identifier.
+        internally_synchronized_merge: Caches can be merged into a primary that is in use (maintenance8).
+        compile_required: A call can forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED).
         driver_caches: How the driver's own caches were disabled: "disabled: <how>", or "enabled".
         layers: The layers between the program and the driver, each with the Vulkan version that it supports.
         keys_withheld: Why a driver with pipeline keys is not asked for them; "" if it is.
@@ -187,14 +173,11 @@ _NO_PIPELINE_BYTES: Final = 32
 
 
 def is_empty_cache(content: bytes | int) -> bool:
-    """Whether a cache holds no pipeline, so that it is not saved, counted or looked up in.
+    """Whether a cache holds no pipeline, by its data, or by its size where the data was not read.
 
     For an empty cache some drivers return the header alone, RADV 36 bytes (the header and a count of zero),
     others more zeros. Zeros can only be told from the data: of a size alone, what may hold a pipeline counts
     as if it did.
-
-    Args:
-        content: The cache's data, or its size in bytes where the data was not read.
     """
     if isinstance(content, int):
         return content <= CACHE_HEADER_SIZE + _NO_PIPELINE_BYTES
@@ -207,12 +190,7 @@ def is_empty_cache(content: bytes | int) -> bool:
 
 
 class PipelineCacheData(msgspec.Struct, frozen=True):
-    """What a read of a source gave.
-
-    Attributes:
-        data: Exactly the bytes that the driver wrote, valid as initial data.
-        complete: False where the driver returned VK_INCOMPLETE: the limit was smaller than the cache.
-    """
+    """What a read gave: the driver's bytes, valid as initial data; not `complete` on VK_INCOMPLETE."""
 
     data: bytes
     complete: bool
@@ -221,15 +199,12 @@ class PipelineCacheData(msgspec.Struct, frozen=True):
 class PipelineSource:
     """What `Device.create_pipelines` takes pipelines from and adds them to. Belongs to one device.
 
-    A pipeline cache, nothing (`NoSource`), or a source of binaries. Whoever uses one never asks for the kind:
-    it asks for the size and the data, makes sources for workers, merges those, and destroys them. Every use
-    by a device is between `begin_use` and `end_use`, which check the rules of host synchronization: those of
-    VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT, and of vkMergePipelineCaches and
-    vkDestroyPipelineCache, which need a cache alone whatever its flags are.
+    A pipeline cache, nothing (`NoSource`), or a source of binaries. Whoever uses one never asks for the
+    kind. Every use by a device is between `begin_use` and `end_use`, which check the rules of host
+    synchronization: those of VK_PIPELINE_CACHE_CREATE_EXTERNALLY_SYNCHRONIZED_BIT, and of
+    vkMergePipelineCaches and vkDestroyPipelineCache, which need a cache alone whatever its flags are.
 
-    Operations block for as long as the driver needs. They are thread-safe where `externally_synchronized` is
-    False, except that the driver wants the destination of a merge alone unless
-    `internally_synchronized_merge` is True, and `destroy` always wants its source alone.
+    Operations block for as long as the driver needs, and raise DriverError and ExternalSynchronizationError.
 
     Attributes:
         name: For messages and reports, such as "worker 3".
@@ -264,15 +239,10 @@ class PipelineSource:
         raise NotImplementedError
 
     def begin_use(self, what: str, *, alone: bool = False) -> None:
-        """Begin a use by a driver call; `end_use` ends it.
-
-        Args:
-            what: Name of the call, for the error text.
-            alone: Whether the call needs it for itself, whatever its flags are.
+        """Begin a use by a driver call, which the error text names; `end_use` ends it.
 
         Raises:
-            ExternalSynchronizationError: This call or another one that uses it needs it alone, or it was
-                destroyed; then there is no use to end. So for every operation here.
+            ExternalSynchronizationError: It was destroyed, or this call or another one needs it alone.
         """
 
     def end_use(self) -> None:
@@ -288,11 +258,7 @@ class PipelineSource:
             self.end_use()
 
     def size(self) -> int:
-        """Bytes that `data` would give now.
-
-        Raises:
-            DriverError: The driver refused; so for what follows.
-        """
+        """Bytes that `data` would give now."""
         return len(self.data())
 
     def data(self) -> bytes:
@@ -300,38 +266,23 @@ class PipelineSource:
         return b""
 
     def for_worker(self, data: bytes, name: str, *, externally_synchronized: bool) -> PipelineSource:
-        """Make a source that a worker fills, to be merged into this one later. The caller destroys it.
+        """Make a source that a worker fills, beginning with data, to be merged into this one later.
 
-        It begins with data as from `data`. Externally synchronized, one call at a time may use it, and the
-        driver need not lock it. A source that all workers share is its own.
-
-        Raises:
-            DeviceError: The device has no externally synchronized sources.
+        The caller destroys it. A source that all workers share is its own.
         """
         del data, name, externally_synchronized
         return self
 
     def merge(self, sources: Sequence[PipelineSource]) -> None:
-        """Take in what others of the kind hold, who keep it too.
-
-        Raises:
-            DeviceError: It is among the sources, or one of them is of another kind.
-        """
+        """Take in what others of the kind hold, who keep it too; DeviceError if it is among them."""
 
     def destroy(self) -> None:
-        """Destroy it. Idempotent.
-
-        Raises:
-            ExternalSynchronizationError: It is in use.
-        """
+        """Destroy it, when it is not in use. Idempotent."""
 
 
 @define(eq=False)
 class PipelineCache(PipelineSource):
-    """A VkPipelineCache. Made by `Device.create_pipeline_cache`.
-
-    For any thread; one that is externally synchronized for one call at a time, which `begin_use` checks.
-    """
+    """A VkPipelineCache. Made by `Device.create_pipeline_cache`. For any thread."""
 
     keeps = True
     header_bytes = CACHE_HEADER_SIZE
@@ -426,21 +377,18 @@ NO_SOURCE: Final = NoSource()
 class CreationBatch(msgspec.Struct, eq=False):
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
-    Arrays may be read-only. Of a batch of hits they may be views of the device's own memory, so that a warm
-    run needs no new memory for each call: feedback holds until the pipelines are created once more, handles
-    until the thread's next call.
+    Arrays may be read-only, and views of the device's own memory: feedback holds until the pipelines are
+    created once more, handles until the thread's next call.
 
     Attributes:
-        results: VkResult of each pipeline, int32. 0 created; 1000297000 compile required; negative failed; 1
-            (VK_NOT_READY) not handed to the driver, since `CallSplit.go_on` said so.
+        results: VkResult of each, int32: 0 created, 1000297000 compile required, negative failed, 1
+            (VK_NOT_READY) not handed to the driver.
         feedback_flags: VkPipelineCreationFeedbackFlags of each, uint32; 0 where there is no feedback.
         durations_ns: VkPipelineCreationFeedback::duration of each, uint64; 0 where there is no feedback.
-        handles: Pipeline handles, uint64; 0 where not kept or not created. The caller owns those it asked to
-            keep and ends them with `Device.destroy_pipelines`.
+        handles: Pipeline handles, uint64, of those that the caller asked to keep, and owns; else 0.
         all_created: The device knows that every result is 0, so that nobody has to look through them.
         all_hits: The device knows that the feedback of every one is valid and says that the cache had it.
-        span: The pipelines as a slice of the image, where the device knows that they follow one another in
-            it.
+        span: The pipelines as a slice of the image, where the device knows that they are one.
     """
 
     results: npt.NDArray[np.int32]
@@ -506,15 +454,11 @@ def destroyed_on_failure(device: Device, batch: CreationBatch) -> Iterator[None]
 
 
 class CallSplit(msgspec.Struct, frozen=True, eq=False):
-    """How a batch becomes calls into the driver, one after the other.
+    """How a batch becomes calls into the driver of at most `limit` pipelines, one after the other.
 
-    Between two calls of a batch nothing is looked up, kept or reported, so a thread that makes many small
-    ones hardly holds the GIL.
-
-    Attributes:
-        limit: Most pipelines in a call.
-        go_on: Asked before every call but the first, in the thread that makes it: where it is False, the rest
-            is not handed to the driver. It must not wait.
+    Between two calls nothing is looked up, kept or reported, so a thread that makes many small ones hardly
+    holds the GIL. `go_on` is asked before every call but the first, and must not wait: where it is False,
+    the rest is not handed to the driver.
     """
 
     limit: int
@@ -555,14 +499,7 @@ class PipelineExecutable(msgspec.Struct, frozen=True):
 
 
 class PipelineExecutables(msgspec.Struct, frozen=True):
-    """A pipeline that was created for its statistics.
-
-    Attributes:
-        result: VkResult of creating it.
-        wall_ns: Time around the call that created it.
-        driver_ns: VkPipelineCreationFeedback::duration; 0 if it is not valid.
-        executables: Its executables; none if it was not created.
-    """
+    """A pipeline that was created for its statistics: VkResult, wall and driver time, executables."""
 
     result: int
     wall_ns: int
@@ -714,7 +651,6 @@ class PreparedPipelines(ABC):
     Owned by whoever prepared it; `close` after the last call that uses it. Thread-safe.
 
     Attributes:
-        image: The image that was bound.
         identified: What is known of modules whose code is not there; None where it is.
         unusable: Pipelines that cannot be handed to the driver, by index, with the cause.
         busy: Pipelines that a call is creating; the device's, as `calls`, which counts those that use any.
@@ -730,11 +666,7 @@ class PreparedPipelines(ABC):
         self._device = device
 
     def close(self) -> None:
-        """Destroy the objects, modules and libraries behind it. Idempotent.
-
-        Raises:
-            ExternalSynchronizationError: A call uses some of its pipelines.
-        """
+        """Destroy what is behind it, when no call uses its pipelines. Idempotent."""
         self._device.close_prepared(self)
 
     @abstractmethod
@@ -787,12 +719,6 @@ class Device(ABC):
         name: str = "cache",
     ) -> PipelineCache:
         """Create a cache; the caller destroys it. Empty initial data is passed as a null pointer.
-
-        Args:
-            initial_data: Bytes of an earlier `pipeline_cache_data` of the same identity.
-            externally_synchronized: One call at a time may use it; the driver need not lock it.
-            internally_synchronized_merge: It can be merged into while other calls use it.
-            name: For messages and reports.
 
         Raises:
             DriverError: The driver refused.
@@ -849,11 +775,7 @@ class Device(ABC):
             return self._cache_data(cache, limit)
 
     def destroy_pipeline_cache(self, cache: PipelineCache) -> None:
-        """Destroy a cache. Idempotent.
-
-        Raises:
-            ExternalSynchronizationError: It is in use.
-        """
+        """Destroy a cache that is not in use. Idempotent."""
         if cache.destroyed or self.observer.keeps_all:
             return
         with self._call(cache):
@@ -866,15 +788,10 @@ class Device(ABC):
     ) -> PreparedPipelines:
         """Bind an image: create its objects and modules, fill its pointers and handles. The caller closes it.
 
-        Makes as many driver calls as the image has objects and modules. What the driver refuses, and SPIR-V
-        that cannot be read, make the pipelines that need them `unusable`, and are not raised.
-
-        Args:
-            image: The image; or what is known of its modules, which are then made on demand, and whose
-                pipelines are created from identifiers while their code is lacking.
-            modules_on_demand: Make each shader module when the first call needs it, and not now: where most
-                pipelines are created from binaries, most are never read. One that cannot be made is then
-                raised by that call.
+        What the driver refuses, and SPIR-V that cannot be read, make the pipelines that need them
+        `unusable`, and are not raised. With `modules_on_demand` each shader module is made when the first
+        call needs it, which raises what is wrong with it: where most pipelines are created from binaries,
+        most are never read. So are those of an image of which only identifiers are known.
         """
         with self._call():
             prepared = self._bind(image, modules_on_demand)
@@ -899,7 +816,8 @@ class Device(ABC):
             with self.observer.calling(DriverStep.DESTROY, prepared.image):
                 prepared.destroy()
         finally:
-            self._ended()
+            with self._lock:
+                self._ended()
 
     def create_pipelines(
         self,
@@ -928,8 +846,7 @@ class Device(ABC):
             split: How many are in one call, and whether the next one is made; None: all are, of a kind.
 
         Raises:
-            ExternalSynchronizationError: The source is externally synchronized and in use, or was destroyed;
-                another call creates one of the pipelines.
+            ExternalSynchronizationError: The source or one of the pipelines is in use.
             DeviceError: `prepared` or the source is another device's, or was closed; an index is out of range
                 or occurs twice.
             OrchestratorError: A module that is made when it is needed could not be read or made.
@@ -968,13 +885,8 @@ class Device(ABC):
     def pipeline_keys(self, prepared: PreparedPipelines, indices: Indices) -> list[bytes | None]:
         """vkGetPipelineKeyKHR of each pipeline; None for one that links libraries, or where there is none.
 
-        Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No other
-        thread may use one of them.
-
-        Raises:
-            DeviceError: The device has no pipeline binaries, `prepared` is another device's, or an index is
-                out of range.
-            OrchestratorError: A module that is made when it is needed could not be read or made.
+        Of one whose code is lacking, by the identifiers of its modules; None where one is not known. No
+        other thread may use one of them.
         """
         self._require_binaries("no pipeline keys")
         _require_pipelines(prepared, indices)
@@ -984,12 +896,8 @@ class Device(ABC):
     def pipeline_executables(self, prepared: PreparedPipelines, index: int) -> PipelineExecutables:
         """Create a pipeline without a cache, with its statistics captured, look at it, and destroy it.
 
-        No other thread may use it, and the libraries that it links exist.
-
-        Raises:
-            DeviceError: The device has no VK_KHR_pipeline_executable_properties.
-            DriverError: The driver refused a query.
-            OrchestratorError: A library does not exist, or a module could not be made.
+        No other thread may use it, and the libraries that it links exist. DeviceError where the device has
+        no VK_KHR_pipeline_executable_properties.
         """
         number = np.array([index], np.int32)
         with self._bound(prepared) as bound, self.observer.calling(DriverStep.CREATE, bound.image, number):
@@ -1036,20 +944,12 @@ class Device(ABC):
         """shaderModuleIdentifierAlgorithmUUID, 16 bytes; empty where the device has no identifiers."""
 
     def module_identifiers(self, prepared: PreparedPipelines, modules: Sequence[int]) -> list[bytes]:
-        """vkGetShaderModuleIdentifierEXT of modules of an image, which are made where they are not there.
-
-        Raises:
-            OrchestratorError: One could not be read or made.
-        """
+        """vkGetShaderModuleIdentifierEXT of modules, which are made where they are not there."""
         with self._asking_of_modules(prepared, modules) as bound:
             return self._module_identifiers(bound, modules)
 
     def code_identifier(self, prepared: PreparedPipelines, module: int) -> bytes:
-        """vkGetShaderModuleCreateInfoIdentifierEXT of a module of an image: by its code, without making it.
-
-        Raises:
-            OrchestratorError: It could not be read.
-        """
+        """vkGetShaderModuleCreateInfoIdentifierEXT of a module: by its code, without making it."""
         with self._asking_of_modules(prepared, [module]) as bound:
             return self._code_identifier(bound, module)
 
@@ -1083,21 +983,13 @@ class Device(ABC):
         """What the driver says of its binaries."""
 
     def global_pipeline_key(self) -> bytes:
-        """vkGetPipelineKeyKHR without a create info: keys and binaries hold as long as this is the same.
-
-        Raises:
-            DriverError: The driver refused.
-        """
+        """vkGetPipelineKeyKHR without a create info: keys hold as long as this is the same."""
         self._require_binaries("no global pipeline key")
         with self._call():
             return self._global_key()
 
     def create_binaries(self, binaries: Sequence[PipelineBinary]) -> Handles:
-        """Make binaries of data, one driver call for all; their handles, in order. The data is copied.
-
-        Raises:
-            DriverError: The driver refused one; none is left then.
-        """
+        """Make binaries of data, which is copied, in one driver call; all of them or DriverError."""
         self._require_binaries()
         with self._call(), self.observer.calling(DriverStep.BINARIES):
             return self._create_binaries(binaries)
@@ -1110,11 +1002,7 @@ class Device(ABC):
             self._destroy_binaries(handles)
 
     def binary_data(self, handles: Handles) -> tuple[PipelineBinary, ...]:
-        """Keys and data of binaries (vkGetPipelineBinaryDataKHR), in order.
-
-        Raises:
-            DriverError: The driver refused.
-        """
+        """Keys and data of binaries (vkGetPipelineBinaryDataKHR), in order."""
         self._require_binaries()
         with self._call(), self.observer.calling(DriverStep.BINARIES):
             return self._binary_data(handles)
@@ -1149,11 +1037,8 @@ class Device(ABC):
         """Ask the driver's own cache for the binaries of pipelines; None where it does not hold them.
 
         Of those whose code is lacking by the identifiers of their modules; None too where one is not known.
-        None of them links libraries. The caller destroys the handles.
-
-        Raises:
-            DeviceError: The device has no internal cache, or it was turned off (then asking without SPIR-V is
-                not valid: VkDevicePipelineBinaryInternalCacheControlKHR).
+        None of them links libraries. The caller destroys the handles. DeviceError where there is no such
+        cache, or it was turned off (VkDevicePipelineBinaryInternalCacheControlKHR).
         """
         self._require_binaries()
         if not self.binary_properties.internal_cache:
@@ -1163,10 +1048,7 @@ class Device(ABC):
             return self._probe_internal_cache(bound, indices)
 
     def close(self) -> None:
-        """Destroy what is left, and the device where it is owned. Idempotent.
-
-        Calls in flight are waited for; those that come later are refused by DeviceError.
-        """
+        """Destroy what is left, and the device where it is owned; waits for calls in flight. Idempotent."""
         if not self._is_own or self.observer.keeps_all:
             return
         with self._lock:
@@ -1227,13 +1109,13 @@ class Device(ABC):
         try:
             yield
         finally:
-            self._ended()
+            with self._lock:
+                self._ended()
 
     def _ended(self) -> None:
-        with self._lock:
-            self._calls -= 1
-            if self._closed:
-                self._changed.notify_all()
+        self._calls -= 1
+        if self._closed:
+            self._changed.notify_all()
 
     @contextmanager
     def _bound(
@@ -1265,7 +1147,7 @@ class Device(ABC):
             with self._lock:
                 prepared.busy.put(creating, span, 0)
                 prepared.calls -= 1
-            self._ended()
+                self._ended()
 
     @contextmanager
     def _reading(self, cache: PipelineCache) -> Iterator[None]:

@@ -71,32 +71,22 @@ class Family:
 
 
 def null_hardware_families() -> tuple[Family, ...]:
-    """Every known family that the installed RADV takes.
-
-    Raises:
-        NoDeviceError: RADV is not installed, or it did not answer.
-    """
+    """Every known family that the installed RADV takes; NoDeviceError where it did not answer."""
     return expand(f"{SELECTOR}:*")
 
 
 def is_family(name: str) -> bool:
-    """Whether the installed RADV takes a family of this name; case does not count.
-
-    Raises:
-        NoDeviceError: As for `null_hardware_families`.
-    """
+    """Whether the installed RADV takes a family of this name; case does not count."""
     return bool(_taken((name.lower(),), _environment()))
 
 
 def require_family(selector: str) -> None:
     """Refuse a family that the installed RADV does not know, before the driver ends this process over it.
 
-    Args:
-        selector: As `open_device` takes it; one without a family is good.
+    A selector without a family is good.
 
     Raises:
-        NoDeviceError: It does not know it, or is not installed; the message says which names are near. Or the
-            selector is a pattern, which stands for several devices.
+        NoDeviceError: It is unknown, which names are near; or the selector is a pattern; or there is no RADV.
     """
     driver, _, name = selector.lower().partition(":")
     if driver != SELECTOR or not name:
@@ -125,11 +115,7 @@ def is_pattern(selector: str) -> bool:
 
 
 def expand(selector: str) -> tuple[Family, ...]:
-    """The families that a pattern stands for.
-
-    Raises:
-        NoDeviceError: No family of the installed RADV fits the pattern, or RADV is not installed.
-    """
+    """The families that a pattern stands for; NoDeviceError where there is none, or no RADV."""
     pattern = selector.partition(":")[2].lower()
     environment = _environment()
     shim = needed_shim(dict(environment))

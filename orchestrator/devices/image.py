@@ -103,22 +103,14 @@ class ModuleSource(Protocol):
     """Gives the SPIR-V of a shader module when it is needed. Thread-safe."""
 
     def __call__(self) -> bytes:
-        """Return the code: a multiple of four bytes, little-endian words.
-
-        Raises:
-            RecordError: The module cannot be read.
-        """
+        """The code: a multiple of four bytes, little-endian words; RecordError if it cannot be read."""
 
 
 @frozen(eq=False)
 class ImageObject:
-    """An object to create before any pipeline.
+    """An object to create before any pipeline, by its create info at `offset`.
 
-    Attributes:
-        kind: Which vkCreate* command creates it.
-        key: Its hash in the set.
-        offset: Where its create info stands in the buffer.
-        dependencies: Indices of the objects whose handles its create info holds; all smaller than its own.
+    `dependencies` are the objects whose handles the create info holds; their indices are smaller.
     """
 
     kind: ObjectKind
@@ -128,14 +120,7 @@ class ImageObject:
 
 
 class ImageModule(msgspec.Struct, frozen=True, eq=False):
-    """A shader module that stages refer to.
-
-    Attributes:
-        key: Its hash in the set.
-        code_size: Size of its SPIR-V, bytes.
-        flags: VkShaderModuleCreateFlags.
-        load: Gives the SPIR-V.
-    """
+    """A shader module that stages refer to, by its hash in the set; `code_size` in bytes."""
 
     key: int
     code_size: int

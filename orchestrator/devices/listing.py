@@ -30,12 +30,7 @@ OnOutput = Callable[[bytes], None]
 
 
 class DeadDriver(msgspec.Struct, frozen=True):
-    """A driver that ended the process that listed its devices.
-
-    Attributes:
-        manifest: Its manifest.
-        problem: How it ended the process, and the last that it printed.
-    """
+    """A driver that ended the process that listed its devices: its manifest, how, and its last words."""
 
     manifest: str
     problem: str
@@ -56,12 +51,7 @@ class Listing(msgspec.Struct, frozen=True):
 
 
 def list_one(selector: str, *, all_features: bool = False, on_output: OnOutput | None = None) -> DeviceEntry:
-    """Describe one device.
-
-    Args:
-        selector: As `open_device` takes it.
-        all_features: Whether to enable everything that it supports.
-        on_output: Called with what the driver prints, in a thread of its own.
+    """Describe one device; `on_output` gets what the driver prints, in a thread of its own.
 
     Raises:
         NoDeviceError: Nothing answers to the selector.
@@ -83,12 +73,7 @@ def list_one(selector: str, *, all_features: bool = False, on_output: OnOutput |
 
 
 def list_all(*, opens: bool = True, all_features: bool = False, on_output: OnOutput | None = None) -> Listing:
-    """List all devices that the loader finds.
-
-    Args:
-        opens: Whether to open them, too.
-        all_features: Whether to enable everything that they support.
-        on_output: Called with what drivers print, in a thread of its own.
+    """List all devices that the loader finds; `on_output` as for `list_one`.
 
     Raises:
         NoDeviceError: There is no loader, no driver, or no device.

@@ -30,10 +30,6 @@ def own_process(selector: str, *, driver_caches: bool = False) -> None:
     Call it in the main thread, before the first device is opened: drivers read their target once. A library,
     or a program that shows pictures with Vulkan itself, leaves its environment alone and does not call this.
 
-    Args:
-        selector: As `open_device` takes it.
-        driver_caches: Leave the driver's own caches on.
-
     Raises:
         NoDeviceError: The driver is not installed or has no such family, at which it would end the process;
             this process runs another target already; or the device needs a library that is loaded when a
@@ -191,10 +187,7 @@ def load_driver(opener: str, selector: str, *, driver_caches: bool = False, wait
     """Begin to load the driver of what `open_for_child` will open, in a thread: other work goes on beside it.
 
     This process's environment is set for the device. What is wrong with the driver, `open_for_child` says.
-    With `wait`, it is loaded when this returns, without a thread, so that the process can be forked.
-
-    Raises:
-        NoDeviceError: The driver is not installed.
+    With `wait`, it is loaded when this returns, without a thread.
     """
     if opener or selector == SIMULATED:
         return
@@ -217,10 +210,6 @@ def open_for_child(
     """Open a device in a child process that works for another one and owns its environment.
 
     It is opened by `open_device`, or by the opener "package.module:function", called with the request.
-    Whether the driver has the selector's family its parent asks: before, or of a process that ended here.
-
-    Raises:
-        OrchestratorError: What the opener raises.
     """
     if opener:
         module, _, name = opener.partition(":")
@@ -231,15 +220,7 @@ def open_for_child(
 
 
 def list_layers(selector: str = "") -> tuple[str, ...]:
-    """Names of the layers that the Vulkan loader finds, sorted.
-
-    Args:
-        selector: As `open_device` takes it; the simulated device has no layers.
-
-    Raises:
-        NoDeviceError: There is no Vulkan loader.
-        DriverError: The loader refused.
-    """
+    """Names of the layers that the Vulkan loader finds, sorted; the simulated device has none."""
     if selector == SIMULATED:
         return ()
     from orchestrator.devices.vulkan.instance import known_layers
@@ -248,12 +229,7 @@ def list_layers(selector: str = "") -> tuple[str, ...]:
 
 
 def loader_version() -> int:
-    """Version of Vulkan that the loader knows (vkEnumerateInstanceVersion).
-
-    Raises:
-        NoDeviceError: There is no Vulkan loader.
-        DriverError: The loader refused.
-    """
+    """Version of Vulkan that the loader knows (vkEnumerateInstanceVersion)."""
     from orchestrator.devices.vulkan import instance
 
     return instance.loader_version()
@@ -262,13 +238,8 @@ def loader_version() -> int:
 def list_devices(selector: str = "") -> list[DeviceIdentity]:
     """Identities of the Vulkan devices that the loader finds, in its order; their index is the selector.
 
-    Args:
-        selector: A target that decides which drivers are asked (``radv:navi21``, ``lavapipe``), or "" for
-            all.
-
-    Raises:
-        NoDeviceError: There is no Vulkan loader, or this process's environment is another target's.
-        DriverError: The loader or a driver refused.
+    A selector with a driver decides which drivers are asked. NoDeviceError where there is no Vulkan loader,
+    or this process's environment is another target's.
     """
     _in_this_process(selector)
     from orchestrator.devices.vulkan.instance import VulkanInstance

@@ -82,11 +82,7 @@ class Struct(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     requires: str = ""
 
     def member(self, name: str) -> Member:
-        """A member by its name.
-
-        Raises:
-            KeyError: It has none of that name.
-        """
+        """A member by its name."""
         for each in self.members:
             if each.name == name:
                 return each
@@ -109,17 +105,10 @@ class EnumType(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Enable(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """One way to enable something; several are alternatives.
+    """One way to enable something; several are alternatives. What does not apply is "".
 
-    Attributes:
-        version: Such as "VK_VERSION_1_1", or "".
-        extension: Such as "VK_KHR_multiview", or "".
-        struct: Feature structure, or "".
-        feature: Its member.
-        requires: Expression that must hold too, for the feature or the property.
-        property: Property structure, or "".
-        member: Its member.
-        value: What the member must be (a bit's name, or "VK_TRUE").
+    A version, an extension, a feature (`struct`, `feature`), or a property (`property`, `member`) that has a
+    `value`: a bit's name, or "VK_TRUE". `requires` must hold too.
     """
 
     version: str = ""
@@ -140,14 +129,10 @@ class Enabled(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Extension(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """An extension.
+    """An extension; one of the instance where it is not of a `device`.
 
-    Attributes:
-        name: Such as "VK_KHR_pipeline_binary".
-        device: True for a device extension, False for an instance extension.
-        depends: Expression that must hold, or "".
-        promoted_to: Version or extension that it became part of, or "".
-        features: (structure, member) pairs that every device with it supports.
+    `depends` is an expression that must hold; `features` are (structure, member) pairs that every device
+    with it supports.
     """
 
     name: str
@@ -158,13 +143,7 @@ class Extension(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Format(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A format, such as "VK_FORMAT_D24_UNORM_S8_UINT".
-
-    Attributes:
-        components: Names of its components in order, such as "RGBA" or "DS".
-        numeric: Numeric format of its first component, such as "UNORM".
-        requires: As in `Struct`.
-    """
+    """A format: components in order, such as "RGBA" or "DS"; numeric format of the first, such as "UNORM"."""
 
     name: str
     components: str
@@ -200,11 +179,7 @@ class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
     constants: dict[str, int]
 
     def struct(self, name: str) -> Struct:
-        """A structure by its name or an alias.
-
-        Raises:
-            KeyError: The tables do not have it.
-        """
+        """A structure by its name or an alias; KeyError where the tables do not have it."""
         return self.structs[self.aliases.get(name, name)]
 
     def result_name(self, result: int) -> str:

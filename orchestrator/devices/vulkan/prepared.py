@@ -340,8 +340,8 @@ class VulkanPreparedPipelines(PreparedPipelines):
     ) -> tuple[npt.NDArray[np.uint32], Handles, bool]:
         """Creation feedback of pipelines after their call: flags, durations in ns, whether all are hits.
 
-        If all are hits, the arrays are read-only views of the driver's memory: a warm run then touches no new
-        memory, because page faults are expensive while others wait for the GIL.
+        If all are hits, the arrays are read-only views of the driver's memory: a warm run touches no new
+        memory.
         """
         if span is not None and self._flag_bytes[span] == self._hits[: span.stop - span.start]:
             return self._feedback_flags[span], self._feedback_durations[span], True
@@ -385,10 +385,9 @@ class VulkanPreparedPipelines(PreparedPipelines):
         self._replaced.append(old)
 
     def discard(self, handles: Handles) -> None:
-        """Take over pipelines to destroy. They are destroyed many at a time, at the latest by `close`.
+        """Take over pipelines to destroy, many at a time, at the latest when this is.
 
-        Every vkDestroyPipeline releases the GIL and takes it again; 16 workers that each do so 64 times in a
-        batch would spend their time waiting for it.
+        Every vkDestroyPipeline releases the GIL and takes it again, for which many workers would wait.
         """
         with self._discard_lock:
             self._discarded.append(handles)
