@@ -12,16 +12,19 @@ Every frame is short enough to be whole in the pipe, whoever writes beside it or
 
 from __future__ import annotations
 
+import math
 import os
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, Self
 
 import msgspec
-from attrs import define, evolve
+import trio
+from attrs import define, evolve, field
 
-from orchestrator.children.parent import Child
+from orchestrator.children.parent import Child, Ended
 from orchestrator.children.protocol import SentError
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
@@ -30,6 +33,7 @@ from orchestrator.run.commands import AnyCommand
 from orchestrator.run.limits import error_of_memory
 from orchestrator.run.options import NO_WORKER_CACHES, ROLLING, CompileOptions, SavePolicy
 from orchestrator.sets.records import PipelineJob
+from orchestrator.supervise.in_flight import InFlightTable
 from orchestrator.supervise.starting import SERVICE, started_server
 
 _MESSAGE_BYTES: Final = 1600
@@ -400,6 +404,84 @@ class CompileServer:
             if descriptor >= 0:
                 setattr(self, name, -1)
                 os.close(descriptor)
+
+
+@define(eq=False)
+class Connection:
+    """A supervisor's connection to a server: requests go out, answers come by fork.
+
+    It belongs to the trio thread; `listen` runs as long as it is used.
+
+    Attributes:
+        server: The server; `close` ends it.
+        table: What forks of it have in the driver.
+        ended: How it ended, once it has.
+    """
+
+    server: CompileServer
+    table: InFlightTable
+    ended: Ended | None = None
+    _ends: bool = False
+    _mail: dict[int, trio.MemorySendChannel[Answer | Ended]] = field(factory=dict)
+    _numbers: int = 0
+    _sending: trio.Lock = field(factory=trio.Lock)
+
+    @classmethod
+    def to(cls, server: CompileServer) -> Connection:
+        """A connection to a server, which it owns from now on."""
+        return cls(server, InFlightTable(server.table))
+
+    @property
+    def lost(self) -> bool:
+        """Whether the server has ended."""
+        return self.ended is not None
+
+    def mailbox(self) -> tuple[int, trio.MemoryReceiveChannel[Answer | Ended]]:
+        """A number for a fork, and where the answers about it come, and in the end how the server ended."""
+        self._numbers += 1
+        send, receive = trio.open_memory_channel[Answer | Ended](math.inf)
+        self._mail[self._numbers] = send
+        if self.ended is not None:
+            send.send_nowait(self.ended)
+        return self._numbers, receive
+
+    async def send(self, request: Request) -> None:
+        """Send a request; to a server that has ended this does nothing."""
+        child = self.server.child
+        left = child.packed(request)
+        async with self._sending:  # the pipe may take a request in parts
+            with suppress(trio.ClosedResourceError):  # it ends meanwhile
+                while not self._ends and (left := left[child.write_some(left) :]):
+                    await trio.lowlevel.wait_writable(child.request_descriptor)
+
+    async def listen(self) -> None:
+        """Sort answers, and hear what is printed, until the server ends."""
+        child = self.server.child
+        child.read_output()
+        while True:
+            while (answer := child.take()) is not None:
+                # Without a number it is about the set, which all forks need. A process with a driver may
+                # write any number.
+                numbers = [answer.number] if answer.number else list(self._mail)
+                for each in filter(None, map(self._mail.get, numbers)):
+                    each.send_nowait(answer)
+            if child.is_over:
+                break
+            await trio.lowlevel.wait_readable(child.answer_descriptor)
+            child.read_some()
+        self._ends = True
+        trio.lowlevel.notify_closing(child.request_descriptor)  # else who waits for it may wait for ever
+        self.ended = await trio.to_thread.run_sync(child.end)
+        for each in self._mail.values():
+            each.send_nowait(self.ended)
+
+    def payload(self, place: InMemory) -> bytes:
+        """What a fork put into the shared memory."""
+        return os.pread(self.server.payloads, place.size, place.offset)
+
+    def close(self) -> None:
+        """End the server. Blocking."""
+        self.server.close()
 
 
 def first_request(options: CompileOptions, cache_directory: Path | None) -> Compile:

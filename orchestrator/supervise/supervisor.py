@@ -59,7 +59,6 @@ from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
 from orchestrator.stores.files.atomic_file import SaveError, likely_cause
 from orchestrator.stores.files.recovery import settle_death
-from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.driver_output import DriverOutput
 from orchestrator.supervise.in_flight import OF_PIPELINES
 from orchestrator.supervise.server import (
@@ -67,6 +66,7 @@ from orchestrator.supervise.server import (
     Applied,
     Compile,
     CompileServer,
+    Connection,
     Done,
     Exited,
     Failed,

@@ -31,10 +31,10 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.run.vetting import Trials
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
-from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.server import (
     Answer,
     CompileServer,
+    Connection,
     Entering,
     Exited,
     Failed,

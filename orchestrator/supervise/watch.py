@@ -17,9 +17,8 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
-from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import OF_PIPELINES, Flight
-from orchestrator.supervise.server import ImageTables, Kill, Prepared
+from orchestrator.supervise.server import Connection, ImageTables, Kill, Prepared
 from orchestrator.supervise.trial import is_from_outside
 
 _LOOK_S: Final = 0.1

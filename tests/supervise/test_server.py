@@ -14,9 +14,8 @@ import trio.testing
 from orchestrator.children.parent import Ended
 from orchestrator.children.protocol import WHOLE
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, Failed, Kill
+from orchestrator.supervise.server import CompileServer, Connection, Failed, Kill
 
 
 @attrs.define

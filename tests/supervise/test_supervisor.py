@@ -39,9 +39,8 @@ from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
-from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, first_request
+from orchestrator.supervise.server import CompileServer, Connection, first_request
 from orchestrator.supervise.supervisor import (
     compile_supervised,
 )
