@@ -184,20 +184,11 @@ def opened_group(
     subset: Subset = WHOLE,
     during: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> Generator[OpenedGroup, None, None]:
-    """One group on a device opened for it, which is closed with the iterator.
+    """Yield one group of a set on a device opened for it, which is closed with the iterator.
 
     What an exact group's device is opened as follows from all its pipelines, also where a subset of them is
-    compiled: only then does the driver give all parts of a set the same keys.
-
-    Args:
-        source: The set; it must stay open as long as modules of the images are loaded.
-        group: One of its groups.
-        opener: Opens a device.
-        subset: Which of the group's pipelines.
-        during: Entered around each step, "open" and "prepare", for instance to time it.
-
-    Yields:
-        The group.
+    compiled: only then does the driver give all parts of a set the same keys. The set must stay open as long
+    as modules of the image are loaded. `during` is entered around each step, "open" and "prepare".
 
     Raises:
         OrchestratorError: What the opener raises.
@@ -335,10 +326,8 @@ def _decode(
 
 
 def _could_have(group: FeatureGroup, device: AskedDevice) -> DeviceCapabilities:
-    """What an exact group's device could have for what the pipelines turn out to need.
-
-    That is everything where no application is known, and else what its record says nothing of.
-    """
+    # An exact group's device could have everything where no application is known, and else what the record of
+    # the application says nothing of.
     if not group.applications:
         return device.supported
     return EnabledCapabilities(device.supported, evolve(group.request, others=OtherFeatures.UNRECORDED))

@@ -180,8 +180,7 @@ class StructPacker:
             for name in sorted(counts):
                 self._steps.append(_count_step(struct, name))
         self._format, self._attributes = self._compile()
-        self._values = operator.attrgetter(*self._attributes) if self._attributes else None
-        self._single = len(self._attributes) == 1
+        self._values = _taking(self._attributes)
         self._head = () if struct.s_type is None else (struct.s_type,)
 
     def pack(self, value: Any, heap: Heap) -> Piece:
@@ -198,7 +197,7 @@ class StructPacker:
     def pack_into(self, value: Any, piece: Piece, at: int, heap: Heap) -> None:
         """Pack a decoded value into a piece that has room for it at an offset; raises as `pack`."""
         try:
-            self._pack_scalars(value, piece.data, at)
+            self._format.pack_into(piece.data, at, *self._head, *self._values(value))
             for step in self._steps:
                 step(value, piece, at, heap)
         except (binary.error, OverflowError) as error:
@@ -215,14 +214,6 @@ class StructPacker:
                 except (binary.error, OverflowError):
                     return f"::{name}: {shown(repr(each))} is no {_SCALARS.get(code, 'value of its type')}"
         return ""
-
-    def _pack_scalars(self, value: Any, data: bytearray, at: int) -> None:
-        if self._values is None:
-            self._format.pack_into(data, at, *self._head)
-        elif self._single:
-            self._format.pack_into(data, at, *self._head, self._values(value))
-        else:
-            self._format.pack_into(data, at, *self._head, *self._values(value))
 
     def _compile(self) -> tuple[binary.Struct, tuple[str, ...]]:
         parts, at = ["<"], 0
@@ -259,6 +250,13 @@ class StructPacker:
             self._steps.append(_handle_step(self.struct, member))
         else:
             self._scalars.append((member.offset, _unsigned(member), member.name))
+
+
+def _taking(paths: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    several = [operator.attrgetter(each) for each in paths]
+    if len(several) > 1:  # of one, `attrgetter` gives that and no tuple
+        return operator.attrgetter(*paths)
+    return lambda value: tuple(take(value) for take in several)
 
 
 @functools.cache

@@ -166,29 +166,16 @@ _KEYS = {
 
 @frozen
 class Step:
-    """A step from a structure to one below it.
-
-    Attributes:
-        name: The JSON name of the member.
-        several: Whether the member is an array of structures.
-        s_type: Which structure of a pNext chain, or None elsewhere.
-    """
+    """A step from a structure to one below it, by the JSON name of the member."""
 
     name: str
-    several: bool = False
-    s_type: int | None = None
+    several: bool = False  # the member is an array of structures
+    s_type: int | None = None  # of a structure in a pNext chain
 
 
 @frozen
 class Place:
-    """Where a structure stands in a record.
-
-    Attributes:
-        tag: The record's tag.
-        table: The document's table.
-        struct: The structure.
-        path: Steps from the record's own structure to it.
-    """
+    """Where a structure stands in a record of a tag and table: steps from the record's own structure."""
 
     tag: RecordTag
     table: str
@@ -202,23 +189,14 @@ class Place:
 
 @frozen
 class Lie:
-    """One record that lies, or an honest one.
-
-    Attributes:
-        place: Where.
-        member: The member that it is about, "" for none.
-        count: The member that counts it, "" for none.
-        way: In which way.
-        job: The pipeline that holds it.
-        must_fail: Whether the registry allows no such thing.
-    """
+    """One record that lies, or an honest one."""
 
     place: Place
-    member: str
-    count: str
+    member: str  # that it is about, "" for none
+    count: str  # the member that counts that one, "" for none
     way: str
-    must_fail: bool
-    job: PipelineJob = field(eq=False)
+    must_fail: bool  # the registry allows no such thing
+    job: PipelineJob = field(eq=False)  # the pipeline that holds it
 
     @property
     def names(self) -> tuple[str, ...]:
