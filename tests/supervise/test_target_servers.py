@@ -79,7 +79,6 @@ async def together(path: Path, folder: Path, opener: str) -> list[tuple[bool, in
 @pytest.fixture
 def _room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orchestrator.supervise.targets.available_workers", lambda: 4)
-    monkeypatch.setattr("orchestrator.supervise.targets.memory_for_another", lambda: True)
 
 
 @pytest.mark.usefixtures("_room")
