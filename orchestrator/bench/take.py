@@ -67,7 +67,8 @@ from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import Usage
 from orchestrator.run.binaries import HeldPipelines
-from orchestrator.run.compile import CompileSchedule, with_features
+from orchestrator.run.compile import with_features
+from orchestrator.run.compile_schedule import CompileSchedule
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.keeping import RecordedCosts
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet

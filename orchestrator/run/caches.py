@@ -133,7 +133,6 @@ def size_of(source: PipelineSource, warnings: list[str], device: Device | None =
 
 
 def _merge_one_by_one(primary: PipelineSource, sources: Sequence[PipelineSource]) -> list[str]:
-    """Merge each source by itself; a warning for each that the driver refuses."""
     warnings = []
     for source in sources:
         try:
@@ -144,13 +143,7 @@ def _merge_one_by_one(primary: PipelineSource, sources: Sequence[PipelineSource]
 
 
 def pruned_bytes(merged: Merged, on_the_way: Sequence[int], header_bytes: int) -> int:
-    """Payload that was there more than once, bytes.
-
-    Args:
-        merged: The last merge, with the size of the primary before the first one.
-        on_the_way: Sizes of the sources of earlier merges.
-        header_bytes: What each size counts beside pipelines.
-    """
+    """Payload that was there more than once, bytes."""
     payload = sum(max(0, size - header_bytes) for size in (*merged.source_bytes, *on_the_way))
     # An empty primary may be shorter than a header on some drivers; its payload is not negative.
     before, after = (max(0, size - header_bytes) for size in (merged.before, merged.after))
@@ -162,13 +155,7 @@ def duplicates(
     workers: Int32s,
     driver_ns: npt.NDArray[np.uint64],
 ) -> Duplicates:
-    """Keys that more than one worker compiled.
-
-    Args:
-        keys: Key of each compiled pipeline, as a number, shape (n,).
-        workers: Who compiled it, shape (n,).
-        driver_ns: What it cost, shape (n,).
-    """
+    """Keys that more than one worker compiled."""
     if not len(keys):
         return Duplicates(0, 0)
     _, first, numbers = np.unique(keys, return_index=True, return_inverse=True)
@@ -193,13 +180,6 @@ def duplicate_pipeline_keys(
 
     RADV (seen with Mesa 25.0.7) dies of SIGSEGV in vkGetPipelineKeyKHR where a graphics pipeline links
     libraries; linking compiles little, so such pipelines count as like no other.
-
-    Args:
-        device: A device with pipeline binaries.
-        prepared: The pipelines.
-        indices: Those that were compiled, shape (n,).
-        workers: Who compiled each, shape (n,).
-        driver_ns: What each cost, shape (n,).
 
     Raises:
         DeviceError: The device has no pipeline binaries.
@@ -229,15 +209,7 @@ _STANDBY_S: Final = 0.1
 
 
 class RollingMerge(msgspec.Struct, frozen=True):
-    """One merge into the primary while workers run.
-
-    Attributes:
-        number: 1 for the first.
-        pipelines: Pipelines that were compiled in the sources that were merged.
-        source_bytes: Size of each of those, header and what it began with included.
-        primary_bytes: Size of the primary after it.
-        merge_ns: Time of the merge, ns.
-    """
+    """One merge into the primary while workers run."""
 
     number: int
     pipelines: int
@@ -326,18 +298,6 @@ class Rotation:
 
     `batch_ended` and `due_in_s` belong to the worker, `serve` to trio, the rest to the run when no worker is
     there yet or left.
-
-    Attributes:
-        primary: What worker sources are merged into.
-        seed: The data that worker sources begin with.
-        make: Makes one from data and a name; called here and in the merger's thread.
-        first: The first source of each worker; owned by the rotation from now on.
-        looked_up: Whether workers look pipelines up in the primary.
-        primary_is_filled: Whether the primary holds a pipeline.
-        slots: The current source of each worker.
-        guard: Keeps look-ups and merges apart.
-        warnings: What a user should know.
-        unmerged: Sources that the driver refused to merge.
     """
 
     primary: PipelineSource
@@ -378,12 +338,7 @@ class Rotation:
     # --- a worker's side
 
     def batch_ended(self, slot: Slot, compiled: int) -> None:
-        """A worker has ended batches and begun no other; rotate its source out if that is due.
-
-        Args:
-            slot: The worker's.
-            compiled: Pipelines that they compiled in its source.
-        """
+        """A worker has ended batches and begun no other; rotate its source out if that is due."""
         if not self.policy.rolling:
             return
         slot.batches += 1
@@ -416,7 +371,6 @@ class Rotation:
         return max(_STANDBY_S, (self._due_at_ns(slot, now_ns) - now_ns) / 1e9)
 
     def _due_at_ns(self, slot: Slot, now_ns: int) -> float:
-        """When a source is due by its age; infinity: never."""
         if self.policy.age_ns is None:
             return math.inf
         age_ns = sooner_ns(self.policy.age_ns, self.policy.age_share, now_ns - self._began_ns)
@@ -516,7 +470,6 @@ class Rotation:
         return merge
 
     def _learn_size(self) -> None:
-        """Learn from all merges so far how many bytes a pipeline takes in a source."""
         start = max(len(self.seed), self.primary.header_bytes)
         gained = sum(max(0, size - start) for size in self.merged_bytes())
         if pipelines := sum(each.pipelines for each in self._merges):
@@ -662,10 +615,6 @@ class Creator:
 
     A batch that comes out has one result a pipeline, whatever number of calls it took, and a pipeline is
     compiled at most once for it. Nothing that was kept is lost where a second call fails.
-
-    Attributes:
-        source: The worker's own source, the shared one, or none.
-        keep: Whether to keep the pipelines.
     """
 
     device: Device
@@ -704,7 +653,6 @@ class RotatingSource(Creator):
         return batch
 
     def _news_in(self, batch: CreationBatch) -> int:
-        """Pipelines that a batch may have added to the source: created, and no hit."""
         if batch.all_hits:
             return 0
         if not self.device.features.creation_feedback:
@@ -765,18 +713,7 @@ class TwoLevels(RotatingSource):
 
 @define(eq=False)
 class RunCaches:
-    """The sources of a run; see the top of the module. One method that blocks at a time, none beside workers.
-
-    Attributes:
-        policy: When worker sources are merged.
-        seed: Whether worker sources begin with what the primary holds.
-        primary: The primary: the caller's, or made by `open`.
-        rotation: Where worker sources are, if they may change during the run.
-        notes: What a reader of the report must know.
-        open_ns: Time of `open`, ns.
-        read_back_ns: Time of `read_back`, ns.
-        data: What `read_back` read: the data of a primary that was made here.
-    """
+    """The sources of a run. One blocking method at a time, none beside workers."""
 
     device: Device
     worker_count: int
@@ -843,7 +780,6 @@ class RunCaches:
         return self._make(lambda data, name: device.create_pipeline_cache(data, name=name), data, "primary")
 
     def _make(self, make: Callable[[bytes, str], PipelineSource], data: bytes, name: str) -> PipelineSource:
-        """Make a source with data, or an empty one and a note where the driver refuses those."""
         try:
             return make(data, name)
         except DriverError as refused:

@@ -93,7 +93,6 @@ def _keys(image: CreateInfoImage) -> np.ndarray[tuple[int], np.dtype[np.uint64]]
 
 
 def _with_records(provider: SpirvProvider | None, image: CreateInfoImage) -> SpirvProvider:
-    """A provider that is asked only for what the records of an image lack."""
     records = of_image(image)
     if provider is None:
         return records

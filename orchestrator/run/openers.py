@@ -53,10 +53,6 @@ class ProfiledOpener:
 
     All the devices are of one driver. Of those that are asked for alike, the first alone is opened twice. In
     any one thread at a time.
-
-    Attributes:
-        directory: The directory of cache files; None where there is none.
-        notes: What was left off, and why, for each device; who reads them tells each once.
     """
 
     opener: DeviceOpener
@@ -66,11 +62,7 @@ class ProfiledOpener:
     _own: dict[tuple[object, ...], frozenset[Feature]] = field(factory=dict)
 
     def __call__(self, request: DeviceRequest) -> Device:
-        """Open a device; the caller closes it.
-
-        Raises:
-            OrchestratorError: What the opener raises.
-        """
+        """Open a device; the caller closes it."""
         open_ended = request.orchestrator_features is None
         asked = {name for each in request.features for name in same_members(*each)}
         # What of a request decides which of our features the device has unasked, and which it could have.
@@ -110,14 +102,7 @@ class ProfiledOpener:
 
 
 def key_notes(profile: KeyProfile, group: FeatureGroup, device: Device, image: CreateInfoImage) -> list[str]:
-    """What matters to a driver's keys and is here, but not known to be there where the application runs.
-
-    Args:
-        profile: What the keys depend on.
-        group: What is compiled.
-        device: The device that was opened for it.
-        image: Its pipelines.
-    """
+    """What matters to a driver's keys and is here, but not known to be there where the application runs."""
     kinds = _kinds(image)
     depends = [each for each in profile.depends if not kinds.isdisjoint(each.kinds)]
     source = f"by the key profile of {_day(profile)}"
@@ -147,12 +132,10 @@ def _listed(names: list[str]) -> str:
 
 
 def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
-    """A request with some of the orchestrator's features, and not with the others."""
     return evolve(request.plus(own), orchestrator_features=False)
 
 
 def _kinds(image: CreateInfoImage) -> set[str]:
-    """The kinds of pipelines in an image, as profiles tell them apart."""
     graphics = image.kinds == KINDS.index(PipelineKind.GRAPHICS)
     in_libraries = graphics & (image.is_library | image.links)
     found = {kind.value.replace("_", " ") for kind in PipelineKind if image.counts[kind]}
@@ -164,7 +147,6 @@ def _kinds(image: CreateInfoImage) -> set[str]:
 
 
 def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device) -> Iterator[str]:
-    """Features and extensions that matter and that the application is not recorded to have."""
     added = set(group.added)
     recorded = {
         name
@@ -186,7 +168,6 @@ def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device
 
 
 def _set_here(profile: KeyProfile, depends: list[Tried], device: Device) -> Iterator[str]:
-    """Active layers that matter to keys, and variables that do with values not known to be harmless."""
     harmless = {each.name for each in profile.independent if each.aspect == "environment"}
     for each in depends:
         variable, _, _ = each.name.partition("=")
@@ -211,7 +192,6 @@ def _harmful(profile: KeyProfile) -> set[Feature]:
 
 
 def _harmless(profile: KeyProfile) -> set[Feature]:
-    """Features that leave the keys of all kinds of pipelines alone, with the features that they need."""
     kinds = {each.kind for each in profile.kinds if each.pipelines}
     harmful = _harmful(profile)
     proven = [
@@ -232,12 +212,7 @@ def _day(profile: KeyProfile) -> str:
 
 @define(eq=False)
 class QuarantinedSet:
-    """A set without the culprits of the devices that are opened for it. One thread at a time.
-
-    Attributes:
-        whole: The set.
-        directory: Where quarantines are kept; None leaves nothing out.
-    """
+    """A set without the culprits of the devices that are opened for it. One thread at a time."""
 
     whole: PipelineSet
     directory: Path | None

@@ -18,13 +18,7 @@ _KEYS_NAMED = 3
 
 
 def describe(image: CreateInfoImage, compiled: _Mask, found: _Mask) -> str:
-    """Which pipelines were compiled, by kind, and what sets them apart from those that were found.
-
-    Args:
-        image: The pipelines.
-        compiled: Whether each was compiled, shape (n,).
-        found: Whether each was found in the cache, shape (n,).
-    """
+    """Which pipelines were compiled, by kind, and what sets them apart from those that were found."""
     parts = []
     for number, kind in enumerate(PipelineKind):
         of_kind = image.kinds == number
@@ -61,15 +55,7 @@ def recompiled_note(
     *,
     place: str = "cache",
 ) -> str:
-    """What a report says of pipelines that a run compiled although a cache was loaded.
-
-    Args:
-        image: The pipelines.
-        compiled: Whether each was compiled, shape (n,); some were.
-        found: Whether each was found in the cache, shape (n,).
-        known_ns: Time of an earlier compile on this device, shape (n,); 0 where none is known.
-        place: Where they were looked for, in words.
-    """
+    """What a report says of pipelines that a run compiled although a cache was loaded."""
     before, new = compiled & (known_ns > 0), compiled & (known_ns <= 0)
     told = []
     if before.any():

@@ -820,7 +820,6 @@ class PipelineSession:
 
 
 def _room(schedule: Scheduler) -> float:
-    """How many more may be queued."""
     capacity = schedule.options.capacity
     return math.inf if capacity is None else max(0, capacity - schedule.queued)
 

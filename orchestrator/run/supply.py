@@ -16,12 +16,10 @@ Assumptions: belongs to the trio thread, and lives as long as the workers of one
 from __future__ import annotations
 
 import inspect
-import math
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from itertools import chain
 from operator import itemgetter
 from typing import Final
@@ -31,6 +29,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 from attrs import define, field, frozen
+from outcome import Error, capture
 
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
@@ -53,21 +52,11 @@ def _name(identified: IdentifiedModules, key: int) -> _Name:
 
 
 def _asked(identified: IdentifiedModules) -> int:
-    """Whose calls count together: an `Identification` wraps its provider for each image with some code."""
     return id(identified.provider.stands_for or identified.provider)
 
 
 @frozen(eq=False)
 class _Module:
-    """A requested module, at its first use.
-
-    Attributes:
-        part: The image that uses it.
-        identified: What is known of the image's modules.
-        number: Its place among them.
-        key: Hash of its record.
-    """
-
     part: PreparedPipelines
     identified: IdentifiedModules
     number: int
@@ -75,7 +64,6 @@ class _Module:
 
     @property
     def name(self) -> _Name:
-        """What tells it apart."""
         return _name(self.identified, self.key)
 
 
@@ -89,15 +77,7 @@ class _Given:
 
 @define(eq=False)
 class SpirvSupply:
-    """Supplies the code of one run.
-
-    Attributes:
-        device: The device.
-        parts: The images.
-        exchange: The schedule.
-        settle: Gives an outcome to pipelines that are not assigned.
-        notes: Caveats for the report.
-    """
+    """Supplies the code of one run."""
 
     device: Device
     parts: PreparedParts
@@ -114,10 +94,9 @@ class SpirvSupply:
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    # Of each provider, by `_asked`: its calls that have not returned, and how many of these nobody waits for.
+    # Of each provider, by `_asked`: its calls that have not returned, and the modules that it is asked for.
     _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
-    _overdue: Counter[int] = field(factory=Counter)
-    _threads: trio.CapacityLimiter = field(factory=lambda: trio.CapacityLimiter(math.inf))
+    _active: Counter[int] = field(factory=Counter)
 
     def is_waited_for(self, schedule: Scheduler) -> bool:
         """Whether jobs that are not cancelled wait for code."""
@@ -171,12 +150,8 @@ class SpirvSupply:
                 nursery.start_soon(self._supply, module)
 
     def _next(self) -> _Module | None:
-        """Takes the most urgent module that may be asked for, and a call unless all are stuck; else None."""
-        free = [
-            number
-            for number, calls in self._calls.items()
-            if calls.available_tokens or self._overdue[number] >= calls.total_tokens
-        ]
+        """Takes the most urgent module that may be asked for; None where there is none."""
+        free = [number for number in self._calls if self._is_free(number)]
         if not (free and self._queue):
             return None
         if self._order is None:
@@ -186,13 +161,16 @@ class SpirvSupply:
             return None
         _, name = min(heads, key=itemgetter(-1)).pop()
         module = self._queue.pop(name)
-        calls = self._calls[_asked(module.identified)]
-        if calls.available_tokens:
-            calls.acquire_on_behalf_of_nowait(module)
+        self._active[_asked(module.identified)] += 1
         return module
 
+    def _is_free(self, number: int) -> bool:
+        """Whether a provider may be asked once more: also where all its calls are stuck, to end in time."""
+        calls, active = self._calls[number], self._active[number]
+        stuck = max(0, calls.borrowed_tokens - active)  # nobody waits for these threads any more
+        return active + stuck < calls.total_tokens or stuck >= calls.total_tokens
+
     def _ordered(self) -> dict[int, list[tuple[int, _Name]]]:
-        """The modules that are waited for, with their place by the most urgent job that waits for each."""
         names = list(self._queue)
         waiting = [self._wanted[name] for name in names]
         of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
@@ -209,7 +187,11 @@ class SpirvSupply:
 
     async def _supply(self, module: _Module) -> None:
         began = time.perf_counter_ns()
-        found = await self._ask(module)
+        try:
+            found = await self._ask(module)
+        finally:
+            self._active[_asked(module.identified)] -= 1
+            self._lot.unpark_all()
         took_ns = time.perf_counter_ns() - began
         if took_ns >= _SLOW_NS:
             self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
@@ -241,76 +223,37 @@ class SpirvSupply:
         self._settle(ready)
 
     async def _ask(self, module: _Module) -> Refusal | _Given:
-        """Get the code of a module, keep it, and learn its identifier; or why there is none."""
         provider = module.identified.provider
-        translate, key, token = provider.translate, module.key, trio.lowlevel.current_trio_token()
-        asked = _asked(module.identified)
-        calls = self._calls[asked]
-        # Whether a thread has the call, and whether nobody waits for it: it ends with the last of both.
-        is_out = is_over = False
-
-        def thread_ended() -> None:
-            nonlocal is_out
-            is_out = False
-            if is_over:
-                self._overdue[asked] -= 1
-                self._end_call(module)
-
-        def in_thread() -> tuple[object, Refusal | bytes | None]:
-            # In a pair, for trio takes a function that returns an awaitable for a mistake.
-            try:
-                code = translate(key)
-                return (code, None) if inspect.isawaitable(code) else (None, self._checked(module, code))
-            except BaseException as error:  # noqa: BLE001 - it concerns only this shader
-                return None, _failure(error)
-            finally:
-                with suppress(trio.RunFinishedError):  # it was stuck for longer than the run
-                    token.run_sync_soon(thread_ended)  # before trio hands the result over, in the same queue
-
         try:
             with trio.fail_after(provider.timeout_s):
-                if module not in calls.statistics().borrowers:
-                    await calls.acquire_on_behalf_of(module)  # all were stuck: its time runs while it waits
-                if _is_async(translate):
-                    code: object = await translate(key)  # type: ignore[misc]
-                    checked = None
-                else:
-                    await trio.lowlevel.checkpoint_if_cancelled()  # behind this, a thread begins or cannot
-                    is_out = True
-                    try:
-                        code, checked = await trio.to_thread.run_sync(
-                            in_thread, abandon_on_cancel=True, limiter=self._threads
-                        )
-                    except Exception:
-                        is_out = False  # there is no thread
-                        raise
-                    if checked is None:
-                        code = await code  # type: ignore[misc]
+                code = await self._translated(module)
         except trio.TooSlowError:
             return Refusal(f"the provider did not give it within {provider.timeout_s:g} s")
-        except Exception as error:  # noqa: BLE001 - any error concerns only this shader
-            return _failure(error)
         except (trio.Cancelled, KeyboardInterrupt, SystemExit, GeneratorExit, BaseExceptionGroup):
             raise  # this run's end, or the program's
         except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
             return _failure(error)
-        finally:
-            is_over = True
-            if is_out:
-                self._overdue[asked] += 1
-                self._lot.unpark_all()
-            elif module in calls.statistics().borrowers:
-                self._end_call(module)
-        if checked is None:
-            checked = await trio.to_thread.run_sync(self._checked, module, code)
+        if isinstance(code, Refusal):
+            return code
+        checked = await trio.to_thread.run_sync(self._checked, module, code)
         return checked if isinstance(checked, Refusal) else self._keep(module, checked)
 
-    def _end_call(self, module: _Module) -> None:
-        self._calls[_asked(module.identified)].release_on_behalf_of(module)
-        self._lot.unpark_all()
+    async def _translated(self, module: _Module) -> object:
+        """What the provider gives, or why it raised. A stuck thread keeps its token until it returns."""
+        translate, calls = module.identified.provider.translate, self._calls[_asked(module.identified)]
+        if _is_async(translate):
+            async with calls:
+                return await translate(module.key)  # type: ignore[misc]
+        # Captured, for trio takes a function that returns an awaitable for a mistake.
+        given = await trio.to_thread.run_sync(
+            capture, translate, module.key, abandon_on_cancel=True, limiter=calls
+        )
+        if isinstance(given, Error):
+            return _failure(given.error)
+        code = given.unwrap()
+        return await code if inspect.isawaitable(code) else code
 
     def _checked(self, module: _Module, code: object) -> Refusal | bytes:
-        """Code as bytes, or why it cannot be used. Any thread, also after the time limit."""
         identified = module.identified
         if not identified.provider.trusted:
             refusal = self._judge(identified).refusal(module.number, code)
@@ -328,7 +271,6 @@ class SpirvSupply:
         return judge
 
     def _keep(self, module: _Module, code: bytes) -> Refusal | _Given:
-        """Keep code for the device, and learn its identifier, a hash that is too cheap for a thread."""
         identified = module.identified
         identified.code.put(module.key, b"" if identified.provider.trusted else code)
         if not self.device.features.shader_module_identifiers:
@@ -345,7 +287,6 @@ class SpirvSupply:
         return _Given(len(code), changed=bool(known))
 
     def _settle(self, jobs: Iterable[int]) -> None:
-        """All code of some jobs has arrived."""
         ready: list[int] = []
         for job in jobs:
             part, own = self.parts.part_of(job)
@@ -365,7 +306,6 @@ class SpirvSupply:
             schedule.supplied(ready)
 
     def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
-        """Some code of some jobs will never arrive."""
         reasons = {job: refusal.reason for job in jobs if self._waits.pop(job, None) is not None}
         if not reasons:
             return
@@ -393,7 +333,6 @@ class SpirvSupply:
 
 
 def _failure(error: BaseException) -> Refusal:
-    """Why there is no code, by what a provider raised."""
     if isinstance(error, OrchestratorError):
         return Refusal(str(error))
     try:
@@ -404,6 +343,5 @@ def _failure(error: BaseException) -> Refusal:
 
 
 def _is_async(translate: object) -> bool:
-    """Whether it is an async function, or an object whose `__call__` is one."""
     call = getattr(translate, "__call__", None)  # noqa: B004
     return inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(call)

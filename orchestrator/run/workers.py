@@ -74,21 +74,7 @@ if TYPE_CHECKING:
 
 
 class Worker:
-    """One worker of a run.
-
-    Args:
-        number: Its number.
-        creator: How batches are created, with which cache.
-        exchange: Where batches come from.
-        recorder: Where outcomes go.
-
-    Attributes:
-        log: Its calls.
-        arrived_ns: When it found that nothing was left, on the clock of time.perf_counter_ns; 0 before.
-        waiting_ns: Time in which nothing could be assigned to it, though something was left.
-        knows_run_delay: Whether the time on the run queue is known.
-        usage: What the kernel did for its thread while it worked.
-    """
+    """One worker of a run."""
 
     def __init__(self, number: int, creator: Creator, exchange: Exchange, recorder: OutcomeRecorder) -> None:
         self.number = number
@@ -126,7 +112,6 @@ class Worker:
             self.waiting_ns += time.perf_counter_ns() - began_ns
 
     def _stint(self) -> tuple[Wait | Done, int]:
-        """Work in this thread until nothing can be assigned, now or ever; with the number of changes."""
         ended: Assignment | None = None
         result: BatchResult | None = None
         began = Usage.now()
@@ -188,7 +173,6 @@ class Worker:
         return BatchResult(*recorded, elapsed_ns, indices[missed])
 
     def _isolate(self, indices: Int32s, error: OrchestratorError, meter: ThreadMeter) -> BatchResult:
-        """A call failed as a whole: find out which of its pipelines is to blame, one call each."""
         reason = str(error)
         if isinstance(error, DriverError) and error.result == ERROR_DEVICE_LOST:
             self._exchange.lose_device(reason)
@@ -216,19 +200,7 @@ def _together(results: Sequence[BatchResult]) -> BatchResult:
 
 @define(eq=False)
 class Run:
-    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
-
-    Attributes:
-        keep: Whether to keep the pipelines.
-        primary_data: Initial data of a primary that the run makes.
-        ask_pipeline_keys: Whether to ask the driver for keys after the barrier.
-        later: Most pipelines that may be added later.
-        parts: The images: `prepared`, and those that were added.
-        calls: What each worker did, after the barrier.
-        started_ns: When the first job could be handed out, on the clock of time.perf_counter_ns.
-        barrier_ns: When all workers had ended.
-        supply: Gives code that is lacking, where some may be.
-    """
+    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart."""
 
     device: Device
     prepared: PreparedPipelines
@@ -304,10 +276,6 @@ class Run:
 
     def add(self, prepared: PreparedPipelines, skipped: Mapping[int, str]) -> range:
         """Number the pipelines of another image behind the others; outcomes are known so far as at the start.
-
-        Args:
-            prepared: The image.
-            skipped: Pipelines of it to leave out, by their index in it.
 
         Raises:
             TypeError: See `check_skipped`.
@@ -504,13 +472,6 @@ async def execute(
     on_barrier: Callable[[], None],
 ) -> RunReport:
     """Drive a run to its end.
-
-    Args:
-        run: The run; once.
-        exchange: Its schedule.
-        beside: What runs beside the workers, up to the barrier.
-        on_started: Called in the trio thread when the caches are open, before the first batch.
-        on_barrier: Called in the trio thread when all workers have ended well, before the merge.
 
     Raises:
         ValueError: Pipelines are to be kept, and the schedule shares outcomes.
