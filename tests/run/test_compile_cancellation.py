@@ -17,9 +17,7 @@ import trio
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated.cache import parse_data
 from orchestrator.run import keeping
-from orchestrator.run.keeping import CompileCache, GroupCache
 from orchestrator.run.options import SavePolicy
-from orchestrator.run.records import RunReport
 from orchestrator.sets.image import builder
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file, save_cache_file
 from tests.run.cancel_storm import Moment
@@ -140,21 +138,3 @@ async def test_cancelled_inside_every_blocking_call(
         COUNT_PROPERTY + "F7 cancellation",
         f"{len(BLOCKING) * len(MODES)} blocking calls of compile_set, cancelled inside",
     )
-
-
-async def test_a_cache_that_is_not_destroyed_is_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Test of the test: the save keeps nothing of a cancelled run."""
-    save = CompileCache.close
-
-    def forgetful(self: CompileCache, cache: GroupCache, report: RunReport | None) -> None:
-        if report is None:
-            assert cache.primary is not None
-            cache.primary.destroy()
-        else:
-            save(self, cache, report)
-
-    monkeypatch.setattr(CompileCache, "close", forgetful)
-    with pytest.raises(AssertionError):
-        await every_step(Case(tmp_path), CacheMode.PER_WORKER)

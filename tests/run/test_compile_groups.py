@@ -120,7 +120,7 @@ class Neighbours:
 @pytest.fixture(autouse=True)
 def enough_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is memory, whatever the machine has."""
-    monkeypatch.setattr("orchestrator.run.compile.memory_is_short", lambda: False)
+    monkeypatch.setattr("orchestrator.run.compile.has_memory", lambda: True)
 
 
 @pytest.fixture

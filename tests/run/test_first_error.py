@@ -32,12 +32,6 @@ async def test_the_first_error_is_raised_with_its_cause_and_names_the_others() -
     assert raised.value.__notes__ == ["at the same time, another task raised ArithmeticError('second')"]
 
 
-async def test_what_is_in_no_nursery_passes_unchanged() -> None:
-    with pytest.raises(ZeroDivisionError) as raised, first_error():
-        raise ZeroDivisionError
-    assert not hasattr(raised.value, "__notes__")
-
-
 async def test_an_interrupt_goes_before_errors() -> None:
     interrupt = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt) as raised, first_error():

@@ -8,22 +8,19 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.devices.image import PipelineKind
-from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.authoring.manifest import load_manifest, pack_manifest
 from orchestrator.sets.groups import decode_link
 from orchestrator.sets.records import KIND_OF_TAG, RecordTag
-from tests.drivers import driver_environment, require_header, require_tool, unsupported
+from tests.drivers import driver_environment, require_header, require_tool
 from tests.hosts.run_host import (
     MANIFEST,
     SHADER_OBJECT,
@@ -115,71 +112,6 @@ def assert_all_hit(run: Opened, application: Application, payload: Path) -> None
     assert (by_feedback.exit_code, forbidden.exit_code) == (0, 0)
 
 
-def test_the_host_is_built_of_all_kinds_of_pipelines_of_the_sample(host: Host) -> None:
-    names = {each["name"] for each in host.pipelines}
-    packed = {each.name: each for each in load_manifest(MANIFEST).report.pipelines}
-    assert names <= set(packed)
-    assert all(each["kind"] == packed[each["name"]].kind.value for each in host.pipelines)
-    keys = {(packed[each].kind, packed[each].key) for each in names}
-    assert len(keys) == len(names)
-    kinds = [each["kind"] for each in host.pipelines]
-    assert kinds.count("compute") >= 3
-    assert kinds.count("graphics") >= 5
-    assert kinds.count("ray_tracing") >= 2
-
-
-def test_feature_structures_of_the_host_are_those_of_the_registry(host: Host) -> None:
-    """Its table is written by hand, since headers may be older than what it enables."""
-    tables = registry()
-    for each in host.structures:
-        struct = tables.struct(each["name"])
-        if each["name"] != "VkPhysicalDeviceFeatures":
-            assert each["s_type"] == struct.s_type, each["name"]
-        members = [member.name for member in struct.members if member.name not in ("sType", "pNext")]
-        assert each["members"] == members, each["name"]
-        provided_by = set(re.split(r"[,+() ]+", struct.requires)) - {""}
-        if each["s_type"]:
-            assert each["extensions"][0] in provided_by, each["name"]
-        versions = {
-            name.rpartition("VERSION_")[2].replace("_", ".") for name in provided_by if "VERSION" in name
-        }
-        assert ({each["core"]} if each["core"] and each["s_type"] else set()) == versions, each["name"]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--shaders", ".", "--feature", "VkNothing::x"], "VkNothing::x"),
-        (["--shaders", ".", "--feature", "VkPhysicalDeviceFeatures::x"], "no member x"),
-        (["--shaders", ".", "--load", "nowhere.bin"], "nowhere.bin"),
-        (["--shaders", ".", "--load", "a", "--save", "b"], "exclude"),
-        (["--shaders", ".", "--load", "a", "--forbid"], "pipelineCreationCacheControl"),
-        (["--shaders", ".", "--api-version", "1.0"], "1.2 at least"),
-        (["--shaders"], "--shaders"),
-        ([], "--shaders is missing"),
-    ],
-)
-def test_bad_usage_of_the_host_is_told(host: Host, arguments: list[str], message: str) -> None:
-    done = subprocess.run([host.program, *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert message in done.stderr
-
-
-@one_radv
-def test_the_host_opens_no_other_device_than_it_is_told(
-    host: Host, application: Application, environment: dict[str, str], tmp_path: Path
-) -> None:
-    other_vendor = application.toggled(
-        "VkPhysicalDeviceFragmentShadingRateEnumsFeaturesNV::fragmentShadingRateEnums"
-    )
-    ran = host.run(other_vendor, environment, save=tmp_path / "none.bin")
-    assert (ran.exit_code, ran.pipelines) == (3, ())
-    assert "VK_NV_fragment_shading_rate_enums" in ran.errors
-    ran = host.run(application, environment, device="another name", save=tmp_path / "none.bin")
-    assert (ran.exit_code, ran.pipelines) == (3, ())
-    assert "another name" in ran.errors
-
-
 @each_radv
 def test_the_host_finds_its_own_cache_and_no_other(
     run: Opened, application: Application, tmp_path: Path
@@ -201,18 +133,6 @@ def test_what_compile_makes_hits_in_the_application(
 ) -> None:
     assert run(application, load=sample_payload).skipped == frozenset()
     assert_all_hit(run, application, sample_payload)
-
-
-@each_radv
-def test_another_device_than_the_application_s_does_not_hit(
-    run: Opened, application: Application, sample_payload: Path
-) -> None:
-    """RADV's keys depend on shaderObject: the proof above can fail."""
-    other = application.toggled(SHADER_OBJECT)
-    for forbid in (False, True):
-        ran = run(other, load=sample_payload, forbid=forbid)
-        assert ran.tried
-        assert (ran.hits, ran.exit_code) == (frozenset(), 1)
 
 
 @one_radv
@@ -252,21 +172,6 @@ def test_what_the_application_makes_hits_in_compile(
         assert len(compiled_from_empty) - len(compiled(found)) == len(saved.compiled)
 
 
-def packed(table: dict[str, object], folder: Path) -> str:
-    """The sample as a set of another application, ``[application]`` of its manifest: path of the archive."""
-    rows = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
-    text = MANIFEST.read_text("utf-8").replace('"shaders/', f'"{SHADERS}/')
-    text, replaced = re.subn(
-        r"(?ms)^\[application\]\n.*?(?=^\[)", lambda _: f"[application]\n{rows}\n\n", text
-    )
-    assert replaced == 1
-    manifest = folder / "set.toml"
-    manifest.write_text(text, "utf-8")
-    archive = manifest.with_suffix(".foz")
-    pack_manifest(manifest, archive)
-    return str(archive)
-
-
 def feature_tables(features: dict[str, dict[str, int]]) -> list[dict[str, object]]:
     """Recorded features as a manifest names them."""
     return [
@@ -287,54 +192,25 @@ def toml(value: object) -> str:
             return json.dumps(value)
 
 
-@pytest.fixture
-def two_applications(
-    host: Host, radv: str, environment: dict[str, str], tmp_path: Path
-) -> Callable[..., tuple[Path, list[Application]]]:
-    """Compiles one set of two applications with the same pipelines: those of the host.
-
-    Given ``[application]`` of each, it returns the driver's bytes of the one cache file, and the two.
-    """
-
-    def compile_both(*tables: dict[str, object]) -> tuple[Path, list[Application]]:
-        archives = []
-        for number, table in enumerate(tables):
-            folder = tmp_path / f"application{number}"
-            folder.mkdir()
-            archives.append(packed(table, folder))
-        names = {each["name"] for each in host.pipelines}
-        keys = [each.key for each in load_manifest(MANIFEST).report.pipelines if each.name in names]
-        only = [word for key in keys for word in ("--only", f"{key:016x}")]
-        document = compile_sets(archives, radv, tmp_path / "cache", environment, only)
-        assert document["outcomes"]["compiled"] + document["outcomes"]["cache_hits"] >= len(names)
-        assert len(document["set"]["groups"]) == len(tables)
-        payload = tmp_path / "payload.bin"
-        payload.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
-        return payload, [host.application(recorded_application(each)) for each in archives]
-
-    return compile_both
-
-
-@one_radv
-def test_two_applications_with_other_features_each_hit_on_their_own_device(
-    run: Opened, two_applications: Callable[..., tuple[Path, list[Application]]]
-) -> None:
-    features = feature_tables(recorded_application("sample")["features"])
-    shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
-    payload, applications = two_applications(
-        {"name": "pipelines only", "features": features},
-        {"name": "shader objects too", "features": [*features, shader_object]},
+def packed(table: dict[str, object], folder: Path) -> str:
+    """The sample as a set of another application, ``[application]`` of its manifest: path of the archive."""
+    rows = "\n".join(f"{key} = {toml(value)}" for key, value in table.items())
+    text = MANIFEST.read_text("utf-8").replace('"shaders/', f'"{SHADERS}/')
+    text, replaced = re.subn(
+        r"(?ms)^\[application\]\n.*?(?=^\[)", lambda _: f"[application]\n{rows}\n\n", text
     )
-    assert {*applications[0].features} ^ {*applications[1].features} == {SHADER_OBJECT}
-    for each in applications:
-        assert_all_hit(run, each, payload)
+    assert replaced == 1
+    manifest = folder / "set.toml"
+    manifest.write_text(text, "utf-8")
+    archive = manifest.with_suffix(".foz")
+    pack_manifest(manifest, archive)
+    return str(archive)
 
 
 @one_radv
 def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
     run: Opened, host: Host, radv: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The second group is made ready while the first compiles, which is saved while the second does."""
     features = feature_tables(recorded_application("sample")["features"])
     shader_object = {"structure": "VkPhysicalDeviceShaderObjectFeaturesEXT", "shader_object": True}
     manifest = {each.name: each for each in load_manifest(MANIFEST).report.pipelines}
@@ -356,9 +232,6 @@ def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
         archives.append(str(folder / "own.foz"))
     assert all(own)
     document = compile_sets(archives, radv, tmp_path / "cache", environment)
-    for stage in ("cache_load", "cache_save"):
-        of_groups = [each for each in document["stages"] if each["name"] == stage]
-        assert sorted(each["overlapped"] for each in of_groups) == [False, True]
     saved = tmp_path / "payload.bin"
     saved.write_bytes(strip_prefix_header(cache_file(document).read_bytes()))
     for path, names in zip(archives, own, strict=True):
@@ -366,22 +239,3 @@ def test_two_applications_with_pipelines_of_their_own_each_hit_in_one_file(
         for forbid in (False, True):
             found = run(application, load=saved, forbid=forbid)
             assert found.hits == names  # the other one's are keyed by another feature
-
-
-@one_radv
-def test_two_applications_with_other_names_each_hit_on_their_own_device(
-    run: Opened,
-    application: Application,
-    two_applications: Callable[..., tuple[Path, list[Application]]],
-    tmp_path: Path,
-) -> None:
-    """Drivers change what they compile for engines and applications that they know by name (Mesa: drirc)."""
-    known = "vkd3d"
-    own = tmp_path / "own.bin"
-    run(application, save=own)
-    if not run(replace(application, engine=known), load=own).misses:
-        unsupported(f"this driver's keys do not depend on the engine's name {known} here")
-    payload, applications = two_applications({"engine": "none"}, {"engine": known})
-    assert [each.engine for each in applications] == ["none", known]
-    for each in applications:
-        assert_all_hit(run, each, payload)

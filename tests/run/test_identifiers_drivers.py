@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 import trio
@@ -19,14 +18,13 @@ from orchestrator.devices.device import CacheMode
 from orchestrator.devices.identified import SpirvProvider
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
-from orchestrator.run.records import CompileReport, IdentifiersRecord, OutcomeStatus, encode_json
+from orchestrator.run.records import CompileReport, IdentifiersRecord, OutcomeStatus
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.kinds import MODULE_IDENTIFIERS
-from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
 from tests.drivers import run_on_device
 from tests.run.support import refuse
 
@@ -102,53 +100,6 @@ def test_a_primed_set_needs_no_spirv(name: str, tmp_path: Path, request: pytest.
 
 
 @pytest.mark.driver(NAVI21)
-@pytest.mark.parametrize("mode", [CacheMode.SHARED, CacheMode.PER_WORKER, CacheMode.TWO_LEVEL])
-def test_one_damaged_identifier_is_one_fall_back(mode: CacheMode, tmp_path: Path, corpora: Path) -> None:
-    path = corpora / "supertuxkart.foz"
-    options = evolve(OPTIONS, mode=mode)
-    with PipelineSet.open(path) as source:
-        total = created(compiled(source, tmp_path, options))
-        store = ShaderModuleIdentifierStore.of(tmp_path, MESA)
-        known = store.read()
-        assert len(known) == len(source.records.keys(RecordTag.SHADER_MODULE))
-        # By the records of the set, and not by what the run says of itself.
-        users = {int(key): users_of(source, int(key)) for key in known.keys}
-        damaged = min(users, key=lambda key: len(users[key]))
-        (user,) = users[damaged]
-        (good,) = known.of(np.array([damaged], np.uint64))
-        store.add({damaged: bytes([good[0] ^ 1, *good[1:]])})
-        asked: list[int] = []
-
-        def translate(key: int) -> bytes:
-            asked.append(key)
-            return source.module(key).code
-
-        with PipelineSet.open(without_code(path, tmp_path)) as bare:
-            report = compiled(bare.supplied_by(SpirvProvider(translate)), tmp_path, options)
-    assert created(report) == report.counts()[OutcomeStatus.CACHE_HIT] == total
-    record = identifiers(report)
-    assert (record.missed, record.created) == (1, total - 1)
-    # It alone: of its two shaders each was asked for once.
-    assert sorted(asked) == sorted(key for key, each in users.items() if user in each)
-    assert len(asked) == record.asked == 2
-    # It is mended: the next run asks for nothing.
-    assert record.changed == 1
-    assert store.read().of(np.array([damaged], np.uint64)) == [good]
-
-
-def users_of(source: PipelineSet, module: int) -> list[int]:
-    """Pipelines that have a stage of a module, by the text of their records."""
-    tags = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE)
-    name = f"{module:016x}".encode()
-    return [
-        key
-        for tag in tags
-        for key in source.records.keys(tag)
-        if name in bytes(source.records.payload(tag, key))
-    ]
-
-
-@pytest.mark.driver(NAVI21)
 def test_the_next_run_of_an_archive_reads_no_module(tmp_path: Path, corpora: Path) -> None:
     """With its plan a set is not decoded, and with identifiers its code is not read either."""
     path = corpora / "supertuxkart.foz"
@@ -183,31 +134,16 @@ def test_binaries_need_no_spirv(name: str, tmp_path: Path, request: pytest.Fixtu
     assert report.binaries.created == created(first) - codeless - links
 
 
-@pytest.mark.driver("lavapipe")
-def test_lavapipe_says_that_it_has_none_and_compiles_as_always(tmp_path: Path, corpora: Path) -> None:
-    path = corpora / "supertuxkart.foz"
-    options = evolve(OPTIONS, selector="lavapipe")
-    with PipelineSet.open(path) as source:
-        report = compiled(source, tmp_path, options)
-        assert created(report) == 28
-        assert report.identifiers is None
-        assert any(
-            "has no VK_EXT_shader_module_identifier: pipelines are created with their SPIR-V" in note
-            for note in report.notes
-        )
-        assert not list(tmp_path.glob(f"*{MODULE_IDENTIFIERS.suffix}"))
-        # And where the code is not in the set, all of it is asked for.
-        asked: list[int] = []
-
-        def translate(key: int) -> bytes:
-            asked.append(key)
-            return source.module(key).code
-
-        with PipelineSet.open(without_code(path, tmp_path)) as bare:
-            report = compiled(bare.supplied_by(SpirvProvider(translate)), tmp_path, options)
-    assert created(report) == 28
-    assert len(asked) == len(set(asked)) == identifiers(report).asked == 12
-    assert any("the code of every shader is asked for" in note for note in report.notes)
+def users_of(source: PipelineSet, module: int) -> list[int]:
+    """Pipelines that have a stage of a module, by the text of their records."""
+    tags = (RecordTag.GRAPHICS_PIPELINE, RecordTag.COMPUTE_PIPELINE)
+    name = f"{module:016x}".encode()
+    return [
+        key
+        for tag in tags
+        for key in source.records.keys(tag)
+        if name in bytes(source.records.payload(tag, key))
+    ]
 
 
 def wrong_code(how: str, path: str, folder: str) -> dict[str, object]:
@@ -274,15 +210,6 @@ def test_wrong_code_never_reaches_the_driver(tmp_path: Path, corpora: Path) -> N
         assert found["failed"] == found["users"], how
         assert found["created"] == 28 - len(found["users"])
         assert all(reason in each for each in found["reasons"]), found["reasons"]
-
-
-def test_the_record_adds_up() -> None:
-    one = IdentifiersRecord(modules=1, known=1, slowest_ns=5, store_bytes=10, provider_ns=7)
-    two = IdentifiersRecord(modules=2, missed=3, slowest_ns=4, store_bytes=20, provider_ns=1)
-    assert one + two == IdentifiersRecord(
-        modules=3, known=1, missed=3, slowest_ns=5, store_bytes=20, provider_ns=8
-    )
-    assert msgspec.json.decode(encode_json(one))["slowest_s"] == 5e-9
 
 
 def test_a_set_without_code_has_a_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

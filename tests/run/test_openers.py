@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from attrs import evolve
 
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT
-from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest, OtherFeatures
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_features
-from orchestrator.run.openers import ProfiledOpener, key_notes
+from orchestrator.devices.request import ORCHESTRATOR_FEATURES, DeviceRequest
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.groups import decode_application
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import FeatureGroup, PipelineJob, RecordTag
-from orchestrator.sets.sample import sample_path
+from orchestrator.sets.records import RecordTag
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from orchestrator.stores.profile_file import (
     KeyProfile,
-    ProbedKind,
     key_profile_path,
-    load_key_profile,
     save_key_profile,
 )
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys
@@ -35,7 +28,6 @@ from tests.stores.profiles import IDENTITY, key_profile, tried
 
 CONTROL = ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")
 BINARIES = ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
-MAINTENANCE_5 = ("VkPhysicalDeviceMaintenance5Features", "maintenance5")
 LOGIC_OP = "VkPhysicalDeviceFeatures::logicOp"  # captures cannot record it, so it is on
 DOOM = "DOOM"
 MESH_SHADERS = '{"sType":1000328000,"taskShader":1,"meshShader":1}'
@@ -171,98 +163,6 @@ async def test_what_is_proven_harmless_is_added(folder: Path, nobodys: Path) -> 
     assert not [note for note in report.notes if "left off" in note or "keys depend" in note]
 
 
-@pytest.mark.parametrize(
-    ("profile", "enabled"),
-    [
-        # Not proven for all kinds.
-        ({"independent": (tried("::".join(BINARIES), kinds=("compute",)),)}, set[str]()),
-        # No answer for a kind, though the device has pipelines of it.
-        (
-            {
-                "independent": (tried("::".join(BINARIES), kinds=("compute",)),),
-                "kinds": (
-                    ProbedKind(kind="compute", pipelines=2, usable=2),
-                    ProbedKind(kind="graphics", pipelines=2, usable=0, problem="no hit"),
-                ),
-            },
-            set[str](),
-        ),
-        # No pipelines of a kind.
-        (
-            {
-                "independent": (tried("::".join(BINARIES), kinds=("compute",)),),
-                "kinds": (
-                    ProbedKind(kind="compute", pipelines=2, usable=2),
-                    ProbedKind(kind="ray tracing", pipelines=0, usable=0, problem="none"),
-                ),
-            },
-            {"pipelineBinaries"},
-        ),
-        # Each needs the other, as in no profile that was measured.
-        (
-            {
-                "independent": (
-                    tried("::".join(BINARIES), given=(CONTROL,)),
-                    tried("::".join(CONTROL), given=(BINARIES,)),
-                )
-            },
-            set[str](),
-        ),
-        # Cannot be without another feature, of which nothing is known, that matters, or that does not.
-        ({"independent": (tried("::".join(BINARIES), given=(MAINTENANCE_5,)),)}, set[str]()),
-        (
-            {
-                "independent": (tried("::".join(BINARIES), given=(MAINTENANCE_5,)),),
-                "depends": (tried("::".join(MAINTENANCE_5)),),
-            },
-            set[str](),
-        ),
-        (
-            {
-                "independent": (
-                    tried("::".join(BINARIES), given=(MAINTENANCE_5,)),
-                    tried("::".join(MAINTENANCE_5)),
-                )
-            },
-            {"pipelineBinaries"},
-        ),
-    ],
-)
-async def test_half_a_proof_is_none(
-    folder: Path, nobodys: Path, profile: dict[str, object], enabled: set[str]
-) -> None:
-    know(folder, **profile)
-    opener = Opener()
-    await compiled(nobodys, folder, opener)
-    assert on(opener.device) == enabled
-
-
-async def test_what_the_request_says_of_our_features_stays(folder: Path) -> None:
-    know(folder, independent=tuple(map(tried, own())))
-    opener = Opener()
-    profiled = ProfiledOpener(opener, folder)
-    profiled(DeviceRequest(orchestrator_features=False))
-    assert len(opener.opened) == 1
-    assert on(opener.device) == set()
-
-
-@pytest.mark.parametrize("first", [0, 1])
-async def test_what_one_group_asks_for_decides_for_no_other(folder: Path, first: int) -> None:
-    know(folder, independent=tuple(map(tried, own())))
-    opener = Opener()
-    profiled = ProfiledOpener(opener, folder)
-    requests = (
-        DeviceRequest(features=frozenset({CONTROL}), others=OtherFeatures.NONE),
-        DeviceRequest(others=OtherFeatures.NONE),
-    )
-    for request in (requests[first], requests[1 - first]):
-        profiled(request)
-        assert on(opener.device) == {member for _, member in ORCHESTRATOR_FEATURES}
-        before = len(opener.opened)
-        profiled(request)
-        assert len(opener.opened) == before + 1  # what is asked for again is opened once
-
-
 async def test_what_is_enabled_beyond_the_record_is_told(folder: Path, recorded: Path) -> None:
     recorded_feature = "VkPhysicalDeviceMeshShaderFeaturesEXT::meshShader"
     know(
@@ -279,44 +179,6 @@ async def test_what_is_enabled_beyond_the_record_is_told(folder: Path, recorded:
     assert f"record: {LOGIC_OP}. This" in note
 
 
-async def test_what_matters_to_other_kinds_only_is_not_told(folder: Path, recorded: Path) -> None:
-    know(folder, depends=(tried(LOGIC_OP, kinds=("graphics", "ray tracing")),))
-    report = await compiled(recorded, folder, Opener())
-    assert not [note for note in report.notes if "keys depend" in note]
-
-
-async def test_libraries_are_told_from_other_graphics_pipelines(folder: Path) -> None:
-    know(
-        folder,
-        depends=(
-            tried(LOGIC_OP, kinds=("pipeline library",)),
-            tried("1.3", "apiVersion", kinds=("graphics",)),
-        ),
-    )
-    with PipelineSet.open(sample_path()) as source:
-        device = SimulatedDevice(SimulatedOptions(identity=IDENTITY))
-        image = build_image(source, source.pipelines, device.supported).image
-        linked = [index for index in range(len(image)) if image.libraries_of(index)]
-        kinds = [PipelineJob(int(image.keys[index]), image.kind_of(index)) for index in linked]
-        jobs = [job for job in kinds if job.kind is PipelineKind.GRAPHICS]
-        without = [job for job in source.pipelines if job.kind is PipelineKind.COMPUTE]
-        known = load_key_profile(folder, IDENTITY).profile
-        assert known is not None
-        (group,) = source.groups
-        nobodys = FeatureGroup(group.request, (), ())
-
-        def told(jobs: Sequence[PipelineJob]) -> str:
-            built = build_image(source, jobs, device.supported).image
-            return " ".join(key_notes(known, nobodys, device, built))
-
-        graphics = [job for job in source.pipelines if job.kind is PipelineKind.GRAPHICS]
-        assert told(without) == ""
-        assert "depend on Features::logicOp, by" in told(jobs[-1:])
-        assert "Features::logicOp, apiVersion" in told(graphics)
-        assert "depend on apiVersion, by" in told(graphics[:1])
-        device.close()
-
-
 async def test_no_application_at_all_is_told(folder: Path, nobodys: Path) -> None:
     know(
         folder,
@@ -330,28 +192,6 @@ async def test_no_application_at_all_is_told(folder: Path, nobodys: Path) -> Non
     report = await compiled(nobodys, folder, Opener())
     (note,) = [note for note in report.notes if "no application is recorded" in note]
     assert "Features::logicOp, apiVersion, application name, engine name" in note
-
-
-async def test_environment_and_layers_are_told(
-    folder: Path, recorded: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    know(
-        folder,
-        depends=(
-            tried("RADV_DEBUG=nongg", "environment"),
-            tried("ACO_DEBUG=noopt", "environment"),
-            tried("VK_LAYER_TEST_changes", "layer"),
-        ),
-        independent=(tried("RADV_DEBUG=nohiz", "environment"),),
-    )
-    monkeypatch.setenv("RADV_DEBUG", "nohiz")  # known to be harmless
-    monkeypatch.delenv("ACO_DEBUG", raising=False)
-    assert not [note for note in (await compiled(recorded, folder, Opener())).notes if "set here" in note]
-    monkeypatch.setenv("RADV_DEBUG", "nohiz,unheardof")
-    layers = ("VK_LAYER_TEST_other 1.3.239", "VK_LAYER_TEST_changes 1.4.300")
-    opener = Opener(options={"features": evolve(simulated_features(), layers=layers)})
-    (note,) = [note for note in (await compiled(recorded, folder, opener)).notes if "set here" in note]
-    assert "set here: RADV_DEBUG=nohiz,unheardof, layer VK_LAYER_TEST_changes. This" in note
 
 
 async def test_a_profile_that_cannot_be_used_is_told(folder: Path, recorded: Path) -> None:

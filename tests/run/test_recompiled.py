@@ -15,7 +15,6 @@ from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.cli.conftest import run_program
-from tests.drivers import driver_manifest
 
 
 @pytest.fixture(scope="module")
@@ -49,19 +48,6 @@ def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImag
     assert "; 1 new to this device" in words
     words = recompiled_note(image, compiled, ~compiled, known, place="store of binaries")
     assert "were compiled although the store of binaries was loaded" in words
-
-
-@pytest.mark.driver
-def test_what_has_no_binaries_is_named(tmp_path: Path) -> None:
-    """RADV gives none of libraries without code, so that each run creates them anew."""
-    driver_manifest("radv:navi21")
-    options = ("-d", "radv:navi21", "--mode", "binaries", "--cache-dir", tmp_path, "--json")
-    first = run_program("compile", "sample", *options).document
-    assert not any("although the store" in each for each in notes(first))
-    again = run_program("compile", "sample", *options).document
-    assert again["outcomes"]["compiled"] == 4
-    (note,) = [each for each in notes(again) if "although the store" in each]
-    assert note.startswith("4 of 235 pipelines were compiled although the store of binaries was loaded")
 
 
 def test_a_run_says_so(tmp_path: Path) -> None:

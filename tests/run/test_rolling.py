@@ -10,19 +10,18 @@ import pytest
 import trio
 from attrs import evolve
 
-from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache, PipelineSource
+from orchestrator.devices.device import CacheMode, PipelineSource
 from orchestrator.devices.simulated import (
     CostModel,
     CpuClock,
-    DriverBugs,
     SimulatedDevice,
     SimulatedOptions,
     simulated_image,
 )
-from orchestrator.errors import DriverError, ExternalSynchronizationError
-from orchestrator.run.caches import MergedHook, PrimaryGuard, RollingMerge
+from orchestrator.errors import ExternalSynchronizationError
+from orchestrator.run.caches import RollingMerge
 from orchestrator.run.execution import run_pipelines
-from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
+from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import open_session
 from orchestrator.schedule import Order, ScheduleOptions
@@ -174,17 +173,6 @@ async def test_what_has_the_age_is_merged_though_no_worker_has_anything_to_do(mo
     assert device.live_caches == 0
 
 
-async def test_thresholds_that_are_not_reached_leave_it_to_the_barrier() -> None:
-    device = SimulatedDevice()
-    policy = MergePolicy(rolling=True, batches=10**6, gained_bytes=10**12, age_ns=10**15)
-    report = await run_pipelines(device, prepared_set(device), RunOptions(workers=2, merge=policy))
-    assert report.merge is not None
-    assert report.merge.rolling is not None
-    assert (report.merge.rolling.folds, report.merge.rolling.deferred) == (0, 0)
-    assert report.cache_data is not None
-    assert await hits_of(report.cache_data) == 300
-
-
 async def test_two_level_looks_up_and_compiles_misses_only() -> None:
     device = SimulatedDevice()
     whole = prepared_set(device, 300)
@@ -207,19 +195,6 @@ async def test_two_level_looks_up_and_compiles_misses_only() -> None:
     looked_up = {call.cache for call in device.calls() if call.operation == "create_pipelines"}
     assert {"worker 0", "worker 1"} & looked_up
     assert await hits_of(device.pipeline_cache_data(primary).data) == 300
-
-
-async def test_two_level_hits_need_no_cache_of_their_own() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data or b""
-    before = len(device.calls())
-    report = await run_pipelines(
-        device, prepared, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL), primary=data
-    )
-    assert report.cache_hits == 300
-    made = [call for call in device.calls()[before:] if call.operation == "create_pipelines"]
-    assert {call.cache for call in made} == {"primary"}
 
 
 @pytest.mark.parametrize("merge_in_driver", [True, False])
@@ -264,97 +239,6 @@ async def test_two_level_without_compile_required_is_per_worker_and_says_so() ->
         data = report.cache_data or b""
 
 
-async def test_two_level_failures_are_those_of_the_compile() -> None:
-    device = SimulatedDevice(
-        SimulatedOptions(bugs=DriverBugs(results={7: ERROR_OUT_OF_HOST_MEMORY}), unusable={9: "broken"})
-    )
-    seeded = device.prepare(simulated_image(range(100, 120)))
-    primary = device.create_pipeline_cache()
-    await run_pipelines(device, seeded, RunOptions(workers=1), primary=primary)
-    prepared = device.prepare(simulated_image(range(30), libraries={20: [7], 21: [9], 22: [3]}))
-    report = await run_pipelines(
-        device, prepared, RunOptions(workers=2, mode=CacheMode.TWO_LEVEL), primary=primary
-    )
-    check_sums(report)
-    assert {each.index: each.reason for each in report.failed} == {
-        7: "VK_ERROR_OUT_OF_HOST_MEMORY",
-        9: "broken",
-        20: "links pipeline 7, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
-        21: "links pipeline 9, which was not created: broken",
-    }
-
-
-async def test_a_driver_that_refuses_fresh_caches_leaves_workers_theirs() -> None:
-    class NoMore(SimulatedDevice):
-        def create_pipeline_cache(self, initial_data: bytes = b"", **options: object) -> PipelineCache:
-            if str(options["name"]).startswith("fresh"):
-                raise DriverError(
-                    "vkCreatePipelineCache", ERROR_OUT_OF_HOST_MEMORY, "VK_ERROR_OUT_OF_HOST_MEMORY"
-                )
-            return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
-
-    # Both workers end a batch, whichever would be quicker: each waits in its first one for the other.
-    both, met = threading.Barrier(2), threading.local()
-
-    def meet(_key: int) -> None:
-        if not hasattr(met, "other"):
-            met.other = both.wait(60)
-
-    device = NoMore(SimulatedOptions(on_compile=meet))
-    report = await run_pipelines(
-        device,
-        prepared_set(device),
-        RunOptions(workers=2, merge=EACH_BATCH, schedule=SMALL_BATCHES),
-    )
-    assert report.compiled == 300
-    merge = report.merge
-    assert merge is not None
-    assert merge.rolling is not None
-    assert merge.rolling.folds == 0
-    assert merge.rolling.deferred == 2
-    (warning,) = merge.warnings
-    assert "no more fresh caches" in warning
-    assert report.cache_data is not None
-    assert await hits_of(report.cache_data) == 300
-
-
-async def test_a_driver_that_does_not_merge_is_named_once() -> None:
-    held = MergesBetweenBatches([20, 40, 60, 80, 100, 120])
-    device = SimulatedDevice(SimulatedOptions(bugs=DriverBugs(merge_does_nothing=True), on_compile=held))
-    report = await run_pipelines(
-        device,
-        prepared_set(device),
-        RunOptions(workers=1, merge=EACH_BATCH, schedule=SMALL_BATCHES),
-        on_merged=held.merged,
-    )
-    assert report.merge is not None
-    assert any("no-op" in warning for warning in report.merge.warnings)
-    assert len(report.merge.warnings) <= 6
-
-
-async def test_what_the_hook_raises_ends_the_run_and_leaves_nothing() -> None:
-    def full(_primary: PipelineSource, _merge: RollingMerge) -> None:
-        raise OSError("the disk is full")
-
-    device = SimulatedDevice()
-    with pytest.raises(OSError, match="the disk is full"):
-        await _run_until_a_merge(device, full)
-    assert device.live_caches == 0
-
-
-async def _run_until_a_merge(device: SimulatedDevice, hook: MergedHook) -> None:
-    """Run again and again: a run may end before the merger gets to its first merge."""
-    for _ in range(1000):
-        prepared = prepared_set(device)
-        await run_pipelines(
-            device,
-            prepared,
-            RunOptions(workers=1, merge=EACH_BATCH, schedule=SMALL_BATCHES),
-            on_merged=hook,
-        )
-        prepared.close()
-
-
 async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None:
     entered = threading.Event()
 
@@ -380,55 +264,3 @@ async def test_a_caller_that_merges_into_the_primary_meanwhile_is_told() -> None
         done.set()
         user.join()
     assert device.live_caches == 1
-
-
-async def test_two_level_may_leave_the_merge_to_the_barrier() -> None:
-    device = SimulatedDevice()
-    report = await run_pipelines(
-        device, prepared_set(device), RunOptions(workers=2, mode=CacheMode.TWO_LEVEL, merge=BARRIER)
-    )
-    assert report.merge is not None
-    assert report.merge.rolling is not None
-    assert report.merge.rolling.folds == 0
-    assert report.cache_data is not None
-    assert await hits_of(report.cache_data) == 300
-
-
-def test_a_threshold_is_positive_or_absent() -> None:
-    assert MergePolicy(batches=None, gained_bytes=None, age_ns=None).batches is None
-    with pytest.raises(ValueError, match=">= 1"):
-        MergePolicy(batches=0)
-    with pytest.raises(ValueError, match=">= 1"):
-        MergePolicy(gained_bytes=0)
-    with pytest.raises(ValueError, match=">= 1"):
-        MergePolicy(age_ns=-1)
-
-
-def test_a_merge_waits_for_look_ups_and_goes_before_later_ones() -> None:
-    guard = PrimaryGuard(needed=True)
-    order: list[str] = []
-    merging = threading.Event()
-
-    def merge() -> None:
-        merging.set()
-        with guard.merge():
-            order.append("merge")
-
-    def look_up() -> None:
-        with guard.look_up():
-            order.append("look up")
-
-    with guard.look_up():
-        merger = threading.Thread(target=merge)
-        merger.start()
-        assert merging.wait(60)
-        with guard._changed:
-            # It holds the condition from saying that it merges to waiting, so this is seen when it waits.
-            while not guard._merging:
-                guard._changed.wait(0.001)
-        later = threading.Thread(target=look_up)
-        later.start()
-        assert order == []
-    merger.join(60)
-    later.join(60)
-    assert order == ["merge", "look up"]

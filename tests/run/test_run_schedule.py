@@ -10,15 +10,14 @@ import pytest
 import trio
 import trio.testing
 
-from orchestrator.devices.device import ERROR_UNKNOWN, CacheMode, CreationBatch
+from orchestrator.devices.device import CacheMode, CreationBatch
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
-from orchestrator.errors import DeviceError, DriverError
+from orchestrator.errors import DeviceError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
 from tests.run.support import MODES_WITH_CACHE, check_sums, prepared_set, without
-from tests.schedule.machine import drain
 
 WHAT = "create_pipelines"
 
@@ -36,24 +35,6 @@ async def test_pipelines_with_one_pipeline_key_are_compiled_once() -> None:
     for index in range(0, 200, 2):
         # The second of a pair was created by the worker of the first, and after it.
         assert report.pipelines.worker[index] == report.pipelines.worker[index + 1]
-    device.close()
-
-
-async def test_a_run_teaches_the_scheduler_that_it_hits() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    cold = await run_pipelines(device, prepared, RunOptions(workers=2))
-    assert cold.cache_data is not None
-    scheduler = Scheduler(JobGraph.of_image(prepared.image), 2)
-    warm = await run_pipelines(
-        device,
-        prepared,
-        RunOptions(workers=2),
-        primary=cold.cache_data,
-        scheduler=scheduler,
-    )
-    assert warm.counts()[OutcomeStatus.CACHE_HIT] == 300
-    assert scheduler.learned
     device.close()
 
 
@@ -91,25 +72,6 @@ async def test_all_workers_are_sent_away_when_the_time_is_over(limit_s: float) -
     device.close()
 
 
-@pytest.mark.parametrize("warm", [False, True])
-async def test_a_run_that_begins_with_data_expects_hits_in_the_order_of_the_set(warm: bool) -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
-    assert data is not None
-    if not warm:
-        other = prepared_set(device, 700)
-        report = await run_pipelines(device, other, RunOptions(workers=1), primary=data)
-        # It held fewer than expected: each is created all the same, and nothing twice.
-        assert (report.cache_hits, report.compiled) == (300, 400)
-        return
-    report = await run_pipelines(device, prepared, RunOptions(workers=1), primary=data)
-    assert report.cache_hits == 300
-    order = np.concatenate([call.indices for call in report.calls])
-    assert order.tolist() == list(range(300))
-    assert len(report.calls) < 30
-
-
 async def test_a_scheduler_of_another_run_is_refused() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device, 10)
@@ -117,67 +79,6 @@ async def test_a_scheduler_of_another_run_is_refused() -> None:
         scheduler = Scheduler(JobGraph.of_image(simulated_image(range(count))), workers)
         with pytest.raises(ValueError, match="there are 10 and 2"):
             await run_pipelines(device, prepared, RunOptions(workers=2), scheduler=scheduler)
-
-
-@pytest.mark.parametrize("what", ["recorded_ns", "pipeline_keys"])
-def test_what_is_known_of_an_image_must_fit(what: str) -> None:
-    known = np.zeros(2, np.int64) if what == "recorded_ns" else [b"a", b"b"]
-    with pytest.raises(ValueError, match="2 elements for 3 pipelines"):
-        JobGraph.of_image(simulated_image(range(3)), **{what: known})  # type: ignore[arg-type]
-
-
-def test_recorded_costs_come_before_estimates() -> None:
-    graph = JobGraph.of_image(simulated_image(range(3)), recorded_ns=np.array([0, 10, 10**9], np.int64))
-    assert drain(Scheduler(graph, 1)) == [2, 0, 1]
-
-
-async def test_what_is_handed_out_for_several_calls_is_created_in_calls_of_the_limit() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
-    before = len(device.calls())
-    options = RunOptions(workers=1, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
-    report = await run_pipelines(device, prepared, options, primary=data)
-    check_sums(report)
-    assert report.cache_hits == 300
-    made = [each for each in device.calls()[before:] if each.operation == WHAT]
-    sizes = [len(each.pipeline_lock_wait_ns) for each in made]
-    assert max(sizes) == 8
-    assert sum(sizes) == 300
-    assert len(sizes) <= 300 // 8 + 3 * 8, "calls of one to seven only where a piece ends"
-    assert report.calls.sizes.max() == 64, "the record is of batches"
-    device.close()
-
-
-class FailingOnce(SimulatedDevice):
-    """A call with a certain pipeline fails as a whole, the first time."""
-
-    refused = -1
-
-    def _create_some(self, bound: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
-        """Fail, or create."""
-        if self.refused in indices:
-            self.refused = -1
-            raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
-        return super()._create_some(bound, indices, *given, **more)
-
-
-async def test_a_call_that_fails_loses_nothing_of_those_before_it_in_its_batch() -> None:
-    device = FailingOnce()
-    prepared = prepared_set(device)
-    data = (await run_pipelines(device, prepared, RunOptions(workers=2))).cache_data
-    device.refused = 140
-    options = RunOptions(workers=1, keep=True, schedule=ScheduleOptions(batch_limit=8, target_ns=10**9))
-    report = await run_pipelines(device, prepared, options, primary=data)
-    assert device.refused == -1
-    check_sums(report)
-    assert report.cache_hits == 300
-    handles = report.pipelines.handles
-    assert handles is not None
-    assert handles.all()
-    assert device.live_pipelines == 300, "what the calls before it made was destroyed, and made again"
-    device.destroy_pipelines(handles)
-    device.close()
 
 
 class StoppedDevice(SimulatedDevice):
@@ -214,34 +115,6 @@ async def test_no_further_call_of_a_batch_begins_after_a_cancellation() -> None:
         await run_pipelines(device, prepared_set(device), options, primary=data)
     assert scope.cancelled_caught
     assert device.made == 5
-
-
-class RefusesBatches(StoppedDevice):
-    """Every call of more than one pipeline fails as a whole."""
-
-    def _create_some(self, bound: Any, indices: Any, *given: Any, **more: Any) -> CreationBatch:
-        """Create one, and stop; or fail."""
-        if len(indices) > 1:
-            raise DriverError("vkCreateGraphicsPipelines", ERROR_UNKNOWN, "VK_ERROR_UNKNOWN")
-        return super()._create_some(bound, indices, *given, **more)
-
-
-async def test_a_failed_batch_is_not_tried_one_by_one_after_a_stop() -> None:
-    stop = trio.Event()
-
-    async def stop_now() -> None:
-        stop.set()
-        await trio.testing.wait_all_tasks_blocked()
-
-    device = RefusesBatches(5, lambda: trio.from_thread.run(stop_now))
-    prepared = prepared_set(device)
-    options = RunOptions(workers=1, schedule=ScheduleOptions(expect_hits=1.0, batch_limit=64))
-    report = await run_pipelines(device, prepared, options, stop=stop)
-    assert device.made == 5
-    check_sums(report)
-    assert report.counts()[OutcomeStatus.COMPILED] == 5
-    assert report.counts()[OutcomeStatus.NOT_RUN] == 295
-    device.close()
 
 
 @pytest.mark.parametrize("mode", MODES_WITH_CACHE)

@@ -9,7 +9,7 @@ import trio.testing
 from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
-from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_image
+from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome
 from orchestrator.run.session import PipelineSession, open_session
@@ -34,30 +34,6 @@ async def test_leaving_the_block_finishes_what_was_submitted(mode: CacheMode, wo
     if mode is not CacheMode.NONE:
         assert report.cache_data is not None
         assert await hits_of(report.cache_data) == 300
-
-
-async def test_only_what_is_submitted_is_created_with_the_libraries_it_links() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device, 100, libraries={50: [49], 49: [7], 60: [8]})
-    async with open_session(device, prepared, RunOptions(workers=2)) as session:
-        await session.submit(np.array([90, 50, 90]))
-        await session.submit(3)
-    assert sorted(device.compile_counts) == [3, 7, 49, 50, 90]
-    report = report_of(session)
-    assert report.counts()[OutcomeStatus.NOT_RUN] == 95
-    assert not report.stopped
-
-
-async def test_the_primary_stays_the_callers() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    primary = device.create_pipeline_cache()
-    for _ in range(2):
-        async with open_session(device, prepared, RunOptions(workers=2), primary=primary) as session:
-            await session.submit(range(300))
-    assert report_of(session).cache_hits == 300
-    assert report_of(session).cache_data is None
-    assert device.live_caches == 1
 
 
 async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
@@ -144,30 +120,6 @@ async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits(
     assert recorder.order == [3]
 
 
-async def test_the_end_of_one_wait_leaves_the_budget_passed_for_another() -> None:
-    recorder, device = recorded(hold=4)
-    prepared = device.prepare(simulated_image(range(50), libraries={40: [4]}))
-    found: list[PipelineOutcome] = []
-
-    async def ask(session: PipelineSession) -> None:
-        found.append(await session.require(40))
-
-    with trio.fail_after(60):
-        async with (
-            open_session(device, prepared, RunOptions(workers=2, schedule=ONE, time_limit_s=0)) as session,
-            trio.open_nursery() as nursery,
-        ):
-            nursery.start_soon(ask, session)
-            await recorder.entered.wait()
-            # It waits for its library while somebody else waits, and is served.
-            assert (await session.require(7)).created
-            recorder.open.set()
-        # Only now does it become ready; the budget is used up still.
-    assert [each.index for each in found] == [40]
-    assert found[0].created
-    assert recorder.order == [4, 7, 40]
-
-
 async def test_what_is_in_flight_is_joined() -> None:
     recorder, device = recorded(hold=3)
     prepared = device.prepare(simulated_image(range(9)))
@@ -222,17 +174,6 @@ async def test_the_time_to_go_is_not_known_while_a_session_has_no_time() -> None
         await session.close()
 
 
-async def test_a_batch_in_flight_does_not_hold_the_frame() -> None:
-    recorder, device = recorded(hold=1)
-    prepared = device.prepare(simulated_image(range(3)))
-    async with open_session(device, prepared, RunOptions(workers=1)) as session:
-        await session.submit(1)
-        await recorder.entered.wait()
-        left = await session.run_for(0)
-        assert (left.queued, left.in_flight) == (0, 1)
-        recorder.open.set()
-
-
 async def test_a_full_queue_holds_producers_back() -> None:
     recorder, device = recorded()
     prepared = device.prepare(simulated_image(range(100)))
@@ -265,16 +206,6 @@ async def test_a_full_queue_holds_producers_back() -> None:
     assert max(seen) <= 4
 
 
-async def test_libraries_come_along_into_a_full_queue() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(20), libraries={19: [1, 2, 3]}))
-    async with open_session(
-        device, prepared, RunOptions(workers=1, schedule=ScheduleOptions(capacity=1))
-    ) as session:
-        await session.submit([19, 18])
-    assert sorted(recorder.order) == [1, 2, 3, 18, 19]
-
-
 async def test_a_submission_that_is_given_up_leaves_what_was_taken() -> None:
     _, device = recorded()
     prepared = device.prepare(simulated_image(range(20)))
@@ -288,37 +219,6 @@ async def test_a_submission_that_is_given_up_leaves_what_was_taken() -> None:
         # The next producer is not held up by the one that gave up.
         await session.submit(0)
     assert sorted(device.compile_counts) == [0, 1, 2, 3, 4]
-
-
-async def test_reasons_name_pipelines_by_their_index() -> None:
-    bugs = DriverBugs(out_of_memory=frozenset({7}))
-    device = SimulatedDevice(SimulatedOptions(bugs=bugs, unusable={2: "no module"}))
-    image = simulated_image(range(60), libraries={40: [7], 41: [40], 42: [2], 43: [1], 44: [43]})
-    prepared = device.prepare(image)
-    async with open_session(
-        device, prepared, RunOptions(workers=2, skipped={1: "feature geometryShader"})
-    ) as session:
-        # The numbers of the jobs are not those of the pipelines.
-        first = await session.submit([44, 42, 30])
-        assert [each.reason for each in await first.wait()] == [
-            "",
-            "links pipeline 2, which was not created: no module",
-            "links pipeline 43, which was not created: feature geometryShader",
-        ]
-        second = await session.submit([41, 7])
-        outcomes = await second.wait()
-        await session.submit([40])
-    report = report_of(session)
-    assert [each.index for each in report.skipped] == [1, 43, 44]
-    assert {each.index: each.reason for each in report.failed} == {
-        2: "no module",
-        7: "VK_ERROR_OUT_OF_HOST_MEMORY",
-        40: "links pipeline 7, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
-        41: "links pipeline 40, which was not created: VK_ERROR_OUT_OF_HOST_MEMORY",
-        42: "links pipeline 2, which was not created: no module",
-    }
-    assert [each.status for each in outcomes] == [OutcomeStatus.FAILED] * 2
-    assert not outcomes[0].created
 
 
 async def test_followers_share_an_outcome_in_a_session_too() -> None:

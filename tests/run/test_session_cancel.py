@@ -7,14 +7,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 import trio
 import trio.testing
-from attrs import evolve
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.devices.simulated import simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
-from orchestrator.schedule import Priority, ScheduleOptions
 from tests.run.support import MODES_WITH_CACHE, ONE, recorded, report_of
 
 
@@ -51,19 +49,6 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
     assert sorted(recorder.order) == [2, 3, 15, 32]
 
 
-async def test_what_is_submitted_again_without_a_group_stays_in_its_own() -> None:
-    _, device = recorded()
-    prepared = device.prepare(simulated_image(range(20)))
-    async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
-        await session.submit(range(10), group=1)
-        await session.submit([3, 15], priority=Priority.NOW)
-        assert await session.cancel(group=1) == 10
-        await session.submit([3])
-        assert await session.cancel(group=1) == 0, "it was cancelled, so it came without a group"
-        assert sorted(session.remaining().tolist()) == [3, 15]
-        await session.close()
-
-
 async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_itself() -> None:
     _, device = recorded()
     prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))
@@ -76,19 +61,6 @@ async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_it
         await session.submit(2)
         assert await session.cancel(12) == 1
         assert session.remaining().tolist() == [2]
-
-
-async def test_cancelling_all_leaves_a_session_that_goes_on() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(30), libraries={20: [1]}))
-    async with open_session(
-        device, prepared, RunOptions(workers=2, schedule=evolve(ONE, capacity=8), time_limit_s=0)
-    ) as session:
-        await session.submit(range(20, 24))
-        assert await session.cancel() == 5
-        assert await session.cancel() == 0
-        await session.submit(range(20, 26), priority=Priority.NOW)
-    assert sorted(recorder.order) == [1, *range(20, 26)]
 
 
 CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
@@ -138,26 +110,6 @@ async def test_who_is_cancelled_while_it_waits_has_cancelled_all_the_same() -> N
         assert scope.cancelled_caught
         recorder.open.set()
     assert recorder.order == [5]
-
-
-async def test_a_cancelled_job_makes_room_for_a_producer() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(20)))
-    async with (
-        open_session(
-            device, prepared, RunOptions(workers=1, schedule=ScheduleOptions(capacity=3), time_limit_s=0)
-        ) as session,
-        trio.open_nursery() as nursery,
-    ):
-        await session.submit([0, 1, 2])
-        nursery.start_soon(session.submit, [10, 11, 12])
-        await trio.testing.wait_all_tasks_blocked()
-        assert session.remaining().tolist() == [0, 1, 2]
-        await session.cancel([0, 2])
-        await trio.testing.wait_all_tasks_blocked()
-        assert session.remaining().tolist() == [1, 10, 11]
-        session.limit_time(None)
-    assert sorted(recorder.order) == [1, 10, 11, 12]
 
 
 async def test_what_was_cancelled_polled_and_submitted_again_is_waited_for() -> None:

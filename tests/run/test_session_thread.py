@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import subprocess
 import sys
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future
 from typing import Any
@@ -17,13 +15,13 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
-from orchestrator.run.records import OutcomeStatus, Progress, RunReport
-from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
-from orchestrator.run.session_thread import SessionThread, Ticket, start_session
-from orchestrator.schedule import Priority, ScheduleOptions
+from orchestrator.run.records import OutcomeStatus, RunReport
+from orchestrator.run.session import DeviceLostError, open_session
+from orchestrator.run.session_thread import start_session
+from orchestrator.schedule import Priority
 from tests.drivers import REPOSITORY, each_device
 from tests.run.support import ONE, check_sums, losing_device, prepared_set
 
@@ -209,22 +207,6 @@ def test_commands_before_it_is_open_take_effect_in_their_order() -> None:
     assert session.ended.result().compiled == 2
 
 
-def test_a_ticket_from_before_it_was_open_is_not_kept() -> None:
-    device = SimulatedDevice()
-    given = threading.Event()
-
-    def opener() -> tuple[Device, PreparedPipelines]:
-        assert given.wait(LIMIT_S)
-        return device, prepared_set(device)
-
-    with start_session(opener, RunOptions(workers=1)) as session:
-        ticket = weakref.ref(session.submit(range(300)))
-        given.set()
-    gc.collect()
-    assert session.ended.result().compiled == 300
-    assert ticket() is None
-
-
 def test_what_cannot_be_opened_is_in_every_future() -> None:
     def opener() -> tuple[Device, PreparedPipelines]:
         raise LookupError("no such set")
@@ -239,60 +221,7 @@ def test_what_cannot_be_opened_is_in_every_future() -> None:
     assert session.finish() is session.close() is session.ended
 
 
-def test_what_cannot_be_meant() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    with pytest.raises(ValueError, match="capacity"):
-        start_session((device, prepared), RunOptions(schedule=ScheduleOptions(capacity=4)))
-    with start_session((device, prepared), RunOptions(workers=1)) as session:
-        wrong = session.submit([300])
-        asked: list[Future[Any]] = [
-            wrong,
-            session.submit([0], group=-1),
-            session.promote(-1, Priority.NOW),
-            session.limit_time(-1.0),
-            session.require(1000),
-            session.cancel(wrong),
-        ]
-        for each in asked:
-            with pytest.raises(ValueError):
-                each.result(LIMIT_S)
-        with pytest.raises(ValueError, match="keep=True"):
-            session.take([1])
-        assert session.submit([1, 2]).result(LIMIT_S)
-    assert session.ended.result().compiled == 2
-
-
 # --- futures
-
-
-def test_require_has_a_bound_and_the_pipeline_comes_all_the_same() -> None:
-    gate, _device, prepared = gated(30)
-    with start_session((_device, prepared), RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        session.submit(range(20), priority=Priority.BACKGROUND)
-        needed = session.require(30)
-        assert gate.entered.wait(LIMIT_S), "it passes the time limit that is over"
-        with pytest.raises(TimeoutError):
-            needed.result(0.001)
-        assert session.remainder.queued == 20
-        gate.open.set()
-        assert needed.result(LIMIT_S).created
-        assert gate.order == [30]
-
-
-async def test_require_has_a_bound_in_trio_too() -> None:
-    gate, device, prepared = gated(30)
-    options = RunOptions(workers=1, schedule=ONE, time_limit_s=0)
-    async with open_session(device, prepared, options) as session:
-        await session.submit(range(20), priority=Priority.BACKGROUND)
-        with pytest.raises(TimeoutError, match="pipeline 30"):
-            await session.require(30, timeout_s=0.01)
-        await trio.to_thread.run_sync(gate.entered.wait, LIMIT_S)
-        gate.open.set()
-        assert (await session.require(30, timeout_s=LIMIT_S)).created
-        assert (await session.require(30, timeout_s=0)).created
-        assert gate.order == [30]
-        session.limit_time(None)
 
 
 def test_a_future_that_is_cancelled_ends_nothing() -> None:
@@ -309,41 +238,6 @@ def test_a_future_that_is_cancelled_ends_nothing() -> None:
         assert len(kept.result(LIMIT_S)) == 10
     assert session.ended.result().compiled == 20
     assert sorted(gate.order) == list(range(20))
-
-
-async def _cancelled_wait(session: SessionThread) -> None:
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.wrap_future(session.submit(range(5))), 0.001)
-
-
-def test_an_asyncio_task_that_gives_up_leaves_the_pipelines() -> None:
-    gate, device, prepared = gated(0)
-    with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
-        session.submit(0)
-        assert gate.entered.wait(LIMIT_S)
-        asyncio.run(_cancelled_wait(session))
-        gate.open.set()
-    assert session.ended.result().compiled == 5
-
-
-def test_many_threads_and_many_tickets() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    tickets: list[Ticket] = []
-    with start_session((device, prepared), RunOptions(workers=3)) as session:
-
-        def producer(first: int) -> None:
-            for index in range(first, 300, 4):
-                tickets.append(session.submit(index))
-
-        threads = [threading.Thread(target=producer, args=(first,)) for first in range(4)]
-        for each in threads:
-            each.start()
-        for each in threads:
-            each.join()
-        created = [outcome.created for each in tickets for outcome in each.result(LIMIT_S)]
-        assert created == [True] * 300
-    assert set(device.compile_counts.values()) == {1}
 
 
 # --- ends
@@ -379,43 +273,6 @@ def test_ends(end: str) -> None:
     assert len(session.poll().settled) == created
 
 
-def test_leaving_the_block_by_an_exception_closes() -> None:
-    gate, device, prepared = gated(0)
-    sessions = []
-
-    def fail() -> None:
-        with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
-            sessions.append(session)
-            session.submit(range(20))
-            assert gate.entered.wait(LIMIT_S)
-            gate.open.set()
-            raise LookupError
-
-    with pytest.raises(LookupError):
-        fail()
-    (session,) = sessions
-    assert session.ended.result(0).stopped
-    assert device.live_caches == 0
-
-
-def test_leaving_the_block_by_ctrl_c_closes(monkeypatch: pytest.MonkeyPatch) -> None:
-    gate, device, prepared = gated(0)
-
-    def interrupt() -> None:
-        gate.open.set()
-        raise KeyboardInterrupt
-
-    session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE))
-    session.submit(range(20))
-    assert gate.entered.wait(LIMIT_S)
-    monkeypatch.setattr(session.ended, "result", interrupt)
-    with pytest.raises(KeyboardInterrupt), session:
-        pass
-    monkeypatch.undo()
-    assert session.ended.done()
-    assert device.live_caches == 0
-
-
 def test_what_was_given_may_be_changed_at_once() -> None:
     device = SimulatedDevice()
     with start_session((device, prepared_set(device)), RunOptions(workers=1)) as session:
@@ -440,41 +297,6 @@ def test_what_was_given_may_be_changed_at_once() -> None:
     assert session.ended.result().compiled == 6
 
 
-def test_what_follows_an_image_may_use_its_numbers() -> None:
-    device = SimulatedDevice()
-    several = [device.prepare(simulated_image(range(first, first + 5))) for first in range(0, 100, 10)]
-    session = start_session((device, several[0]), RunOptions(workers=1))
-    left_out = {0: "not today"}
-    added = [session.add(later, skipped=left_out) for later in several[1:]]
-    ticket = session.submit(range(5, 50))
-    ended = session.finish()
-    left_out.clear()  # what was given may be changed
-    assert [each.result(LIMIT_S) for each in added] == [range(n, n + 5) for n in range(5, 50, 5)]
-    keys = [key + number for key in range(10, 100, 10) for number in range(5)]
-    assert [each.key for each in ticket.result(LIMIT_S)] == keys
-    assert ended.result(LIMIT_S).counts()[OutcomeStatus.SKIPPED] == 9
-
-
-def test_while_it_finishes_it_takes_what_a_session_of_trio_takes() -> None:
-    gate, device, prepared = gated(0)
-    session = start_session((device, prepared), RunOptions(workers=1, schedule=ONE))
-    session.submit(range(20))
-    assert gate.entered.wait(LIMIT_S)
-    ended = session.finish()
-    assert session.promote([5], Priority.NOW).result(LIMIT_S) == 1
-    assert session.limit_time(0).result(LIMIT_S) is None
-    cancelled = session.cancel(range(10, 20))
-    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
-        session.submit([5]).result(LIMIT_S)
-    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
-        session.require(5).result(LIMIT_S)
-    gate.open.set()
-    assert cancelled.result(LIMIT_S) == 10
-    assert ended.result(LIMIT_S).compiled == 10
-    with pytest.raises(trio.ClosedResourceError, match="the session is closed"):
-        session.promote([5], Priority.NOW).result(LIMIT_S)
-
-
 def test_a_ticket_of_another_thread_is_refused() -> None:
     device = SimulatedDevice()
     prepared = prepared_set(device)
@@ -488,33 +310,6 @@ def test_a_ticket_of_another_thread_is_refused() -> None:
         other.submit([3]).result(LIMIT_S)
         with pytest.raises(ValueError, match="that of another session"):
             other.take(ticket)
-
-
-def test_close_ends_what_finish_would_go_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, told, close = threading.Event(), threading.Event(), PipelineSession.close
-
-    def hold(_key: int) -> None:
-        begun.set()
-        assert told.wait(LIMIT_S)
-
-    async def close_and_go_on(self: PipelineSession) -> RunReport:
-        self.exchange.cancel()
-        told.set()
-        return await close(self)
-
-    monkeypatch.setattr(PipelineSession, "close", close_and_go_on)
-    device = SimulatedDevice(SimulatedOptions(on_compile=hold))
-    with start_session((device, prepared_set(device)), RunOptions(workers=1, schedule=ONE)) as session:
-        ticket = session.submit(range(300))
-        assert begun.wait(LIMIT_S)
-        ended = session.finish()
-        assert session.close() is session.close() is ended
-        with pytest.raises(trio.ClosedResourceError):
-            session.submit([5]).result(LIMIT_S)
-        assert any(each.status is OutcomeStatus.NOT_RUN for each in ticket.result(LIMIT_S))
-    assert session.ended.result(LIMIT_S).stopped
-    assert session.close() is ended
-    device.close()
 
 
 def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> None:
@@ -533,19 +328,6 @@ def test_a_lost_device_is_the_end_s_exception_and_everything_comes_back() -> Non
     assert report.pipelines.handles is not None
     device.destroy_pipelines(report.pipelines.handles)
     assert (device.live_caches, device.live_pipelines) == (0, 0)
-
-
-def test_a_bug_in_a_worker_resolves_every_future() -> None:
-    def broken(key: int) -> None:
-        raise ZeroDivisionError
-
-    device = SimulatedDevice(SimulatedOptions(on_compile=broken))
-    session = start_session((device, prepared_set(device)), RunOptions(workers=2))
-    ticket = session.submit(range(300))
-    with pytest.raises(ZeroDivisionError):
-        session.ended.result(LIMIT_S)
-    assert not any(each.created for each in ticket.result(LIMIT_S))
-    assert device.live_caches == 0
 
 
 _FORGOTTEN = """
@@ -605,79 +387,7 @@ def test_the_primary_may_be_made_for_the_device_that_the_session_opens() -> None
     assert threads == [session._thread]
 
 
-def test_a_primary_that_cannot_be_made_is_the_reason_of_the_end() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-
-    def primary(_: Device) -> bytes | None:
-        raise OSError("the cache file cannot be read")
-
-    session = start_session(lambda: (device, prepared), RunOptions(workers=1), primary=primary)
-    with pytest.raises(OSError, match="cannot be read"):
-        session.ended.result(LIMIT_S)
-    assert session.opened.result(LIMIT_S) == (device, prepared)
-
-
-def test_polls_name_each_pipeline_once_and_the_end() -> None:
-    """Beside tickets that are waited for and without any, from two threads that take turns."""
-    device = SimulatedDevice()
-    prepared = prepared_set(device, 400)
-    settled: list[int] = []
-    last = [Progress()]
-    with start_session((device, prepared), RunOptions(workers=2)) as session:
-        tickets = [session.submit(range(first, first + 100)) for first in range(0, 400, 100)]
-
-        def look() -> None:
-            news = session.poll()
-            settled.extend(news.settled.tolist())
-            last[0] = news.progress
-
-        for ticket in tickets:
-            while not ticket.done():
-                thread = threading.Thread(target=look)
-                thread.start()
-                thread.join()
-                look()
-        look()
-        assert (last[0].done, last[0].total, last[0].share) == (400, 400, 1.0)
-    assert sorted(settled) == list(range(400))
-    device.close()
-
-
 # --- what a host does wrong
-
-
-def test_ended_and_opened_cannot_be_taken_from_others() -> None:
-    gate, device, prepared = gated(0)
-    with start_session((device, prepared), RunOptions(workers=1, schedule=ONE)) as session:
-        session.submit(range(5))
-        assert gate.entered.wait(LIMIT_S)
-        assert not session.ended.cancel()
-        assert not session.opened.cancel()
-        gate.open.set()
-    # Cancelled, the block would have been left beside driver calls.
-    assert session.ended.result(0).compiled == 5
-    assert not session._thread.is_alive()
-
-
-async def _gives_up_on_opened(session: SessionThread) -> None:
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(asyncio.wrap_future(session.opened), 0.001)
-
-
-def test_a_task_that_gives_up_on_opened_leaves_the_device_to_be_closed() -> None:
-    gate = threading.Event()
-    device = SimulatedDevice()
-
-    def opener() -> tuple[Device, PreparedPipelines]:
-        assert gate.wait(LIMIT_S)
-        return device, prepared_set(device)
-
-    with start_session(opener, RunOptions(workers=1)) as session:
-        asyncio.run(_gives_up_on_opened(session))
-        gate.set()
-        assert session.opened.result(LIMIT_S)[0] is device
-        assert len(session.add(lambda own: own.prepare(simulated_image([900, 901]))).result(LIMIT_S)) == 2
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -697,47 +407,9 @@ def test_what_a_callback_raises_ends_nothing(raised: BaseException) -> None:
     assert not session._thread.is_alive()
 
 
-def test_what_the_session_cannot_use_is_given_back() -> None:
-    device = SimulatedDevice()
-    prepared = prepared_set(device)
-    session = start_session(
-        lambda: (device, prepared), RunOptions(workers=1, mode=CacheMode.NONE), primary=b"data"
-    )
-    with pytest.raises(ValueError, match="mode none"):
-        session.ended.result(LIMIT_S)
-    assert session.opened.result(LIMIT_S) == (device, prepared)
-    refused = session.submit([1]).exception(LIMIT_S)
-    assert isinstance(refused, trio.ClosedResourceError)
-    assert "has failed" in str(refused)
-    assert refused.__cause__ is session.ended.exception()
-
-
 @pytest.mark.parametrize("given", [None, 5, (1, 2), [], "device"])
 def test_an_opener_that_gives_something_else(given: Any) -> None:
     session = start_session(lambda: given)
     for each in (session.opened, session.ended):
         with pytest.raises(TypeError, match=r"on a pair \(device, device\.prepare"):
             each.result(LIMIT_S)
-
-
-def test_arguments_of_a_wrong_type_are_named() -> None:
-    device = SimulatedDevice()
-    with pytest.raises(TypeError, match="RunOptions is expected here, not NoneType"):
-        start_session((device, prepared_set(device)), None)  # type: ignore[arg-type]
-    wrong: list[tuple[Callable[[SessionThread], Future[Any]], str]] = [
-        (lambda s: s.submit(None), "not NoneType"),  # type: ignore[arg-type]
-        (lambda s: s.submit(1.5), "not float"),  # type: ignore[arg-type]
-        (lambda s: s.submit(1, priority=7), "Priority.NOW, .* not 7"),  # type: ignore[arg-type]
-        (lambda s: s.submit(1, priority="now"), "Priority.NOW, .* not 'now'"),  # type: ignore[arg-type]
-        (lambda s: s.promote(1, 7), "Priority.NOW, .* not 7"),  # type: ignore[arg-type]
-        (lambda s: s.submit(1, group="x"), "a group is a number .* not 'x'"),  # type: ignore[arg-type]
-        (lambda s: s.require([1, 2]), "one pipeline is required"),  # type: ignore[arg-type]
-        (lambda s: s.limit_time("x"), "a time limit of 'x' s"),  # type: ignore[arg-type]
-        (lambda s: s.add(lambda _: 3), "not int"),  # type: ignore[arg-type, return-value]
-    ]
-    with start_session((device, prepared_set(device)), RunOptions(workers=1)) as session:
-        for ask, words in wrong:
-            with pytest.raises((TypeError, ValueError), match=words):
-                ask(session).result(LIMIT_S)
-        assert session.submit([1, 2]).result(LIMIT_S)
-    assert session.ended.result().compiled == 2

@@ -95,41 +95,6 @@ async def test_what_does_not_fit_starts_once_a_frame_and_not_beside_another() ->
     assert len(steered.requested(1).indices) == 1
 
 
-async def test_one_begins_though_no_worker_wakes_within_the_frame() -> None:
-    steered = Steered(cost_ns=MS)
-    steered.exchange.limit_time(MS)
-    steered.enter((1, 2, 3))
-    steered.clock.now_ns += 2 * MS
-    assert steered.request() == Wait(), "nothing was queued when the frame began"
-    steered.exchange.limit_time(MS)
-    steered.clock.now_ns += 2 * MS
-    first = steered.requested(0)
-    assert len(first.indices) == 1
-    steered.clock.now_ns += MS
-    assert steered.request(0, first, MS) == Wait(), "one a frame"
-    steered.exchange.limit_time(0)
-    assert steered.request() == Wait()
-
-
-async def test_what_is_due_now_is_exempt_on_demand() -> None:
-    steered = Steered(libraries={9: [3]})
-    steered.exchange.limit_time(0)
-    steered.enter((8,))
-    steered.enter((9,), Priority.NOW)
-    assert steered.request() == Wait()
-    with steered.exchange.steering() as scheduler:
-        scheduler.exempt(Priority.NOW)
-    library = steered.requested()
-    assert library.indices.tolist() == [3]
-    dependent = steered.requested(0, library)
-    assert dependent.indices.tolist() == [9]
-    assert steered.request(0, dependent) == Wait()
-    with steered.exchange.steering() as scheduler:
-        scheduler.exempt(None)
-    assert steered.request() == Wait()
-    assert steered.scheduler.remaining().tolist() == [8]
-
-
 async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
     steered = Steered(workers=3, libraries={9: [3]})
     steered.enter((3, 9))
@@ -164,54 +129,3 @@ async def test_the_end_of_a_batch_wakes_only_who_waits_for_it() -> None:
         steered.enter((5,))
         await trio.testing.wait_all_tasks_blocked()
         assert woken == [1, 2], "something new wakes whoever waits"
-
-
-async def test_workers_are_sent_home_when_it_is_closed_and_not_before() -> None:
-    steered = Steered()
-    assert steered.request() == Wait()
-    steered.enter((5,), Priority.BACKGROUND)
-    with steered.exchange.steering() as scheduler:
-        scheduler.close()
-    assert steered.request(0, steered.requested()) == Done()
-
-
-async def test_a_pipeline_may_come_again_after_each_time_it_was_cancelled() -> None:
-    steered = Steered(libraries={9: [3]})
-    scheduler = steered.scheduler
-    both = np.array([3, 9], np.int32)
-    for _ in range(3):
-        steered.enter((9,), Priority.NOW)
-        assert scheduler.cancel_jobs([9]).cancelled == 2
-        assert scheduler.take_settled().tolist() == [3, 9]
-        assert scheduler.absent(both).all()
-    steered.enter((3,), Priority.BACKGROUND)
-    steered.enter((9,), Priority.NOW)
-    assert scheduler.unsettled(np.array([3, 4, 9], np.int32)).tolist() == [3, 9]
-    assert steered.request(0, steered.requested(0, steered.requested())) == Wait()
-    assert scheduler.take_settled().tolist() == [3, 9]
-    assert scheduler.done == 2
-    steered.enter((3, 9), Priority.NOW)
-    assert scheduler.queued == 0, "what was created stays"
-
-
-async def test_what_was_cancelled_and_came_again_is_not_told_as_settled() -> None:
-    steered = Steered()
-    steered.enter((4,))
-    steered.scheduler.cancel_jobs([4])
-    steered.enter((4,))
-    assert not len(steered.scheduler.take_settled())
-    steered.scheduler.cancel_jobs([4])
-    steered.enter((4,))
-    assert steered.requested().indices.tolist() == [4]
-    assert not len(steered.scheduler.take_settled()), "it is in flight"
-
-
-async def test_a_library_in_flight_is_waited_for_by_who_cancels_what_it_was_for() -> None:
-    steered = Steered(libraries={9: [3]})
-    steered.enter((9,))
-    library = steered.requested()
-    assert library.indices.tolist() == [3]
-    cancellation = steered.scheduler.cancel_jobs([9])
-    assert (cancellation.cancelled, cancellation.quiet) == (1, False)
-    assert steered.request(0, library) == Wait()
-    assert cancellation.quiet

@@ -57,22 +57,6 @@ async def test_time_between_batches_counts_too() -> None:
         assert scheduler.queued == 4
 
 
-async def test_after_the_end_not_even_what_fits_begins() -> None:
-    exchange, clock = limited([1, 1], 10)
-    first = handed_out(exchange)
-    clock.now_ns += 10
-    assert exchange.swap(0, first)[0] == Paused()
-    assert exchange.out_of_time
-
-
-async def test_a_schedule_that_is_done_in_time_was_not_out_of_it() -> None:
-    exchange, clock = limited([1], 10)
-    only = handed_out(exchange)
-    clock.now_ns += 99
-    exchange.swap(0, only)
-    assert not exchange.out_of_time
-
-
 @pytest.mark.parametrize("order", Order)
 async def test_a_run_without_time_does_nothing_and_the_next_goes_on(order: Order) -> None:
     device = SimulatedDevice()

@@ -26,26 +26,6 @@ def test_recorded_costs_say_it_before_the_first_job() -> None:
     assert TimeToGo(scheduler, 2).eta_s(0) is None
 
 
-def test_estimates_say_it_once_they_were_tried() -> None:
-    scheduler = scheduler_of([1.0] * 5, 1)
-    found = TimeToGo(scheduler, 1)
-    assert found.eta_s(0) is None
-    batch = requested(scheduler, 0)
-    assert found.eta_s(SECOND) is None
-    # It took thrice what was estimated, and so will the other four.
-    scheduler.finished(0, batch, compiles=1, elapsed_ns=3 * SECOND)
-    assert found.eta_s(3 * SECOND) == pytest.approx(12.0)
-
-
-def test_something_learned_at_once_is_not_enough() -> None:
-    scheduler = scheduler_of([0.001] * 5, 1)
-    found = TimeToGo(scheduler, 1)
-    assert found.eta_s(0) is None
-    scheduler.finished(0, requested(scheduler, 0), compiles=1, elapsed_ns=SECOND // 1000)
-    assert found.eta_s(SECOND // 1000) is None
-    assert found.eta_s(SECOND) == pytest.approx(0.004)
-
-
 def test_what_is_in_flight_counts_by_what_is_left_of_it() -> None:
     scheduler = scheduler_of([8.0, 2.0, 2.0], 2)
     found = TimeToGo(scheduler, 2, trusted=True)

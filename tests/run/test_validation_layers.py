@@ -31,7 +31,7 @@ from attrs import define, field, frozen
 from orchestrator.devices.device import CacheMode
 from orchestrator.run.options import NO_WORKER_CACHES
 from tests.drivers import CORPORA, Corpus, unsupported
-from tests.run.validation_layer import LAYER, LayeredRun, Message, ValidationLayer, parse_log, run_layered
+from tests.run.validation_layer import LAYER, LayeredRun, Message, ValidationLayer, run_layered
 
 pytestmark = pytest.mark.driver
 
@@ -449,16 +449,6 @@ def test_the_layer_finds_no_fault_where_cache_files_are_merged(runs: LayeredRuns
     assert not verdict.unexpected, listed(verdict.unexpected)
 
 
-def test_the_layer_finds_no_fault_where_statistics_are_asked_for(runs: LayeredRuns, tmp_path: Path) -> None:
-    statistics = tmp_path / "statistics.csv"
-    arguments = [*compiling(SAMPLE), "--mode", "none", "--pipeline-stats", str(statistics)]
-    run = run_layered(runs.layer, SELECTOR, tmp_path / "log", arguments)
-    run.document()
-    assert len(statistics.read_text("utf-8").splitlines()) > 235
-    verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.NONE)
-    assert not verdict.unexpected, listed(verdict.unexpected)
-
-
 def test_the_layer_finds_no_fault_where_pipelines_are_created_from_identifiers(
     runs: LayeredRuns, tmp_path: Path
 ) -> None:
@@ -623,61 +613,3 @@ for minor, more in itertools.product((1, 2, 3), (
     assert run.returncode == 0, run.stderr
     verdict = Verdict.of(run, runs.layer.version)
     assert not verdict.unexpected, listed(verdict.unexpected)
-
-
-def test_pipeline_keys_are_not_asked_for_through_an_older_layer(runs: LayeredRuns, tmp_path: Path) -> None:
-    """The older layer would hand its own handles to the driver, which ends the process."""
-    arguments = ["compile", SAMPLE, "--device", SELECTOR, "--json", "--pipeline-keys", "all"]
-    arguments += ["--cache-dir", str(tmp_path / "cache")]
-    run = run_layered(runs.layer, SELECTOR, tmp_path / "log", ["-m", "orchestrator", *arguments])
-    document = run.document()
-    assert any(each == f"{LAYER} {runs.layer.version}" for each in document["device"]["features"]["layers"])
-    told = [each for each in document["notes"] if "asked for no pipeline keys" in each]
-    if runs.layer.version == OLD:
-        assert f"{LAYER} {OLD} is active and older than VK_KHR_pipeline_binary" in told[0]
-        assert not document["device"]["features"]["pipeline_binaries"]
-    else:
-        assert not told
-    verdict = Verdict.of(run, runs.layer.version, SAMPLE, CacheMode.PER_WORKER)
-    assert not verdict.unexpected, listed(verdict.unexpected)
-
-
-def test_messages_of_both_forms_are_read() -> None:
-    old = """\
-VUID-A(ERROR / SPEC): msgNum: -1 - Validation Error: [ VUID-A ] Object 0: VK_NULL_HANDLE; \
-| MessageID = 0x1 | one
-    Objects: 1
-        [0] 0, type: 3, name: NULL
-UNASSIGNED-B(WARN / SPEC): msgNum: 2 - Validation Warning: [ UNASSIGNED-B ] Object 0: VK_NULL_HANDLE; \
-| MessageID = 0x2 | two
-"""
-    new = """\
-Validation Error: [ VUID-A ] | MessageID = 0x1
-one
-Objects: 1
-    [0] VkDevice 0x1
-
-Validation Performance Warning: [ UNASSIGNED-B ] | MessageID = 0x2
-two
-"""
-    for log in (old, new):
-        first, second = parse_log(log)
-        assert (first.id, second.id) == ("VUID-A", "UNASSIGNED-B")
-        assert "one" in first.text
-        assert "two" in second.text
-        assert "two" not in first.text
-    with pytest.raises(ValueError, match=r"line 1 .* 'something else'"):
-        parse_log(f"something else\n{old}")
-
-
-def test_an_alarm_that_follows_needs_the_other_of_the_same_module() -> None:
-    alarm = next(each for each in FALSE_ALARMS if each.follows)
-    failed = Message(
-        alarm.id,
-        "VkShaderModule 0x12[] attempted to apply specialization constants with spirv-opt but failed",
-    )
-    cause = Message(alarm.follows, "VkShaderModule 0x12[] does not contain valid spirv")
-    other = Message(alarm.follows, "VkShaderModule 0x123[] does not contain valid spirv")
-    assert is_about(alarm, failed, LayeredRun(0, "", "", (cause, failed)))
-    assert not is_about(alarm, failed, LayeredRun(0, "", "", (other, failed)))
-    assert not is_about(alarm, failed, LayeredRun(0, "", "", (failed,)))
