@@ -110,9 +110,9 @@ def show_report(output: Output, report: CompileReport) -> None:
 
 def show_clock(output: Output, clock: StageClock) -> None:
     """Print the time of each stage. This is the last line, so that it includes the rest of the report."""
-    from orchestrator.run.records import Clock
+    from orchestrator.run.records import ProcessClock
 
-    spent = Clock.of(clock)
+    spent = ProcessClock.of(clock)
     named = [(name.removesuffix("_ns"), getattr(spent, name)) for name in spent.__struct_fields__]
     stages = ", ".join(f"{_STAGES.get(name, name)} {_time(ns)}" for name, ns in named if ns)
     output.line(styled("process: ", "dim"), f"{_time(spent.total_ns)}: {stages}")

@@ -259,7 +259,7 @@ def _compile_one(
         code = _exit_code(report, allow_damaged=arguments.allow_damaged)
         try:
             if output.json:
-                write_document(encode_report(report, clock))
+                write_document([encode_report(report, clock)])
             elif not display.quiet or code:
                 from orchestrator.cli.compile_report import show_clock, show_end, show_report
 

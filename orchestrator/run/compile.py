@@ -62,7 +62,6 @@ from orchestrator.run.planning import CompilePlan
 from orchestrator.run.recompiled import recompiled_note
 from orchestrator.run.records import (
     CREATED_CODES,
-    Clock,
     CompileReport,
     DamageRecord,
     DeviceRecord,
@@ -71,6 +70,7 @@ from orchestrator.run.records import (
     InspectedPipeline,
     OutcomeStatus,
     OutcomeTable,
+    ProcessClock,
     Progress,
     ProgressCallback,
     RunReport,
@@ -651,7 +651,7 @@ class CompileJob:
             versions=Versions(platform.python_version(), VERSION, registry().version),
             stages=tuple(self._stages),
             inspected=tuple(self._inspected),
-            clock=Clock.of(self.clock),
+            clock=ProcessClock.of(self.clock),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),
         )

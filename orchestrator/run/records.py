@@ -3,18 +3,15 @@
 A record is a value that msgspec encodes and decodes (`encode_json`, `decode_json`; MessagePack likewise); its
 data about many pipelines or calls is in columns. The JSON of `compile` is the encoding of a `CompileReport`.
 
-Guarantees: records add up. `a + b` of two partial runs is the record of both. Counts and times add, wall time
-too, as if one part ran after the other; the description of a field says where it differs. Text in a record is
-plain `str` that UTF-8 can carry. Durations are nanoseconds here and seconds in the encoding; hashes are
-numbers here and 16 hex digits there. Decoding gives an equal record, for durations up to 26 days and paths in
-UTF-8.
+Guarantees: text in a record is plain `str` that UTF-8 can carry. Durations are nanoseconds here and seconds
+in the encoding; hashes are numbers here and 16 hex digits there. Decoding gives an equal record, for
+durations up to 26 days and paths in UTF-8.
 """
 
 from __future__ import annotations
 
 import base64
 import enum
-import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import reduce
@@ -131,31 +128,10 @@ def encode_json(record: msgspec.Struct) -> bytes:
     return msgspec.json.encode(record, enc_hook=encode_hook)
 
 
-_INDENT: Final = 2
-_COLUMN: Final = b'"\\u0063olumn"'
-"""What stands for a column: no text contains it, since none has a letter escaped or a quotation mark not."""
-
-
-def encode_report(report: CompileReport, clock: StageClock) -> list[bytes]:
-    """A report as indented JSON, in parts that follow one another: columns are not copied to be formatted.
-
-    Its clock is read last, so that it includes the time of encoding the rest.
-    """
-    columns: list[bytes] = []
-
-    def hook(value: object) -> object:
-        if not isinstance(value, np.ndarray):
-            return encode_hook(value)
-        little = np.ascontiguousarray(value, value.dtype.newbyteorder("<"))
-        columns.append(base64.b64encode(little.data))
-        return msgspec.Raw(_COLUMN)
-
-    body = msgspec.json.encode(msgspec.structs.replace(report, clock=Clock()), enc_hook=hook)
-    body, name, _ = msgspec.json.format(body, indent=_INDENT).rpartition(b'"clock": ')
-    between = body.replace(_COLUMN, b'"\0"').split(b"\0")
-    parts = [each for pair in zip(between, [*columns, b""], strict=True) for each in pair]
-    last = msgspec.json.format(encode_json(Clock.of(clock)), indent=_INDENT)
-    return [*parts, name, last.replace(b"\n", b"\n" + b" " * _INDENT), b"\n}"]
+def encode_report(report: CompileReport, clock: StageClock) -> bytes:
+    """A report as indented JSON, with the clock's times up to now."""
+    timed = msgspec.structs.replace(report, clock=ProcessClock.of(clock))
+    return msgspec.json.format(encode_json(timed), indent=2)
 
 
 def decode_json(data: bytes | str, kind: type[_T]) -> _T:
@@ -221,17 +197,16 @@ class Record(msgspec.Struct, frozen=True, rename=_in_seconds):
 
 
 class Sums(Record, frozen=True):
-    """A record whose fields add; the largest or the last value of some counts instead."""
+    """A record whose fields add; the largest value of some counts instead."""
 
     _LARGEST: ClassVar[frozenset[str]] = frozenset()
-    _LAST: ClassVar[frozenset[str]] = frozenset()
 
     def __add__(self, other: Self) -> Self:
         """Both together."""
 
         def total(name: str) -> Any:
             one, two = getattr(self, name), getattr(other, name)
-            return two if name in self._LAST else max(one, two) if name in self._LARGEST else one + two
+            return max(one, two) if name in self._LARGEST else one + two
 
         return type(self)(*map(total, self.__struct_fields__))
 
@@ -303,8 +278,7 @@ class PipelineOutcome(Record, frozen=True, omit_defaults=True):
         reason: Why it was skipped or failed; if the driver refused it, the name of the VkResult.
         driver_ns: Driver time, over all groups.
         index: Its row in the table; in a run, its number in the image.
-        handle: The pipeline, if the run keeps pipelines and it was not taken; else 0. It is 0 for a library,
-            which the device keeps. See `PipelineSession.take` for the owner.
+        handle: The pipeline, if the run keeps pipelines and it was not taken; else 0.
     """
 
     key: Hash
@@ -354,11 +328,9 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
         status: `status_code` of each: 0 compiled, 1 cache hit, 2 skipped, 3 failed, 4 not run; shape (n,),
             uint8.
         driver_ns: Driver time of each, shape (n,), uint64.
-        worker: The worker that created it, shape (n,), int32; -1 if none tried. If it was created in several
-            groups or parts, the worker of the one whose outcome counts.
+        worker: The worker that created it, shape (n,), int32; -1 if none tried.
         reasons: Why a pipeline was skipped or failed, by row.
-        handles: Kept pipelines, which the caller owns, shape (n,), uint64. None if none are kept, and in a
-            sum: they stay with the parts.
+        handles: Kept pipelines, which the caller owns, shape (n,), uint64.
     """
 
     keys: npt.NDArray[np.uint64]
@@ -383,13 +355,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
     def untried(
         cls, keys: npt.NDArray[np.uint64], kinds: npt.NDArray[np.uint8], *, keep: bool = False
     ) -> Self:
-        """A table of pipelines that were not run.
-
-        Args:
-            keys: Hash of each.
-            kinds: Kind of each.
-            keep: Whether there is a column of handles.
-        """
+        """A table of pipelines that were not run."""
         count = len(keys)
         return cls(
             keys=keys,
@@ -466,18 +432,7 @@ class OutcomeTable(Columns, frozen=True, eq=False, omit_defaults=True):
     def joined(
         cls, tables: Sequence[OutcomeTable], rank: npt.NDArray[np.int8] = _WORST_OF_PARTS
     ) -> tuple[Self, list[npt.NDArray[np.int32]]]:
-        """One table of several, with each pipeline once, by kind and key.
-
-        A pipeline may be in several tables: parts of a set link the same library, and applications share a
-        pipeline. It gets the worst outcome, and the sum of the driver times.
-
-        Args:
-            tables: The tables; of equal outcomes the first one's counts.
-            rank: How bad each status is, by its code.
-
-        Returns:
-            The table, and for each given table the places of its rows in it.
-        """
+        """One table of several, with each pipeline once, by kind and key."""
         keys, kinds, status, driver_ns, worker = (
             np.concatenate([getattr(each, name) for each in tables])
             for name in ("keys", "kinds", "status", "driver_ns", "worker")
@@ -575,11 +530,7 @@ class OutcomeRecorder:
         self._show(msgspec.structs.replace(self.table, **shown))
 
     def record(self, indices: npt.NDArray[np.int32], batch: CreationBatch) -> tuple[Mapping[int, str], int]:
-        """Record a batch's results; `attribute` adds their costs later.
-
-        Returns:
-            The pipelines that were not created, with the reason; and how many of the others were cache hits.
-        """
+        """Record a batch's results; `attribute` adds their costs later."""
         span = batch.span
         if span is not None and batch.all_hits and batch.all_created:  # the hot path of a warm run
             # Bytes: numpy would release the GIL for more than 500 elements.
@@ -626,12 +577,7 @@ class OutcomeRecorder:
         return reasons
 
     def attribute(self, calls: Calls, durations_ns: npt.NDArray[np.uint64]) -> None:
-        """Set worker and driver time of the pipelines of a worker's calls, after the barrier.
-
-        Args:
-            calls: Its calls, in the order made.
-            durations_ns: Driver time of their pipelines, in the order of `Calls.indices`.
-        """
+        """Set worker and driver time of the pipelines of a worker's calls, after the barrier."""
         # A pipeline is listed twice where a failed call was repeated; the last cost counts.
         self.table.worker[calls.indices] = np.repeat(calls.worker, calls.sizes)
         self.table.driver_ns[calls.indices] = durations_ns
@@ -754,7 +700,7 @@ class Calls(Columns, frozen=True, eq=False, rename=None):
 
 
 class Barrier(Record, frozen=True, rename=None):
-    """The point where all workers have ended; in a sum that of the last part.
+    """The point where all workers have ended.
 
     Attributes:
         arrivals_ns: When each worker arrived, on the clock of time.perf_counter_ns.
@@ -770,7 +716,7 @@ class Barrier(Record, frozen=True, rename=None):
         return tuple(self.end_ns - each for each in self.arrivals_ns)
 
 
-class Duplicates(Sums, frozen=True):
+class Duplicates(Record, frozen=True):
     """Pipelines that more than one worker compiled.
 
     Attributes:
@@ -783,7 +729,7 @@ class Duplicates(Sums, frozen=True):
     driver_ns: Nanoseconds
 
 
-class RollingReport(Sums, frozen=True):
+class RollingReport(Record, frozen=True):
     """The merges during a run, without the merge at the barrier.
 
     Attributes:
@@ -794,16 +740,11 @@ class RollingReport(Sums, frozen=True):
         merge_ns: Time of all these merges; other threads compile meanwhile.
         hook_ns: Time in `on_merged`; likewise.
         longest_pause_ns: Longest time that merging cost a worker between two batches: checking the
-            thresholds, taking a new cache, and in mode TWO_LEVEL waiting for a merge before a look-up. In a
-            sum the longest.
+            thresholds, taking a new cache, and in mode TWO_LEVEL waiting for a merge before a look-up.
         deferred: Rotations that were due when no new cache was ready, and took place later or not at all.
         synchronized_by: What keeps look-ups and merges apart: "driver" (internally synchronized merge),
-            "lock" (one of ours), or "nothing", where only the merging thread uses the primary. In a sum the
-            last part's.
+            "lock" (one of ours), or "nothing", where only the merging thread uses the primary.
     """
-
-    _LARGEST = frozenset({"longest_pause_ns"})
-    _LAST = frozenset({"synchronized_by"})
 
     folds: int
     caches: int
@@ -819,10 +760,6 @@ class RollingReport(Sums, frozen=True):
 class MergeReport(Record, frozen=True):
     """The merge. In mode SHARED there are no sources, and the figures are those of the primary.
 
-    A sum begins with the sizes at the start of its first part, and adds the growth of each part. If the parts
-    begin with the same data, or each where the one before ended, and share no pipelines, these are the sizes
-    of one run over all of them.
-
     Attributes:
         source_bytes: Size of each worker cache, worker by worker.
         header_bytes: Bytes of each size that do not hold pipelines.
@@ -831,8 +768,7 @@ class MergeReport(Record, frozen=True):
             before the run).
         primary_bytes_after: Its size after the merge.
         pruned_bytes: Payload that the sources and the primary held more than once: sum of the sources without
-            their headers + before - after, at least 0. The seed, which each source holds, counts. Caches that
-            were merged during the run are sources here.
+            their headers + before - after, at least 0.
         duplicate_job_keys: Keys of the set that more than one worker compiled.
         duplicate_pipeline_keys: The same by vkGetPipelineKeyKHR, which recognizes two jobs that are the same
             pipeline to the driver; None if keys were not requested or the device has none.
@@ -859,39 +795,6 @@ class MergeReport(Record, frozen=True):
     unmerged: int = 0
     started_ns: int = msgspec.field(default=0, name="started_ns")
 
-    def __add__(self, other: Self) -> Self:
-        """Both together."""
-        header = self.header_bytes
-
-        def payload(*sizes: int) -> int:
-            return sum(max(0, size - header) for size in sizes)
-
-        before = self.primary_bytes_before
-        after = self.primary_bytes_after + other.primary_bytes_after - other.primary_bytes_before
-        gained = tuple(each - max(other.seed_bytes, header) for each in other.source_bytes)
-        sources = _side_by_side(self.source_bytes, gained, beyond=max(self.seed_bytes, header))
-        rolling = _of_those_there(self.rolling, other.rolling)
-        rolled = rolling.source_bytes - rolling.caches * header if rolling else 0
-        pruned = payload(*sources) + rolled + payload(before) - payload(after) if sources else 0
-        return type(self)(
-            source_bytes=sources,
-            header_bytes=header,
-            seed_bytes=self.seed_bytes,
-            primary_bytes_before=before,
-            primary_bytes_after=after,
-            pruned_bytes=max(0, pruned),
-            duplicate_job_keys=self.duplicate_job_keys + other.duplicate_job_keys,
-            duplicate_pipeline_keys=_of_those_there(
-                self.duplicate_pipeline_keys, other.duplicate_pipeline_keys
-            ),
-            barrier_wait_ns=_side_by_side(self.barrier_wait_ns, other.barrier_wait_ns),
-            merge_ns=self.merge_ns + other.merge_ns,
-            warnings=_each_once(self.warnings, other.warnings),
-            rolling=rolling,
-            unmerged=self.unmerged + other.unmerged,
-            started_ns=self.started_ns,
-        )
-
 
 class BinariesRecord(Sums, frozen=True, omit_defaults=True):
     """The use of pipeline binaries, in mode `binaries`.
@@ -915,8 +818,7 @@ class BinariesRecord(Sums, frozen=True, omit_defaults=True):
         stored: Captured pipelines that were stored.
         lost: Captured pipelines that could not be stored.
         too_large: Captured pipelines that would take too much of the store.
-        collisions: Stored pipelines whose driver's key another state with other binaries has. Each is found
-            by its state too, so no wrong one is used.
+        collisions: Stored pipelines whose driver's key another state with other binaries has.
         shared_keys: Stored pipelines whose driver's key another state with the same binaries has.
         captured_bytes: Size of all captured binaries.
         stored_bytes: Size of the binaries that were new to the store.
@@ -986,16 +888,7 @@ class IdentifiersRecord(Sums, frozen=True, omit_defaults=True):
     store_bytes: int = 0
 
 
-def _side_by_side(one: tuple[int, ...], two: tuple[int, ...], *, beyond: int = 0) -> tuple[int, ...]:
-    """Sums of figures worker by worker; `beyond` replaces missing workers of the first."""
-    longest = max(len(one), len(two))
-    filled = one + (beyond,) * (longest - len(one))
-    return tuple(map(operator.add, filled, two + (0,) * (longest - len(two))))
-
-
-_Summed = TypeVar(
-    "_Summed", Duplicates, RollingReport, MergeReport, BinariesRecord, IdentifiersRecord, "Supervision"
-)
+_Summed = TypeVar("_Summed", BinariesRecord, IdentifiersRecord)
 
 
 def _of_those_there(one: _Summed | None, two: _Summed | None) -> _Summed | None:
@@ -1013,9 +906,7 @@ class Timing(Sums, frozen=True):
     """Times of a run. Every figure adds up, over the groups of a compile and over parts.
 
     Attributes:
-        open_ns: Opening the device. Neither this nor `prepare_ns`, `cache_load_ns` and `cache_save_ns` count
-            what was done while another group ran (`Stage`), nor what a supervised compile opens while it
-            imports.
+        open_ns: Opening the device.
         prepare_ns: Decoding the set into create infos, and creating layouts, render passes and modules.
         wall_ns: From the first job submitted to the end of the barrier.
         driver_ns: Sum over all calls of the driver's own time.
@@ -1025,16 +916,15 @@ class Timing(Sums, frozen=True):
         merge_ns: Merging the worker caches.
         cache_load_ns: Reading the cache file and creating the primary.
         cache_save_ns: Reading the primary back and writing the file.
-        overhead_ns: wall x workers - driver: all time outside the driver, idle workers included. Negative
-            only if the driver's clock differs from the machine's (a simulated device on a virtual clock).
+        overhead_ns: wall x workers - driver: all time outside the driver, idle workers included.
         make_caches_ns: Creating the primary (if the run creates it) and the worker caches, before the first
             job.
         read_back_ns: Reading the primary's data, if the run does.
         waiting_ns: Sum over all workers of the time in which all remaining pipelines waited for a library or
-            for a pipeline of the same key. In a session also for the caller.
+            for a pipeline of the same key.
         ending_ns: Sum over all workers of the time in which none was left, and other workers ended.
         blocked_without_faults_ns: Part of `blocked_ns` in calls without a page fault of the thread, so hardly
-            at the kernel's lock on the process's memory. `Calls` defines a call.
+            at the kernel's lock on the process's memory.
         minor_faults: Page faults of the workers' threads without disk access.
         major_faults: Page faults with disk access.
         sleeps: Voluntary context switches of the workers' threads.
@@ -1070,14 +960,7 @@ class Timing(Sums, frozen=True):
 
 
 def timing_of(calls: Calls, *, workers: int, wall_ns: int, **spent_ns: int) -> Timing:
-    """Sum up the calls of a run.
-
-    Args:
-        calls: The calls.
-        workers: Number of workers.
-        wall_ns: From the first job to the end of the barrier.
-        spent_ns: Other times, by their names in `Timing`.
-    """
+    """Sum up the calls of a run."""
     driver_ns = int(calls.driver_ns.sum())
     return Timing(
         wall_ns=wall_ns,
@@ -1097,19 +980,18 @@ class RunReport(Record, frozen=True, omit_defaults=True):
     """The outcomes and costs of a run. A value: it refers to no cache and no device.
 
     Attributes:
-        mode: The cache topology; parts of a sum have the same.
-        workers: Number of workers; in a sum the largest.
-        pipelines: The outcome of each pipeline, in the order of the image; in a sum by kind and key.
+        mode: The cache topology.
+        workers: Number of workers.
+        pipelines: The outcome of each pipeline, in the order of the image.
         calls: Every call, worker by worker, in order.
         barrier: The barrier.
         merge: The merge; None in mode NONE.
         timing: The times.
-        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN. In a sum:
-            whether some are.
+        stopped: Whether the run was stopped before its end, so that pipelines may be NOT_RUN.
         device_lost: Whether VK_ERROR_DEVICE_LOST stopped it.
         notes: Caveats for readers, such as a fallback; each once.
         cache_data: The primary's data if the run created the primary; None if it did not, if the driver gave
-            none (see `notes`), and in a sum, because only a driver can merge the data.
+            none (see `notes`).
         binaries: The use of binaries; null in other modes.
         identifiers: The use of shader-module identifiers; null if they are not used.
     """
@@ -1155,44 +1037,6 @@ class RunReport(Record, frozen=True, omit_defaults=True):
     def cache_hits(self) -> int:
         """Pipelines created from the application's cache."""
         return self.counts()[OutcomeStatus.CACHE_HIT]
-
-    def __add__(self, other: RunReport) -> RunReport:
-        """Both together; see `total`."""
-        return RunReport.total([self, other])
-
-    @staticmethod
-    def total(parts: Sequence[RunReport]) -> RunReport:
-        """The report of one or more parts of a run, on devices that were opened in the same way.
-
-        Raises:
-            ValueError: They differ in mode.
-        """
-        _same("mode", [each.mode for each in parts])
-        table, places = OutcomeTable.joined([each.pipelines for each in parts])
-        merge = reduce(_of_those_there, [each.merge for each in parts])
-        calls = [
-            msgspec.structs.replace(each.calls, indices=place[each.calls.indices])
-            for each, place in zip(parts, places, strict=True)
-        ]
-        return RunReport(
-            mode=parts[0].mode,
-            workers=max(each.workers for each in parts),
-            pipelines=table,
-            calls=Calls.joined(calls),
-            barrier=parts[-1].barrier,
-            merge=merge,
-            timing=reduce(operator.add, [each.timing for each in parts]),
-            stopped=any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN]),
-            notes=_each_once(*(each.notes for each in parts)),
-            device_lost=any(each.device_lost for each in parts),
-            binaries=reduce(_of_those_there, [each.binaries for each in parts]),
-            identifiers=reduce(_of_those_there, [each.identifiers for each in parts]),
-        )
-
-
-def _same(what: str, values: Sequence[object]) -> None:
-    if any(each != values[0] for each in values):
-        raise ValueError(f"records of different runs do not add: {what} {values}")
 
 
 # --- the report of a compile
@@ -1319,12 +1163,11 @@ class GroupRecord(Record, frozen=True):
     """A group of pipelines and the device that it was compiled on.
 
     Attributes:
-        opened_as: How the device was opened. Groups of parts with the same value add up.
+        opened_as: How the device was opened.
         added: Features and extensions that the pipelines need and no recorded application enabled.
         applications: Hashes of the applications.
-        pipelines: Number of its pipelines that were given to the driver; a library of several parts counts
-            once.
-        cache_file: Its cache file, or null; in a sum the first part's.
+        pipelines: Number of its pipelines that were given to the driver.
+        cache_file: Its cache file, or null.
     """
 
     opened_as: RequestRecord
@@ -1338,15 +1181,6 @@ class GroupRecord(Record, frozen=True):
         """The record of a group; see the attributes."""
         applications = tuple(map(Hash, group.applications))
         return cls(RequestRecord.of(group.request), group.added, applications, pipelines, cache_file)
-
-    def __add__(self, other: Self) -> Self:
-        """Both together; their devices were opened in the same way."""
-        return msgspec.structs.replace(
-            self,
-            added=_each_once(self.added, other.added),
-            applications=_each_once(self.applications, other.applications),
-            pipelines=self.pipelines + other.pipelines,
-        )
 
 
 class DamageRecord(Record, frozen=True):
@@ -1396,17 +1230,17 @@ class SubsetRecord(Record, frozen=True):
 
 
 class SetRecord(Record, frozen=True):
-    """The set that was compiled; in a sum the union of the parts.
+    """The set that was compiled.
 
     Attributes:
-        path: Its path; in a sum of different sets all paths.
-        content_hash: Hash over the names of all records; null in a sum of different sets.
+        path: Its path.
+        content_hash: Hash over the names of all records.
         pipelines: Number of requested pipelines of each kind.
         unique: Number of all requested pipelines.
         applications: Names of the recorded applications, "" for one without a name.
         groups: The groups that were compiled, each on a device opened for it.
         damage: Records that cannot be read.
-        subset: The requested part of the set; null for all of it, and in a sum.
+        subset: The requested part of the set; null for all of it.
     """
 
     path: str
@@ -1481,9 +1315,6 @@ class Refused(Record, frozen=True):
 class CacheFileRecord(Record, frozen=True):
     """How the cache file was loaded and saved.
 
-    A sum has the load of its first part and the last save. Parts with their own caches have a file each; the
-    verb `merge` joins them, and tells the total size.
-
     Attributes:
         path: Its path, or null if the mode has no cache file.
         load_status: The result of loading it; null if that was not tried.
@@ -1527,17 +1358,6 @@ class CacheFileRecord(Record, frozen=True):
             loaded_bytes=len(loaded.data),
         )
 
-    def __add__(self, other: Self) -> Self:
-        """Both together."""
-        wrote = self.saved_bytes or other.saved_bytes
-        return msgspec.structs.replace(
-            self,
-            saved_bytes=other.saved_bytes or self.saved_bytes,
-            not_saved=None if wrote else other.not_saved,
-            error=other.error or self.error,
-            saves=self.saves + other.saves,
-        )
-
 
 class Savings(Sums, frozen=True):
     """Compiles that were saved, because the run had compiled the same code before.
@@ -1564,8 +1384,7 @@ class MergeTotals(Record, frozen=True):
         caches: Number of worker caches, with those that were merged during the runs.
         source_bytes: Size of all these.
         primary_bytes_before: Size of the primary before the first.
-        primary_bytes_after: That and what each merge added. The primary of each group begins with the cache
-            file as it is then, so the last one's size need not be it.
+        primary_bytes_after: That and what each merge added.
         pruned_bytes: Payload that was there more than once.
         duplicate_keys: Number of keys of the set that more than one worker compiled.
         duplicate_driver_ns: Driver time of all compiles of these keys except the first of each.
@@ -1626,7 +1445,7 @@ class Stage(Record, frozen=True):
     overlapped: bool = False
 
 
-class Clock(Sums, frozen=True):
+class ProcessClock(Sums, frozen=True):
     """The time of the process up to the end of the report, in stages; every moment belongs to one stage.
 
     If a program embeds `compile_set`, it begins with the call.
@@ -1693,7 +1512,7 @@ class InspectedPipeline(Record, frozen=True):
 
 
 class Versions(Record, frozen=True):
-    """The programs that made a report; in a sum the first part's.
+    """The programs that made a report.
 
     Attributes:
         python: Version of Python.
@@ -1743,7 +1562,7 @@ class DriverMessages(Record, frozen=True):
 
 
 class Supervision(Record, frozen=True):
-    """The supervision of a compile. Adds up.
+    """The supervision of a compile.
 
     Attributes:
         processes: Number of processes that compiled, one after another.
@@ -1782,10 +1601,10 @@ class CompileReport(Record, frozen=True, kw_only=True):
 
     Attributes:
         version: Version of the format.
-        device: The device; parts of a sum have the same.
+        device: The device.
         set: The set.
-        mode: The cache topology; parts of a sum have the same.
-        workers: Number of workers; in a sum the largest.
+        mode: The cache topology.
+        workers: Number of workers.
         outcomes: Pipelines of each status; disjoint, with the sum `set.unique`.
         outcomes_by_kind: The same for each kind.
         skipped: All skipped pipelines, by kind and key.
@@ -1794,7 +1613,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         merge: The merges; null in mode `none`.
         cache_file: How the cache file was loaded and saved.
         timing: The times of the runs.
-        stopped: Whether it was stopped before its end. In a sum: whether a pipeline was not run.
+        stopped: Whether it was stopped before its end.
         out_of_time: Whether it was stopped because its time limit was reached.
         notes: Caveats for readers; each once.
         versions: The programs that made the report.
@@ -1802,8 +1621,7 @@ class CompileReport(Record, frozen=True, kw_only=True):
         runs: The report of each group's run, in the order of `set.groups`.
         stages: Other parts of the job, in the order of their ends.
         inspected: The driver's statistics of each created pipeline's code, if requested, by group.
-        supervision: The processes that compiled; null if it was this one. `runs`, `timing` and `merge` are
-            those of the last.
+        supervision: The processes that compiled; null if it was this one.
         binaries: The use of binaries, over all groups; null in other modes.
         identifiers: The use of shader-module identifiers, over all groups; null if they are not used.
         clock: The time of the process, in stages.
@@ -1833,18 +1651,11 @@ class CompileReport(Record, frozen=True, kw_only=True):
     supervision: Supervision | None = None
     binaries: BinariesRecord | None = None
     identifiers: IdentifiersRecord | None = None
-    clock: Clock = Clock()
+    clock: ProcessClock = ProcessClock()
 
     @classmethod
     def of(cls, *, pipelines: OutcomeTable, runs: Sequence[RunReport], stopped: bool, **fields: Any) -> Self:
-        """A report, with the attributes that follow from its table and its runs.
-
-        Args:
-            pipelines: The outcome of each pipeline.
-            runs: The runs.
-            stopped: Whether it was stopped.
-            fields: All other attributes; those that follow from the above are ignored.
-        """
+        """A report, with the attributes that follow from its table and its runs."""
 
         def counted(kind: PipelineKind | None) -> Counts:
             compiled, hits, skipped, failed, not_run = pipelines.counts(kind).values()
@@ -1873,78 +1684,6 @@ class CompileReport(Record, frozen=True, kw_only=True):
     def warnings(self) -> tuple[str, ...]:
         """The warnings of all merges, each once."""
         return _each_once(*(each.merge.warnings for each in self.runs if each.merge is not None))
-
-    def beside(self) -> OutcomeTable:
-        """Libraries that were created here, but are counted in another part."""
-        tables = [self.pipelines, *(each.pipelines for each in self.runs)]
-        table, (counted, *_) = OutcomeTable.joined(tables, _WORST_OF_GROUPS)
-        return table.rows(np.setdiff1d(np.arange(len(table)), counted))
-
-    def __add__(self, other: CompileReport) -> CompileReport:
-        """Both together; see `total`."""
-        return CompileReport.total([self, other])
-
-    @staticmethod
-    def total(parts: Sequence[CompileReport]) -> CompileReport:
-        """The report of one or more parts of a compile, such as those of the two halves of a set.
-
-        A pipeline may be in several parts, as a library that both link: it gets the worst of its outcomes,
-        and the sum of the driver times. NOT_RUN in one part yields to the outcome of another.
-
-        Raises:
-            ValueError: They differ in device or mode.
-        """
-        first = parts[0]
-        for what in ("device", "mode"):
-            _same(what, [getattr(each, what) for each in parts])
-        wanted, _ = OutcomeTable.joined([each.pipelines for each in parts])
-        # A library that is counted in one part may have been created by another.
-        table, (places, *_) = OutcomeTable.joined([wanted, *(each.beside() for each in parts)])
-        table = table.rows(np.sort(places))
-        runs: dict[RequestRecord, list[RunReport]] = {}
-        groups: dict[RequestRecord, GroupRecord] = {}
-        for part in parts:
-            for group, run in zip(part.set.groups, part.runs, strict=True):
-                known = groups.get(group.opened_as)
-                groups[group.opened_as] = group if known is None else known + group
-                runs.setdefault(group.opened_as, []).append(run)
-        totals = [RunReport.total(each) for each in runs.values()]
-        several = [
-            sum(map(len, each)) - len(total) for each, total in zip(runs.values(), totals, strict=True)
-        ]
-        sets = [each.set for each in parts]
-        hashes = {each.content_hash for each in sets}
-        stopped = any(each.stopped for each in parts) and bool(table.counts()[OutcomeStatus.NOT_RUN])
-        return CompileReport.of(
-            device=first.device,
-            set=SetRecord(
-                path=", ".join(_each_once(each.path for each in sets)),
-                content_hash=hashes.pop() if len(hashes) == 1 else None,
-                pipelines={kind: int((table.kinds == code).sum()) for kind, code in _KIND_CODE.items()},
-                unique=len(table),
-                applications=_each_once(*(each.applications for each in sets)),
-                groups=tuple(
-                    msgspec.structs.replace(group, pipelines=group.pipelines - again)
-                    for group, again in zip(groups.values(), several, strict=True)
-                ),
-                damage=_each_once(*(each.damage for each in sets)),
-            ),
-            mode=first.mode,
-            workers=max(each.workers for each in parts),
-            saved=reduce(operator.add, [each.saved for each in parts]),
-            cache_file=reduce(operator.add, [each.cache_file for each in parts]),
-            timing=reduce(operator.add, [each.timing for each in parts]),
-            stopped=stopped,
-            out_of_time=stopped and any(each.out_of_time for each in parts),
-            notes=_each_once(*(each.notes for each in parts)),
-            versions=first.versions,
-            pipelines=table,
-            runs=totals,
-            stages=tuple(stage for each in parts for stage in each.stages),
-            inspected=tuple(found for each in parts for found in each.inspected),
-            supervision=reduce(_of_those_there, [each.supervision for each in parts]),
-            clock=reduce(operator.add, [each.clock for each in parts]),
-        )
 
 
 # --- progress
@@ -1978,7 +1717,6 @@ class Progress(Record, frozen=True, rename=None):
 
     Attributes:
         total: Pipelines to create; in a compile over all groups, known once the set's index is read.
-            Libraries that are created for another part of the set are not counted.
         done: Pipelines with an outcome: compiled + hits + failed + skipped.
         compiled: Created by compiling.
         hits: Created from the application's cache, as creation feedback tells.
@@ -2058,10 +1796,7 @@ class Tally:
         self.runs.append(report)
 
     def outcomes(self, jobs: Sequence[PipelineJob]) -> OutcomeTable:
-        """Outcomes of pipelines: the worst of their groups, or NOT_RUN.
-
-        Libraries that are linked, but not among these pipelines, are left out.
-        """
+        """Outcomes of pipelines: the worst of their groups, or NOT_RUN."""
         table, _ = (
             OutcomeTable.joined(self.tables, _WORST_OF_GROUPS) if self.tables else (OutcomeTable.of(()), [])
         )
@@ -2074,13 +1809,7 @@ class Tally:
         return table if len(table) == len(wanted) else table.rows(np.sort(places))
 
     def during(self, progress: Progress, beside: int = 0, cancelled: int = 0) -> Progress:
-        """Progress over all groups while one of them runs.
-
-        Args:
-            progress: Progress of the running group.
-            beside: Number of its libraries that were not requested.
-            cancelled: Number of pipelines cancelled so far, in all groups; the total excludes them.
-        """
+        """Progress over all groups while one of them runs."""
         before, total = self._before, self.total - cancelled
         done = sum(before.values()) - before[OutcomeStatus.NOT_RUN]
         progress = _without(progress, beside)

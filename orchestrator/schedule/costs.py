@@ -49,7 +49,7 @@ class CostLine(msgspec.Struct, frozen=True):
     byte_ns: float
 
 
-class CostModel(msgspec.Struct, frozen=True):
+class CostLines(msgspec.Struct, frozen=True):
     """A line for each kind.
 
     Attributes:
@@ -85,7 +85,7 @@ class CostModel(msgspec.Struct, frozen=True):
         return np.maximum(np.rint(cost), 1).astype(np.int64)
 
 
-DEFAULT_MODEL = CostModel()
+DEFAULT_MODEL = CostLines()
 
 
 def fit(
@@ -93,7 +93,7 @@ def fit(
     spirv_bytes: npt.NDArray[np.int64],
     stages: npt.NDArray[np.int64],
     recorded_ns: npt.NDArray[np.int64],
-) -> CostModel:
+) -> CostLines:
     """Coefficients from recorded compiles (not cache hits), by least squares.
 
     Errors are weighed relative to the recorded cost: a pipeline of 100 ms must not decide the estimate
@@ -120,7 +120,7 @@ def fit(
         # Relative errors weigh what is too high without bound, and what is too low by 1 at most. So where
         # sizes say little about costs, all estimates would be those of the cheapest.
         lines[kind] = CostLine(*map(float, solved * _middle(cost, terms @ solved)))
-    return CostModel(lines)
+    return CostLines(lines)
 
 
 def _middle(cost: npt.NDArray[np.float64], estimated: npt.NDArray[np.float64]) -> float:

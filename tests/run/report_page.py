@@ -37,9 +37,6 @@ fields may appear without a new `version`; it changes if a field changes its mea
 A column is an array in base64 with little-endian elements: read it with
 `numpy.frombuffer(base64.b64decode(text), "<u8")`. Keys are hashes of pipelines in their set, 16 hex digits.
 
-Reports can be added: `first + second`, or `CompileReport.total(parts)`. The descriptions say what a field of
-a sum is.
-
 Version 1 had no `version` field. Since then the lists `skipped` and `failed` are ordered by kind and key
 instead of by place in the set, and their rows have a `status`. `version`, `pipelines`, `runs`, `stages` and
 `inspected` are new, and so are some fields of `timing`, `set` and `merge`. No field was removed.

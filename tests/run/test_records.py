@@ -6,40 +6,29 @@ import enum
 import types
 import typing
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from orchestrator.devices.device import CacheMode
 from orchestrator.devices.image import PipelineKind
-from orchestrator.devices.simulated import SimulatedDevice, simulated_identity
 from orchestrator.process import StageClock
 from orchestrator.run.records import (
     ApiVersion,
-    Barrier,
     Calls,
-    Clock,
     CompileReport,
     Counts,
-    CreationCall,
-    Duplicates,
     Hash,
-    MergeReport,
     Nanoseconds,
     OutcomeStatus,
     OutcomeTable,
     PipelineOutcome,
     Record,
-    RunReport,
     Stage,
-    Timing,
     decode_json,
     decode_msgpack,
     encode_hook,
@@ -50,14 +39,12 @@ from orchestrator.run.records import (
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path
-from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.culprits import Culprit
 from tests.drivers import REPOSITORY
 from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
-from tests.run.small_sets import Opener, add_sample, compiled, compute_keys, write_small_set
+from tests.run.small_sets import Opener, add_sample, compiled, write_small_set
 
 RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
 
@@ -249,15 +236,10 @@ def test_what_no_record_holds_is_not_encoded() -> None:
         encode_hook(1j)
 
 
-async def test_the_clock_of_a_report_is_read_when_the_rest_is_encoded(tmp_path: Path) -> None:
-    """A set whose name looks like the places where the clock and columns go changes nothing."""
-    empty = encode_json(Clock()).decode()
-    archive = tmp_path / rf'"\u0063olumn""clock": {empty}'.replace("/", "")[:200]
-    write_small_set(archive, 0, 2)
-    report = await compiled(archive, None, Opener())
-    clock = StageClock("start", 0)
-    document = b"".join(encode_report(report, clock))
-    assert document == msgspec.json.format(document, indent=2)
+async def test_a_report_is_written_with_the_clock_of_that_moment(tmp_path: Path) -> None:
+    write_small_set(tmp_path / "set.foz", 0, 2)
+    report = await compiled(tmp_path / "set.foz", None, Opener())
+    document = encode_report(report, StageClock("start", 0))
     found = decode_json(document, CompileReport)
     assert found.clock.start_ns > 0
     assert encode_json(msgspec.structs.replace(found, clock=report.clock)) == encode_json(report)
@@ -278,139 +260,7 @@ def test_the_page_says_what_the_types_say() -> None:
     assert (REPOSITORY / "docs" / "report.md").read_text("utf-8") == page()
 
 
-# --- adding
-
-
-SHARDS = [Subset(shard, 3) for shard in (1, 2, 3)]
-
-
-def part(folder: Path, subset: Subset = WHOLE, **options: Any) -> CompileReport:
-    """Compile some of the sample, with a cache in a folder."""
-    made = {"workers": 1, "subset": subset, **options}
-    return trio.run(partial(compiled, sample_path(), folder, Opener(), **made))
-
-
-def subset_of(keys: list[int]) -> Subset:
-    return Subset(keys=frozenset(keys))
-
-
-# What is measured, and where what was made lies.
-UNEQUAL = frozenset({"timing", "stages", "calls", "barrier", "driver_ns", "load_detail"})
-
-
-def untimed(value: Any) -> Any:
-    """A document without times and places."""
-    if isinstance(value, dict):
-        return {
-            name: untimed(each)
-            for name, each in value.items()
-            if name not in UNEQUAL and not name.endswith("_s") and name != "started_ns"
-        }
-    return [untimed(each) for each in value] if isinstance(value, list) else value
-
-
-def document(report: CompileReport) -> Any:
-    return untimed(msgspec.json.decode(encode_json(report)))
-
-
-def same_but_for_the_file(added: CompileReport, expected: CompileReport) -> None:
-    """Equal in all but times, and what each part's own cache file was."""
-    one, two = document(added), document(CompileReport.total([expected]))
-    for each in (one, two):
-        del each["cache_file"]
-        for group in each["set"]["groups"]:
-            group.pop("cache_file", None)
-    assert one == two
-
-
-def cached(folder: Path) -> bytes:
-    """The driver's data of a cache file."""
-    identity = simulated_identity(driver_version=1)
-    return read_cache_file(cache_path(folder, identity), identity).data
-
-
-def size_merged(caches: list[bytes]) -> int:
-    device = SimulatedDevice()
-    primary = device.create_pipeline_cache()
-    device.merge_pipeline_caches(primary, [device.create_pipeline_cache(each) for each in caches])
-    size = device.pipeline_cache_size(primary)
-    device.close()
-    return size
-
-
-@pytest.mark.parametrize("mode", [CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.NONE])
-def test_two_parts_with_caches_of_their_own_are_the_whole(tmp_path: Path, mode: CacheMode) -> None:
-    keys = compute_keys()
-    whole = part(tmp_path / "whole", subset_of(keys), mode=mode)
-    even = part(tmp_path / "even", subset_of(keys[::2]), mode=mode)
-    odd = part(tmp_path / "odd", subset_of(keys[1::2]), mode=mode)
-    assert (len(even.pipelines), len(odd.pipelines)) == (36, 35)
-    for both in (even + odd, odd + even):
-        same_but_for_the_file(both, whole)
-        assert np.array_equal(both.pipelines.keys, np.sort(np.array(keys, np.uint64)))
-    assert even.timing + odd.timing == (even + odd).timing
-    if mode is not CacheMode.NONE:
-        assert whole.merge is not None
-        merged = size_merged([cached(tmp_path / "even"), cached(tmp_path / "odd")])
-        assert merged == len(cached(tmp_path / "whole")) == whole.merge.primary_bytes_after
-
-
-def test_shards_that_link_the_same_libraries_are_the_whole(tmp_path: Path) -> None:
-    """A library that several shards link is compiled by each, and counts once."""
-    folders = [tmp_path / str(shard.shard) for shard in SHARDS]
-    whole = part(tmp_path / "whole")
-    parts = [part(folder, shard) for folder, shard in zip(folders, SHARDS, strict=True)]
-    added = CompileReport.total(parts)
-    assert sum(len(run) for each in parts for run in each.runs) > len(whole.pipelines)
-    assert added.pipelines.counts() == whole.pipelines.counts()
-    assert [len(run) for run in added.runs] == [len(run) for run in whole.runs]
-    assert [each.pipelines for each in added.set.groups] == [each.pipelines for each in whole.set.groups]
-    assert (added.set.unique, added.set.pipelines) == (whole.set.unique, whole.set.pipelines)
-    assert added.set.subset is None
-    assert size_merged([cached(folder) for folder in folders]) == len(cached(tmp_path / "whole"))
-
-
-def test_shards_in_one_directory_are_the_whole_with_its_file(tmp_path: Path) -> None:
-    whole = part(tmp_path / "whole")
-    parts = [part(tmp_path / "parts", shard) for shard in SHARDS]
-    added, expected = document(CompileReport.total(parts)), document(CompileReport.total([whole]))
-    saves = added["cache_file"].pop("saves")
-    (save,) = expected["cache_file"].pop("saves")
-    assert len(saves) == len(parts)
-    assert saves[-1]["saved_bytes"] == save["saved_bytes"]
-    for each in (added, expected):
-        del each["cache_file"]["path"], each["cache_file"]["loaded_from"]
-        del each["set"]["groups"][0]["cache_file"]
-    # The cache of the first part was there for the others, and theirs are new.
-    assert ["new to this device" in each for each in added.pop("notes")] == [True] * (len(parts) - 1)
-    assert expected.pop("notes") == []
-    assert added == expected
-    assert added["cache_file"]["load_status"] == "MISSING"
-
-
-def test_a_part_goes_on_where_the_one_before_was_stopped(tmp_path: Path) -> None:
-    some = subset_of(compute_keys()[:12])
-    stopped = part(tmp_path, some, time_limit_s=0.0)
-    assert stopped.stopped
-    assert stopped.out_of_time
-    assert stopped.outcomes.not_run == 12
-    rest = part(tmp_path, some)
-    both = stopped + rest
-    assert not both.stopped
-    assert not both.out_of_time
-    assert both.outcomes == rest.outcomes
-    assert both.set.unique == 12
-    assert both.set.content_hash == rest.set.content_hash
-    assert (stopped + stopped).out_of_time
-
-
-def test_parts_of_different_runs_do_not_add(tmp_path: Path) -> None:
-    some = subset_of(compute_keys()[:2])
-    one, two = (part(tmp_path, some, mode=mode) for mode in (CacheMode.SHARED, CacheMode.PER_WORKER))
-    with pytest.raises(ValueError, match="do not add: mode"):
-        one + two
-    with pytest.raises(ValueError, match="do not add: mode"):
-        one.runs[0] + two.runs[0]
+# --- outcomes of several groups
 
 
 COMPUTE = PipelineKind.COMPUTE
@@ -459,71 +309,6 @@ def test_tables_add_in_any_order(one: OutcomeTable, two: OutcomeTable, three: Ou
     assert np.array_equal(joined(joined(three, one), two).driver_ns, whole.driver_ns)
     assert int(whole.driver_ns.sum()) == sum(int(each.driver_ns.sum()) for each in (one, two, three))
     assert joined(whole) == whole
-
-
-def run_of(rows: OutcomeTable, merge: MergeReport | None = None, **changes: Any) -> RunReport:
-    each = [CreationCall(1, 7, 7, 7, 7, 7, np.array([index], np.int32)) for index in range(len(rows))]
-    fields: dict[str, Any] = {
-        "mode": CacheMode.PER_WORKER,
-        "workers": 2,
-        "pipelines": rows,
-        "calls": Calls.of(each),
-        "barrier": Barrier((1, 2), 3),
-        "merge": merge,
-        "timing": Timing(wall_ns=5),
-        "stopped": False,
-        "notes": ("told",),
-    }
-    return RunReport(**fields | changes)
-
-
-def test_calls_of_a_sum_are_about_the_pipelines_that_they_were_about() -> None:
-    rows = [(key, COMPUTE, OutcomeStatus.COMPILED, "", 1) for key in (5, 2, 8, 3)]
-    first, second = run_of(table(*rows[:2])), run_of(table(*rows[2:]), workers=3)
-    both = first + second
-    assert both.pipelines.keys[both.calls.indices].tolist() == [5, 2, 8, 3]
-    assert [call.indices.tolist() for call in both.calls] == [[2], [0], [3], [1]]
-    assert (both.workers, both.notes, both.timing.wall_ns) == (3, ("told",), 10)
-    assert both == RunReport.total([first, second])
-
-
-def merge_report(*sources: int, seed: int, before: int, after: int, **changes: Any) -> MergeReport:
-    fields: dict[str, Any] = {
-        "source_bytes": sources,
-        "header_bytes": 32,
-        "seed_bytes": seed,
-        "primary_bytes_before": before,
-        "primary_bytes_after": after,
-        "pruned_bytes": 0,
-        "duplicate_job_keys": Duplicates(1, 10),
-        "duplicate_pipeline_keys": None,
-        "barrier_wait_ns": (1,) * len(sources),
-        "merge_ns": 3,
-        "warnings": (),
-    }
-    return MergeReport(**fields | changes)
-
-
-def test_merges_that_begin_alike_gain_what_each_gained() -> None:
-    # Both loaded 132 bytes; the workers of the first found 50 and 0 bytes that were new, those of the second
-    # 8 and 20.
-    first = merge_report(182, 132, seed=132, before=132, after=182)
-    second = merge_report(140, 152, seed=132, before=132, after=160, warnings=("small",))
-    both = first + second
-    assert both.source_bytes == (190, 152)
-    assert (both.primary_bytes_before, both.primary_bytes_after) == (132, 210)
-    # What both workers hold of the seed, and one of them would have been enough.
-    assert both.pruned_bytes == (190 - 32) + (152 - 32) + (132 - 32) - (210 - 32) == 200
-    assert both.duplicate_job_keys == Duplicates(2, 20)
-    assert (both.barrier_wait_ns, both.merge_ns, both.warnings) == ((2, 2), 6, ("small",))
-
-
-def test_a_merge_that_went_on_where_the_one_before_ended_adds_the_same() -> None:
-    first = merge_report(82, seed=0, before=32, after=82)
-    second = merge_report(102, seed=82, before=82, after=102)
-    whole = merge_report(102, seed=0, before=32, after=102)
-    both = first + second
-    assert (both.source_bytes, both.primary_bytes_after, both.pruned_bytes) == (whole.source_bytes, 102, 0)
 
 
 # --- through the command line's way

@@ -15,7 +15,7 @@ from orchestrator.schedule import Followers, JobGraph, ScheduleOptions, Schedule
 from orchestrator.schedule.costs import (
     DEFAULT_MODEL,
     CostLine,
-    CostModel,
+    CostLines,
     candidate_duplicates,
     distrusted_kinds,
     estimated_costs,
@@ -28,7 +28,7 @@ from tests.schedule.machine import drain, image_of
 KINDS = tuple(PipelineKind)
 
 
-def estimate_cost(kind: PipelineKind, size: int, stages: int, model: CostModel = DEFAULT_MODEL) -> int:
+def estimate_cost(kind: PipelineKind, size: int, stages: int, model: CostLines = DEFAULT_MODEL) -> int:
     kinds = np.array([KINDS.index(kind)], np.uint8)
     (cost,) = model.estimate(kinds, np.array([size], np.int64), np.array([stages], np.int64)).tolist()
     return int(cost)
@@ -44,7 +44,7 @@ def test_more_code_costs_more(kind: PipelineKind, size: int, stages: int) -> Non
 
 
 def test_a_cost_is_never_zero() -> None:
-    free = CostModel(dict.fromkeys(PipelineKind, CostLine(0, 0, 0)))
+    free = CostLines(dict.fromkeys(PipelineKind, CostLine(0, 0, 0)))
     assert estimate_cost(PipelineKind.COMPUTE, 100, 1, free) == 1
 
 
