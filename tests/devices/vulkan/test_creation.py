@@ -331,22 +331,6 @@ def test_a_lost_device_is_not_called_again(driver: str, opened: Open, sample: Pi
     assert watched.order == [2]
 
 
-@pytest.mark.driver(NAVI21)
-def test_a_row_of_hits_is_known_as_such(opened: Open, sample: PipelineSet) -> None:
-    device = opened(NAVI21)
-    compute = [each for each in sample.pipelines if each.kind is PipelineKind.COMPUTE]
-    image = build_image(sample, compute, device.capabilities).image
-    assert not image.is_library.any()
-    prepared = device.prepare(image)
-    cache = device.create_pipeline_cache()
-    known, one_more = as_indices(list(range(4))), as_indices(list(range(5)))
-    assert not device.create_pipelines(prepared, known, cache).all_hits
-    warm = device.create_pipelines(prepared, known, cache)
-    assert warm.all_hits
-    assert warm.feedback_flags.tolist() == [HIT] * 4
-    assert not device.create_pipelines(prepared, one_more, cache).all_hits
-
-
 @each_driver
 def test_a_batch_is_as_many_calls_as_it_is_split_into(driver: str, opened: Open, sample: PipelineSet) -> None:
     device = opened(driver)

@@ -246,34 +246,6 @@ def test_a_pipeline_before_its_libraries_fails_alone(sample: PipelineSet) -> Non
     device.close()
 
 
-@pytest.mark.driver(NAVI21)
-def test_workers_with_caches_of_their_own_and_one_merge(sample: PipelineSet) -> None:
-    device = opened(NAVI21)
-    image = build_image(sample, sample.pipelines, device.capabilities).image
-    prepared = device.prepare(image)
-    compute = np.flatnonzero(image.kinds == 1).astype(np.int32)[:32]
-    shares = np.array_split(compute, 4)
-    caches = [device.create_pipeline_cache(externally_synchronized=True) for _ in shares]
-    results: list[int] = []
-
-    def work(share: np.ndarray[tuple[int], np.dtype[np.int32]], number: int) -> None:
-        for index in share:
-            batch = device.create_pipelines(prepared, np.array([index], np.int32), caches[number])
-            results.extend(batch.results.tolist())
-
-    threads = [threading.Thread(target=work, args=(share, number)) for number, share in enumerate(shares)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    assert results == [0] * len(compute)
-    primary = device.create_pipeline_cache()
-    device.merge_pipeline_caches(primary, caches)
-    hits = device.create_pipelines(prepared, compute, primary).feedback_flags & 3
-    assert hits.tolist() == [3] * len(compute)
-    device.close()
-
-
 def is_closed(device: VulkanDevice) -> bool:
     try:
         device.destroy_pipelines(np.zeros(0, np.uint64))
