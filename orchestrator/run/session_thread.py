@@ -59,7 +59,7 @@ _OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextM
 
 
 @frozen(eq=False)
-class _Asked:
+class _SentCommand:
     """A command for the session's thread: it takes effect at once, and returns what is left to wait for."""
 
     future: Future[Any]
@@ -102,8 +102,8 @@ class SessionThread:
         self._process_id = os.getpid()
         self._lock = threading.Lock()
         # Under the lock: commands from before it is open, how to send one, and unresolved futures.
-        self._backlog: list[_Asked] = []
-        self._send: Callable[[_Asked], None] = self._backlog.append
+        self._backlog: list[_SentCommand] = []
+        self._send: Callable[[_SentCommand], None] = self._backlog.append
         self._pending: set[Future[Any]] = set()
         self._ends = self._closes = self._over = False
         self._lost: DeviceLostError | None = None
@@ -305,7 +305,7 @@ class SessionThread:
             with self._lock:
                 if not (self._over or self._closes):
                     self._pending.add(future)
-                    self._send(_Asked(future, begin, ends))
+                    self._send(_SentCommand(future, begin, ends))
                     return future
         failure = self._failure
         words = (
@@ -350,18 +350,18 @@ class SessionThread:
 
     async def _serve(self, opened: Opened) -> RunReport | None:
         """Open the session, obey commands until it has ended."""
-        into, out = trio.open_memory_channel[_Asked](float("inf"))
+        into, out = trio.open_memory_channel[_SentCommand](float("inf"))
         token = trio.lowlevel.current_trio_token()
 
-        def put(asked: _Asked) -> None:
+        def put(asked: _SentCommand) -> None:
             with suppress(trio.ClosedResourceError):  # the session has just ended, as all futures will tell
                 into.send_nowait(asked)
 
-        def send(asked: _Asked) -> None:
+        def send(asked: _SentCommand) -> None:
             with suppress(trio.RunFinishedError):
                 token.run_sync_soon(put, asked)
 
-        async def wait(asked: _Asked, rest: _Rest) -> None:
+        async def wait(asked: _SentCommand, rest: _Rest) -> None:
             try:
                 self._answer(asked.future, await rest())
             except Exception as error:  # noqa: BLE001 - it is that future's
