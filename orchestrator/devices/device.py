@@ -582,7 +582,7 @@ class DriverObserver:
     def left(
         self, call: int, numbers: npt.NDArray[np.int32] = _NO_NUMBERS, batch: CreationBatch | None = None
     ) -> None:
-        """The driver has returned or refused; `batch` has what it created of these pipelines."""
+        """The driver has returned or refused; `batch` has what it found or compiled of these."""
 
     def distrusts_binaries(self, keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_] | None:
         """Which pipelines must not be created from binaries, by key, shape (n,); None for none."""
@@ -614,7 +614,7 @@ class DriverObserver:
             batch = create()
             return batch
         finally:
-            self.left(call, numbers, batch)
+            self.left(call, numbers, None if step is DriverStep.FROM_BINARIES else batch)
 
 
 NO_OBSERVER: Final = DriverObserver()
