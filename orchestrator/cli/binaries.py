@@ -87,74 +87,71 @@ def binaries_verb(
     from orchestrator.stores.state import state_path
 
     _check_usage(action, pack, key, unsigned=unsigned, pruning=pruning.are_given)
-    max_size, older_than, dry_run = pruning.max_size, pruning.older_than, pruning.dry_run
-    output = Output(json=json)
-    bound, age = None if max_size is None else size_bytes(max_size, "--max-size"), age_ns(older_than)
-    secret = read_key(key)
+    bound = None if pruning.max_size is None else size_bytes(pruning.max_size, "--max-size")
+    age, secret, output = age_ns(pruning.older_than), read_key(key), Output(json=json)
     directory = cache_files_directory(cache_dir)
-    if action == "export":
-        require_writable(pack, inputs=[state_path(directory), *([] if key is None else [key])])
     told: dict[str, Any] = {}
     lines: list[str] = []
-    if action == "prune":
-        with BinaryStore.open(directory, create=False) as store:
-            told, lines = _prune(store, bound, age, dry_run=dry_run)
-        if not dry_run:
-            BinaryStore.compact(directory)
+    if action == "export":
+        require_writable(pack, inputs=[state_path(directory), *([] if key is None else [key])])
     with BinaryStore.open(directory, create=action == "import") as store:
-        if action == "verify":
-            found = store.verify()
-            told["problems"] = found.problems
-            checked = plural(found.payloads, "binary", "binaries")
-            lines.append(
-                f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked"
-            )
-        elif action in ("export", "import") and pack is not None:
+        if action == "prune":
+            told, lines = _prune(store, bound, age, dry_run=pruning.dry_run)
+        elif action == "verify":
+            told, lines = _verify(store)
+        elif pack is not None:
             told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
+        if action == "prune" and not pruning.dry_run:
+            BinaryStore.compact(directory)
         stat = store.statistics()
-        code = ExitCode.BAD_INPUT if told.get("problems") else ExitCode.OK
-
-        def document() -> BinariesDocument:
-            from orchestrator.cli.documents import BinariesDocument
-
-            return BinariesDocument(
-                action=action,
-                store=store.path,
-                generations=tuple(_of_stat(each) for each in stat.generations),
-                payloads=stat.payloads,
-                payload_bytes=stat.payload_bytes,
-                used_bytes=stat.used_bytes,
-                file_bytes=stat.file_bytes,
-                bound_bytes=stat.bound_bytes,
-                set_aside=store.set_aside or None,
-                read_only=store.read_only or None,
-                **told,
-            )
-
-        output.document(document)
+        output.document(lambda: _document(action, store, stat, told))
         if store.set_aside:
             output.line(styled("not used: ", "warn"), store.set_aside)
-        problems = told.get("problems", ())
-        for problem in problems[:_PROBLEMS_SHOWN]:
-            output.problem(styled("bad   ", "bad"), problem)
-        if len(problems) > _PROBLEMS_SHOWN:
-            output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
-        if action == "verify":
-            lines.append(
-                "bad: `orchestrator binaries prune` drops what is no use; the next compile stores it again"
-                if problems
-                else "good: nothing is wrong"
-            )
-        for line in lines:
-            output.line(line)
-        if action == "stat":
-            _show(output, stat)
-        output.line(
-            f"{path_text(store.path)}: {plural(stat.payloads, 'binary', 'binaries')}, "
-            f"{byte_text(stat.payload_bytes)}; {byte_text(stat.used_bytes)} of "
-            f"{byte_text(stat.bound_bytes)} used, file {byte_text(stat.file_bytes)}"
-        )
-    return code
+    problems = told.get("problems", ())
+    for problem in problems[:_PROBLEMS_SHOWN]:
+        output.problem(styled("bad   ", "bad"), problem)
+    if len(problems) > _PROBLEMS_SHOWN:
+        output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
+    for line in lines:
+        output.line(line)
+    if action == "stat":
+        _show(output, stat)
+    output.line(
+        f"{path_text(store.path)}: {plural(stat.payloads, 'binary', 'binaries')}, "
+        f"{byte_text(stat.payload_bytes)}; {byte_text(stat.used_bytes)} of "
+        f"{byte_text(stat.bound_bytes)} used, file {byte_text(stat.file_bytes)}"
+    )
+    return ExitCode.BAD_INPUT if problems else ExitCode.OK
+
+
+def _document(action: Action, store: BinaryStore, stat: StoreStat, told: dict[str, Any]) -> BinariesDocument:
+    import msgspec
+
+    from orchestrator.cli.documents import BinariesDocument
+
+    fields = msgspec.structs.asdict(stat)
+    del fields["path"]
+    fields["generations"] = tuple(map(_of_stat, stat.generations))
+    return BinariesDocument(
+        action=action,
+        store=store.path,
+        set_aside=store.set_aside or None,
+        read_only=store.read_only or None,
+        **fields,
+        **told,
+    )
+
+
+def _verify(store: BinaryStore) -> tuple[dict[str, Any], list[str]]:
+    found = store.verify()
+    checked = plural(found.payloads, "binary", "binaries")
+    lines = [
+        f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked",
+        "bad: `orchestrator binaries prune` drops what is no use; the next compile stores it again"
+        if found.problems
+        else "good: nothing is wrong",
+    ]
+    return {"problems": found.problems}, lines
 
 
 def _check_usage(

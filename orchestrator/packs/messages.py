@@ -74,10 +74,8 @@ class Installed(msgspec.Struct, frozen=True, tag="installed"):
     Attributes:
         target: Which target of the manifest was taken; -1 where none is the device's.
         path: The cache file of the device.
-        saved_bytes: Bytes of the file that was written, 0 where none was.
-        skipped: Why none was, or "".
+        saved_bytes: Bytes of the file that was written; 0 where none was, and `skipped` says why.
         bytes_before: Driver's data that was there before.
-        bytes_after: Driver's data that is there now.
         is_kept_out: Whether the driver does not merge, and what was there is larger, so that it stays alone.
         store: The store of pipeline binaries, where the target has some.
         binaries: Pipelines whose binaries were stored, or were there.

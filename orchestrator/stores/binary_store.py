@@ -80,13 +80,10 @@ class DiskFullError(StoreError):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and a global key; keys and binaries are valid only within it.
+    """A device and a global key (vkGetPipelineKeyKHR without a create info).
 
-    Attributes:
-        identity: The device and its driver.
-        device_name: For people, as are `driver_name` and `driver_info`.
-        global_key: vkGetPipelineKeyKHR without a create info.
-        compressed: Whether the driver compresses its binaries itself.
+    Keys and binaries are valid only within it. Names are for people; `compressed` says whether the driver
+    compresses its binaries itself.
     """
 
     identity: ProfileIdentity
@@ -148,13 +145,11 @@ class PutReport(msgspec.Struct, frozen=True):
     """The result of storing pipelines; reports add up.
 
     Attributes:
-        pipelines: Pipelines that are stored now.
-        known: Pipelines that were stored before with the same binaries.
+        pipelines: Pipelines that are stored now, of which `known` were stored before with the same binaries.
         collisions: Pipelines whose driver's key another state with other binaries has.
         shared_keys: Pipelines whose driver's key another state with the same binaries has.
         too_large: Pipelines that were not stored, because one would take too much of the bound.
-        captured_bytes: Size of all given binaries.
-        stored_bytes: Size of the new binaries among them.
+        captured_bytes: Size of all given binaries; `stored_bytes` is that of the new ones.
         evicted: Pipelines that were removed to make room.
     """
 
@@ -183,15 +178,11 @@ class PutReport(msgspec.Struct, frozen=True):
 
 
 class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store holds of one generation.
+    """What a store holds of one generation; `binaries` and their `bytes` count for every use.
 
     Attributes:
-        about: The generation.
-        pipelines: Number of pipelines.
-        binaries: Number of their binaries, each counted for every use.
-        bytes: Size of these binaries.
         shared_driver_keys: Driver's keys that several states share.
-        used_s: When one of them was last stored or used, seconds since the epoch.
+        used_s: When a pipeline was last stored or used, seconds since the epoch.
     """
 
     about: Generation
@@ -203,16 +194,11 @@ class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store holds.
+    """What a store holds; `payloads` are different binaries.
 
     Attributes:
-        path: The file.
-        generations: One for each device and global key.
-        payloads: Number of different binaries.
-        payload_bytes: Size of these binaries.
-        used_bytes: Size of the store within the database.
+        used_bytes: Size of the store within the database, which `bound_bytes` bounds.
         file_bytes: Size of the database.
-        bound_bytes: Bound on the used bytes.
     """
 
     path: str
@@ -225,14 +211,7 @@ class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreVerification(msgspec.Struct, frozen=True):
-    """The result of checking a whole store.
-
-    Attributes:
-        pipelines: Number of pipelines.
-        payloads: Number of binaries, all of whose hashes were checked.
-        bytes: Size of these binaries.
-        problems: What is wrong, in words.
-    """
+    """The result of checking a whole store: numbers of pipelines and binaries, and what is wrong."""
 
     pipelines: int
     payloads: int

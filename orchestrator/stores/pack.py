@@ -101,13 +101,7 @@ class PackError(OrchestratorError):
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
-    """Pipelines that are not in the cache, for one reason.
-
-    Attributes:
-        status: "skipped", "failed", "quarantined" or "not_run".
-        reason: Why.
-        keys: Their keys, 16 hex digits each, ascending.
-    """
+    """Pipelines that are not in the cache: "skipped", "failed", "quarantined" or "not_run"."""
 
     status: Annotated[str, msgspec.Meta(max_length=32)]
     reason: _Text
@@ -125,7 +119,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
         chosen: Where pipelines were chosen by their keys: a hash of those, 32 hex digits. Otherwise "".
         pipelines: How many were to be compiled.
         created: How many of them the cache file holds.
-        left_out: The others, by status and reason.
     """
 
     set_name: _Text
@@ -150,14 +143,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a pack.
+    """A file of a pack, with its hash and, where the pack is signed, its keyed digest.
 
-    Attributes:
-        name: Its name in the pack's directory.
-        size: Bytes.
-        xxh3_128: Hash of its content, canonical order, 32 hex digits.
-        mac: Its keyed digest where the pack is signed, 64 hex digits, else "".
-        pipelines: How many different pipelines it holds; 0 where that is not known.
+    `pipelines` is how many different pipelines it holds; 0 where that is not known.
     """
 
     name: Annotated[str, msgspec.Meta(max_length=200)]
@@ -173,10 +161,7 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         selector: How the device was called on the machine that compiled.
         identity: Which device and driver; None where the device did not open.
-        device_name: For people.
-        driver: Name and version of the driver, for people.
         files: Its cache file, its pipeline binaries, and notes; none where nothing was kept.
-        parts: What was compiled.
         problem: Why there is nothing, or "".
         before: While it is compiled again: the files that it had. Their hashes tell whether they are still
             what they were.
@@ -232,15 +217,12 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pack says of itself.
+    """What a pack says of itself; `what` tells it from other JSON.
 
     Attributes:
-        what: Tells the file from other JSON.
-        format: Version of the layout.
         mac: MAC of the manifest, computed with zeros in its place; "" where the pack is not signed.
         made_at: When it was written, seconds since 1970.
         orchestrator: Version of this program.
-        targets: The devices, one entry each.
     """
 
     what: str = _WHAT

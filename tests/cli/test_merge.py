@@ -54,20 +54,6 @@ def test_what_it_was_made_for_is_found_behind_a_link(
     assert read_feature_groups(out) == ((made_for,), "")
 
 
-def test_a_damaged_record_of_what_it_was_made_for_is_a_note(
-    call: Call, two: tuple[Path, Path], tmp_path: Path
-) -> None:
-    made_for = MadeFor(DeviceRequest(), 3)
-    add_feature_groups(two[0], [made_for])
-    FEATURE_GROUPS.path(two[1]).write_bytes(b"{")
-    out = path_in(tmp_path / "out")
-    done = call("merge", *two, "-o", out, "-d", "simulated", "--json")
-    assert done.code == ExitCode.OK
-    assert done.document["note"].startswith("what some files were made for is not noted: ")
-    assert str(FEATURE_GROUPS.path(two[1])) in done.document["note"]
-    assert read_feature_groups(out) == ((made_for,), "")
-
-
 def test_a_record_that_cannot_be_written_is_a_note(
     call: Call, two: tuple[Path, Path], tmp_path: Path
 ) -> None:

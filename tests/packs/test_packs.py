@@ -385,25 +385,6 @@ def test_what_is_compiled_alone_again_counts_once(tmp_path: Path) -> None:
     assert packed(report_of(tmp_path, keys[:1])) == (created + 1, 1)
 
 
-def test_what_cannot_be_kept_as_binaries_costs_a_pack_none(tmp_path: Path) -> None:
-    keys = sample_keys()
-    before = packed_binaries(tmp_path / "pack", keys[:5])
-    held = binaries_in(before, tmp_path / "before")
-    report = binaries_report(tmp_path / "new", keys[5:])
-    nothing = replace(report, cache_file=CacheFileRecord())
-    assert before.manifest.targets[0].count("created") == 5  # it holds their libraries, too
-    target = pack_one(tmp_path / "pack", nothing, "simulated", KEY)
-    grown = Pack.open(tmp_path / "pack", KEY)
-    assert list(grown.problems()) == []
-    assert binaries_in(grown, tmp_path / "after") == held
-    assert (target.problem, target.count("created")) == ("", len(held))
-    created = report.outcomes.compiled + report.outcomes.cache_hits
-    (reason,) = (each for part in target.parts for each in part.left_out if each.status == "not_run")
-    assert (reason.reason, len(reason.keys)) == ("created, and not kept", created - (len(held) - 5))
-    # Where binaries can be kept, all of them are.
-    assert pack_one(tmp_path / "all", report, key=KEY).count("created") == created
-
-
 def test_a_cache_that_was_not_touched_stays_in_its_pack(tmp_path: Path) -> None:
     """A driver may create no pipeline cache one day, and it may keep binaries only."""
     pack = make_pack(tmp_path, OLD)
@@ -448,19 +429,6 @@ def test_nothing_of_a_target_is_installed_where_a_file_of_it_is_lost(tmp_path: P
         install(Pack.open(place), "simulated", tmp_path / "player")
     assert caught.value.path == path
     assert not list((tmp_path / "player").glob("*"))
-
-
-def test_shards_of_two_machines_are_merged_by_the_driver(tmp_path: Path) -> None:
-    one = make_pack(tmp_path / "one", OLD, parts=[part(shard=1, shards=2)])
-    two = make_pack(tmp_path / "two", OURS, parts=[part(shard=2, shards=2)])
-    (joined,) = join_packs([one, two], tmp_path / "all")
-    assert joined.merged
-    assert joined.packs == (one.directory, two.directory)
-    assert [each.shard for each in joined.target.parts] == [1, 2]
-    pack = Pack.open(tmp_path / "all")
-    assert held(pack) == UNION
-    assert list(pack.problems()) == []
-    assert (held(one), held(two)) == (OLD, OURS)
 
 
 def test_one_cache_is_copied_and_needs_no_device(tmp_path: Path) -> None:
@@ -596,17 +564,6 @@ def test_signed_packs_make_a_signed_pack(tmp_path: Path) -> None:
     assert held(Pack.open(tmp_path / "all", KEY)) == UNION
     with pytest.raises(PackError):
         Pack.open(tmp_path / "all", MacKey.of(bytes(32)))
-
-
-def test_what_is_installed_is_what_the_pack_has(tmp_path: Path) -> None:
-    pack = make_pack(tmp_path / "pack", OLD)
-    done = install(pack, "simulated", tmp_path / "cache").done
-    assert done.target == 0
-    assert done.path == str(path_in(tmp_path / "cache"))
-    assert done.saved_bytes == path_in(tmp_path / "cache").stat().st_size
-    assert loaded_keys(path_in(tmp_path / "cache"))[0] == OLD
-    # Nothing beside the cache directory and the pack.
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "pack"]
 
 
 def test_what_was_there_stays(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import BinariesRecord, OutcomeStatus, RunReport, decode_json, encode_json
 from orchestrator.run.session import open_session
-from orchestrator.stores.binary_store import BinaryStore, Generation, StoreError, StoreReader
+from orchestrator.stores.binary_store import BinaryStore, StoreError
 from tests.drivers import REPOSITORY
 from tests.run.support import identified
 
@@ -229,25 +228,6 @@ async def test_what_does_not_fit_the_memory_is_pulled_in_when_it_is_needed(store
     assert late.pulled_bytes > 0
 
 
-async def test_a_store_that_fails_in_every_call_is_told_of_once(
-    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await run(store)
-    reading, failed = store.reading, list[Generation]()
-
-    def first_only(generation: Generation) -> AbstractContextManager[StoreReader]:
-        failed.append(generation)
-        if len(failed) == 1:  # to look all up
-            return reading(generation)
-        raise StoreError(store.path, "it cannot be read")
-
-    monkeypatch.setattr(BinaryStore, "reading", lambda _, generation: first_only(generation))
-    report, record, _ = await run(store, memory_bytes=0)
-    assert (record.pulled_in, record.pulled_late, report.compiled) == (0, 0, COUNT)
-    assert len(failed) > 2
-    assert sum("cannot be read" in note for note in report.notes) == 1
-
-
 async def test_a_driver_that_prefers_its_own_cache_is_asked_and_not_captured(store: BinaryStore) -> None:
     says = BinaryProperties(internal_cache=True, prefers_internal_cache=True)
     own = SimulatedOptions(
@@ -296,19 +276,6 @@ async def test_a_store_that_fails_costs_compiles_and_no_pipeline(
     report, _, _ = await run(store)
     assert report.compiled == COUNT
     assert any("not looked up" in note for note in report.notes)
-
-
-async def test_whatever_goes_wrong_while_storing_costs_no_pipeline(
-    store: BinaryStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_given: object) -> None:
-        raise ZeroDivisionError("an entry of no length")
-
-    monkeypatch.setattr(BinaryStore, "put", fail)
-    report, record, _ = await run(store)
-    assert report.compiled == COUNT
-    assert record.lost == record.captured == COUNT
-    assert "binaries were not stored: ZeroDivisionError: an entry of no length" in report.notes
 
 
 async def test_a_store_that_is_removed_meanwhile_has_stored_nothing(tmp_path: Path) -> None:
