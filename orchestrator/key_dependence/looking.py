@@ -41,8 +41,8 @@ from orchestrator.key_dependence.messages import (
     Aspect,
     Began,
     Control,
-    Done,
     Job,
+    JobDone,
     Look,
     Looked,
     LookJob,
@@ -73,7 +73,7 @@ def serve(channel: Channel[Job, Answer]) -> None:
                 else:
                     looker = _Looker(job, source, channel.send)
                     looker.make() if job.make else looker.look()
-                channel.send(Done())
+                channel.send(JobDone())
     except OrchestratorError as error:
         channel.send(SentError.of(error))
 

@@ -199,9 +199,9 @@ class Untried(msgspec.Struct, frozen=True, kw_only=True, tag="untried"):
     reason: str
 
 
-class Done(msgspec.Struct, frozen=True, tag="done"):
+class JobDone(msgspec.Struct, frozen=True, tag="done"):
     """All answers to a job were sent."""
 
 
 Job = SurveyJob | LookJob
-Answer = Surveyed | Began | Looked | Untried | SentError | Done
+Answer = Surveyed | Began | Looked | Untried | SentError | JobDone

@@ -15,9 +15,10 @@ from attrs import define, evolve, field
 
 from orchestrator.children.parent import Child, ChildGroup, Ended
 from orchestrator.children.protocol import SentError
+from orchestrator.devices.noise import is_noise
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.errors import NoDeviceError, OrchestratorError
-from orchestrator.key_dependence.messages import Answer, Done, Job, LookJob, Variation
+from orchestrator.key_dependence.messages import Answer, Job, JobDone, LookJob, Variation
 
 _SILENCE_S: Final = 120.0
 _OUTPUT_SHOWN: Final = 300
@@ -74,7 +75,7 @@ class JobRunner:
             stack.enter_context(child)
             try:
                 answer = child.ask(job, _SILENCE_S)
-                while not isinstance(answer, Ended | Done):
+                while not isinstance(answer, Ended | JobDone):
                     if isinstance(answer, SentError):
                         error = answer.error()
                         raise (
@@ -84,14 +85,15 @@ class JobRunner:
                     answer = child.receive(_SILENCE_S)
             except TimeoutError:
                 return f"the process sent nothing for {_SILENCE_S:.0f} s"
-            if isinstance(answer, Done):
+            if isinstance(answer, JobDone):
                 if variation is None:
                     stack.pop_all()
                     idle.put(child)
                 return ""
         if answer.fault:
             return f"the process sent an invalid answer: {answer.fault}"
-        shown = evolve(answer, output=answer.output[-_OUTPUT_SHOWN:])
+        said = [each for each in answer.output.splitlines() if not is_noise(each.encode())]
+        shown = evolve(answer, output="\n".join(said)[-_OUTPUT_SHOWN:])
         return f"the process ended with {shown.how_with_output}"
 
 
