@@ -39,8 +39,6 @@ SIZED_MODES: Final = frozenset({CacheMode.SHARED, CacheMode.PER_WORKER, CacheMod
 
 
 class _Asked(NamedTuple):
-    """The size of a cache at a time of time.perf_counter_ns."""
-
     at_ns: int
     cache: str
     size_bytes: int
@@ -67,7 +65,6 @@ class SizeWatch:
         return cast("Device", self)
 
     def __getattr__(self, name: str) -> Any:
-        """Forward everything else to the device."""
         return getattr(self._device, name)
 
     def create_pipelines(
@@ -119,7 +116,6 @@ class SizeWatch:
 
 
 def _added_up(asked: Sequence[_Asked], began_ns: int, caches: int, begun: int) -> tuple[CacheSize, ...]:
-    """The total after each sampled size; a cache without a sample yet counts with its initial size."""
     latest: dict[str, int] = {}
     found = [CacheSize(0, caches * begun)]
     for at_ns, cache, size in sorted(asked):

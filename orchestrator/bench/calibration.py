@@ -154,8 +154,6 @@ def calibrate(
 
 @define(eq=False)
 class _Calibration:
-    """One calibration."""
-
     set_paths: tuple[str, ...]
     device: str
     rounds: int
@@ -242,18 +240,15 @@ class _Calibration:
         return weigh_binaries(samples, uses, cold, cached, self.most)
 
     def _binaries_s(self, rounds: int) -> float:
-        """Expected time of comparing binaries, s."""
         return self.weighs_binaries * self._warm_samples_s(3 * rounds + 1)
 
     def _batches_s(self, rounds: int) -> float:
-        """Expected time of comparing batches, s."""
         return self._warm_samples_s(rounds * (len(BATCHES) + 1))
 
     def _warm_samples_s(self, count: int) -> float:
         return count * self.expected.of([Contender(Start.WARM, CacheMode.SHARED, self.most)])
 
     def _has_time_for(self, what: str, seconds_of_rounds: Callable[[int], float]) -> bool:
-        """Whether all pairs that a verdict needs end before the time limit."""
         if self._fits(seconds_of_rounds(self._pairs)):
             return True
         self.notes.append(f"{what}: left out, because {self._pairs} pairs do not fit the time limit")
@@ -268,7 +263,6 @@ class _Calibration:
         return tuple(sorted({1, self.most, *([self.most // 2] if self.most >= 4 else [])}))
 
     def _contenders(self, start: Start) -> list[Contender]:
-        """All contenders of a start, the baseline first."""
         modes = [CacheMode.SHARED, CacheMode.PER_WORKER]
         more = [CacheMode.PER_WORKER_INTERNAL] if self.most > 1 else []
         if start == Start.WARM:
@@ -312,7 +306,6 @@ class _Calibration:
         )
 
     def _remember_distrusted(self) -> None:
-        """Record for `compile` the kinds of pipelines whose keys from the driver are not unique."""
         filled = self.filled
         if not filled.distrusted:
             return
@@ -411,7 +404,6 @@ class _Calibration:
     def _arms(
         self, groups: Sequence[Sequence[Contender]], number: int, table: SampleTable
     ) -> list[tuple[Contender, bool]]:
-        """The samples to take in a round: each group rotated, with its baseline twice."""
         arms = list[tuple[Contender, bool]]()
         for group in groups:
             out = self.left_out | fallen_behind(table, group).keys()
@@ -426,7 +418,6 @@ class _Calibration:
     def _round(
         self, arms: Sequence[tuple[Contender, bool]], number: int, rows: list[Sample], rest_s: float
     ) -> bool:
-        """Take one sample of each arm; False once the time limit is reached."""
         for place, arm in enumerate(arms):
             if number == 0 and not self._affords(arms, place):
                 self.left_out.add(arm[0])
@@ -442,7 +433,6 @@ class _Calibration:
         return True
 
     def _rank(self, contender: Contender) -> int:
-        """The order in which contenders are left out: the highest rank first, rank 0 never."""
         start, mode, workers, _ = contender
         if workers == self.most:
             ranks = {CacheMode.TWO_LEVEL: 2, CacheMode.PER_WORKER_INTERNAL: 4, CacheMode.BINARIES: 6}
@@ -452,7 +442,6 @@ class _Calibration:
         return 5
 
     def _affords(self, arms: Sequence[tuple[Contender, bool]], place: int) -> bool:
-        """Whether all pairs of a contender, and of those before it, end before the time limit."""
         contender, taken = arms[place][0], [each for each, _ in arms[:place]]
         if self.deadline is None or self._rank(contender) == 0 or (contender, True) in arms:
             return True
@@ -505,7 +494,6 @@ class _Calibration:
         self.notes.append(f"{contender.words}: left out, because a sample failed: {reason_of(answer)}")
 
     def _profile(self, probed: ProbeResult) -> CalibrationProfile:
-        """The profile, without findings and choices."""
         filled, samples = self.filled, SampleTable(self.rows)
         rows = [*self.rows, *self.binary_rows, *self.batch_rows]
         environment = rows[0].environment if rows else None
@@ -725,7 +713,6 @@ def weigh_binaries(
 
 
 def _fewest(samples: SampleTable, most: Contender, worker_counts: Sequence[int]) -> tuple[int, str]:
-    """The fewest workers that are not slower beyond noise than the fastest, and why."""
     fastest = most
     for count in sorted(set(worker_counts) - {most.workers}):
         other = most._replace(workers=count)

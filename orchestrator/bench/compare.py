@@ -222,7 +222,6 @@ def compare_samples(
 
 
 def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
-    """The message for two benchmarks without a common cell: what they differ in."""
     apart = []
     for name in Cell._fields:
         sides = [sorted({getattr(cell, name) for cell in cells}) for cells in (first, second)]
@@ -238,7 +237,6 @@ def _nothing_in_common(first: Sequence[Cell], second: Sequence[Cell]) -> str:
 
 
 def _paired(first: Iterable[Cell], second: Iterable[Cell]) -> list[tuple[str, str]]:
-    """The only device of the first with the only one of the second, or each device with itself."""
     devices, others = ({cell.device for cell in cells} for cells in (first, second))
     return list(zip(devices, others if len(devices) == len(others) == 1 else devices, strict=True))
 
@@ -247,7 +245,6 @@ _Pairs = tuple[dict[tuple[str, int], Sample], dict[tuple[str, int], Sample]]
 
 
 def _larger(first: Noise | None, second: Noise | None) -> Noise | None:
-    """The larger noise, with the pairs of the shorter control; None if one is unknown."""
     if first is None or second is None:
         return None
     larger = max(first, second, key=lambda each: each.factor).control

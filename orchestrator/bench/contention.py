@@ -208,7 +208,6 @@ def _against(
     *,
     by_run: bool = True,
 ) -> Estimate | None:
-    """Ratio of the samples over a baseline, pair by pair: of one round, of one run or of any."""
     above, below = (
         {each.pair if by_run else ("", each.round): each for each in series or ()}
         for series in (samples, baseline)
@@ -228,7 +227,6 @@ def _comparison(
     def against(
         below: CacheMode, above: CacheMode, value: Callable[[Sample], float]
     ) -> dict[CacheMode, Difference]:
-        """A figure against its own noise: what is in one, such as merging, may vary more than the rest."""
         ratio = _against(modes.get(below), modes.get(above), value)
         taken = {each.pair for each in modes.get(above, ())}
         beside = {pair: each for pair, each in first.items() if pair in taken}
@@ -298,7 +296,6 @@ def _short(value: float, digits: int = 2) -> str:
 
 
 def _rounded(value: float, digits: int) -> str:
-    """A number rounded to significant digits, without an exponent."""
     # "g" writes 99.6 with two digits as 1e+02.
     whole = float(f"{value:.{digits}g}") >= 10**digits
     return f"{value:.0f}" if whole else f"{value:.{digits}g}"
@@ -378,7 +375,6 @@ def advice(comparisons: Sequence[Comparison]) -> list[str]:
 
 
 def _choice(difference: Difference) -> tuple[CacheMode | None, str]:
-    """Which mode to use, given the ratio of private caches to the shared one, and why."""
     if not difference.enough:
         return None, "too little was measured"
     if difference.higher:

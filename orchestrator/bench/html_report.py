@@ -107,7 +107,6 @@ def _modes(cells: Sequence[CellReport]) -> list[str]:
 def _plot(
     title: str, data: list[dict[str, Any]], x: dict[str, Any], y: dict[str, Any], height: int = 320
 ) -> Plot | None:
-    """A figure with a legend above it; None without data. The page sets the text colour."""
     line = {"showgrid": False, "linecolor": "#999", "ticks": "outside", "automargin": True, "zeroline": False}
     layout = {
         "xaxis": {**line, **x},
@@ -139,7 +138,6 @@ def _bar(mode: str, number: int, x: Sequence[str], y: Sequence[float]) -> dict[s
 
 
 def _with_most_workers(cells: Sequence[CellReport], most: int) -> Iterator[tuple[str, int, CellReport]]:
-    """The cells with the largest number of workers: mode, the mode's number, cell."""
     for number, mode in enumerate(_modes(cells)):
         for cell in cells:
             if (cell.cell.workers, cell.cell.mode) == (most, mode):
@@ -153,7 +151,6 @@ def _against_workers(
     *,
     share: bool = False,
 ) -> Plot | None:
-    """A figure against the number of workers, one line per mode; None if no cell has the figure."""
     counts = sorted({each.cell.workers for each in cells})
     modes = _modes(cells)
     data, highest = [], 0.0
@@ -195,7 +192,6 @@ def _seconds_until_ready(cell: CellReport) -> Estimate:
 
 
 def _until_ready(cells: Sequence[CellReport], workers: int) -> Plot | None:
-    """The same for a single number of workers: one bar per mode, with its interval."""
     data: list[dict[str, Any]] = []
     for mode, number, cell in _with_most_workers(cells, workers):
         found = _seconds_until_ready(cell)
@@ -218,7 +214,6 @@ def _interval(found: Sequence[Estimate]) -> dict[str, Any]:
 def _latencies(
     cells: Sequence[CellReport], most: int, what: str, value: Callable[[Sample], Latencies]
 ) -> Plot | None:
-    """Quantiles of the time per pipeline with the most workers: medians over the samples."""
     data, seen = [], []
     for mode, number, cell in _with_most_workers(cells, most):
         known = [value(each).quantiles_ns for each in cell.samples if value(each).count]
@@ -238,7 +233,6 @@ def _latencies(
 
 
 def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
-    """Driver time of compiled pipelines by kind with the most workers: medians over the samples."""
     data = []
     for mode, number, cell in _with_most_workers(cells, most):
         kinds = sorted({kind for sample in cell.samples for kind in sample.kinds_ns})
@@ -250,7 +244,6 @@ def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
 
 
 def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
-    """Total size of the caches during the warm-up with the most workers."""
     data = []
     for mode, number, cell in _with_most_workers(cells, most):
         if not (sizes := cell.cache_sizes):
@@ -271,7 +264,6 @@ def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
 
 
 def _slowest(cells: Sequence[CellReport]) -> str:
-    """The pipelines with the longest driver time: medians over the samples that list them."""
     times: dict[tuple[str, str], list[int]] = {}
     for cell in cells:
         for sample in cell.samples:
@@ -295,7 +287,6 @@ def _slowest(cells: Sequence[CellReport]) -> str:
 
 
 def _timeline(cell: Cell, trace: bytes) -> Plot | None:
-    """The timeline of one sample: calls, waits at the barrier, the merge."""
     events = events_of(trace)
     named = [each for each in events if each["name"] == "thread_name" and each["ph"] == "M"]
     rows = {each.get("tid", 0): str(each["args"].get("name", "")) for each in named}
@@ -495,7 +486,6 @@ def _section(
     timelines: Mapping[Cell, bytes],
     figures: dict[str, Plot],
 ) -> list[str]:
-    """The section of one device, start and share of duplicates; adds its plots to `figures`."""
     device, start, _ = key
     cells = [each for each in report.cells if each.cell[:3] == key]
     comparisons = [each for each in report.comparisons if each.conditions[:3] == key]

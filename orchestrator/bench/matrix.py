@@ -128,7 +128,6 @@ def remaining(matrix: Matrix, rows: Sequence[Row], without: Collection[Arm] = ()
 
 
 def _by_round(jobs: Iterable[SampleJob]) -> list[tuple[SampleJob, ...]]:
-    """The jobs of each round of each group."""
     found: dict[tuple[int, Conditions], list[SampleJob]] = {}
     for job in jobs:
         found.setdefault((job.round, job.conditions), []).append(job)

@@ -208,7 +208,6 @@ class _BenchRun:
     found: dict[str, Filled] = field(factory=dict)
 
     def prepare(self, warm_passes: int | None, on_stage: Callable[[str], None]) -> None:
-        """Fill the caches for warm runs, and check that earlier rows are of the same set and driver."""
         passes: dict[str, int] = {}
         warm = any(job.start == Start.WARM for job in self.matrix.jobs())
         for device in self.matrix.devices:
@@ -258,7 +257,6 @@ class _BenchRun:
                 raise BenchError(f"the results there for {device_text(device)} are of {what}")
 
     def take(self, writer: RowWriter) -> str:
-        """Take samples until none is left or time is up; returns why it ended early, or ""."""
         total = sum(1 for _ in self.matrix.jobs())
         given_up: set[Arm] = set()
         while waiting := remaining(self.matrix, self.rows, given_up):
@@ -301,11 +299,9 @@ class _BenchRun:
         )
 
     def _is_measured(self, cell: Cell) -> bool:
-        """Whether a cell has a sample: a timeline without one is that of results which were removed."""
         return any(each.cell == cell and not each.control for each in counted_samples(self.rows))
 
     def _row(self, job: SampleJob) -> Row:
-        """Take a sample; a failed one becomes a row with the reason."""
         job = msgspec.structs.replace(job, run=self.name)
         timeline = timeline_path(self.directory, job.cell)
         if job.round >= 0 and not job.control and not (timeline.exists() and self._is_measured(job.cell)):

@@ -125,14 +125,12 @@ def _place(count: int) -> float:
 
 
 def _at(ordered: Numbers, place: float) -> float:
-    """The value at a place among sorted values, interpolated linearly."""
     below = int(place)
     value, following = map(float, ordered[[below, min(below + 1, ordered.size - 1)]])
     return value + (place - below) * (following - value)
 
 
 def _resampled_medians(data: Numbers) -> Numbers:
-    """Medians of draws that depend on the data alone, so that a ratio and its inverse have one verdict."""
     random, rows = np.random.default_rng(data.view(np.uint32)), max(1, _DRAWS_AT_ONCE // data.size)
     sizes = ((min(rows, RESAMPLES - done), data.size) for done in range(0, RESAMPLES, rows))
     return np.concatenate([np.median(data[random.integers(0, data.size, size)], axis=1) for size in sizes])

@@ -128,7 +128,6 @@ def take_sample(job: SampleJob) -> Sample:
 
 
 def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: CreateInfoImage) -> _Done:
-    """Run the sample with the caches of its start and mode."""
     costs, settings = _costs(job, device), settings_of(job)
     if job.mode is not CacheMode.BINARIES:
         data = _warm_data(job, device) if job.start == Start.WARM else b""
@@ -263,7 +262,6 @@ def probe(job: ProbeJob) -> Probed:
 
 @contextmanager
 def _opened(job: SampleJob | CacheJob) -> Iterator[tuple[QuarantinedSet, ProfiledOpener]]:
-    """The set of a job without quarantined pipelines, and an opener that opens devices as `compile` does."""
     directory = Path(job.profiles) if job.profiles else None
     with open_paths(job.set_paths) as whole:
         quarantined = QuarantinedSet(whole, directory)
@@ -298,8 +296,6 @@ _ONE: Final = RunSettings(CacheMode.SHARED, 1)
 
 
 class _Done(NamedTuple):
-    """The result of a run: report, schedule, peak resident size before its caches, time of preparing."""
-
     report: RunReport
     schedule: CompileSchedule
     memory_before: int
@@ -315,13 +311,11 @@ def settings_of(job: SampleJob) -> RunSettings:
 
 
 def _costs(job: SampleJob, device: Device) -> RecordedCosts:
-    """The recorded compile times: those of the run that filled the cache if warm, none if cold."""
     directory = Path(job.cache_directory) if job.start == Start.WARM else None
     return RecordedCosts.open(directory, device.identity)
 
 
 def _finds(device: Device, image: CreateInfoImage, data: bytes, hits_without: int) -> bool:
-    """Whether a cache gives hits; without, a run of many passes would compile everything each time."""
     if not device.features.creation_feedback:
         return True
     return _run(device, image, _ONE, data).report.cache_hits > hits_without
@@ -334,7 +328,6 @@ def _run(
     primary: bytes | HeldPipelines,
     costs: RecordedCosts | None = None,
 ) -> _Done:
-    """Query keys, then run with the schedule of `compile_set`."""
     known = RecordedCosts(None) if costs is None else costs
     on_demand, began = settings.mode is CacheMode.BINARIES, time.perf_counter_ns()
     warm = primary.is_filled if isinstance(primary, HeldPipelines) else bool(primary)
@@ -427,8 +420,6 @@ def repeated_work(keys: npt.NDArray[np.uint64], driver_ns: npt.NDArray[np.uint64
 
 @define
 class _Totals:
-    """Sums over the groups of a set."""
-
     job: SampleJob
     started_at: float = field(factory=time.time)
     load: float = field(factory=lambda: os.getloadavg()[0])
@@ -447,7 +438,6 @@ class _Totals:
     spans: list[Span] = field(factory=list)
 
     def add(self, done: _Done) -> None:
-        """Add the run of a feature group."""
         report = done.report
         self.memory_before = self.memory_before or done.memory_before
         self.cache_sizes.append(done.cache_sizes)
@@ -496,7 +486,6 @@ class _Totals:
         self.notes |= dict.fromkeys((*done.schedule.notes, *report.notes, *(merge.warnings if merge else ())))
 
     def row(self, source: PipelineSet, began: float) -> Sample:
-        """The row; `began` is when the process began, on time.perf_counter."""
         job, sums = self.job, self.sums
         if self.identity is None or not sums:
             raise DeviceError(f"{source.name}: {device_text(job.device)} takes none of its pipelines")

@@ -100,7 +100,6 @@ def parse(tokens: Sequence[str]) -> tuple[Callable[..., Any], inspect.BoundArgum
 
 
 def _help_console() -> Console:
-    """Where help is written: coloured as all results are, and folded in a pipe too."""
     from orchestrator.cli.console import PIPE_WIDTH
 
     console = console_on(sys.stdout)
@@ -117,7 +116,6 @@ def help_step(tokens: Sequence[str]) -> str:
 
 
 def _refuse_empty(tokens: Sequence[str]) -> None:
-    """Refuse what an unset variable of a script leaves: it names neither this directory nor a device."""
     for before, token in pairwise(["", *tokens]):
         option, equals, value = token.partition("=") if token.startswith("-") else ("", "=", token)
         if equals and not value.strip():

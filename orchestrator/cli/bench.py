@@ -142,7 +142,6 @@ def _share(text: str) -> float:
 
 
 def _several(option: str, text: str, read: Callable[[str], _T], expected: str) -> tuple[_T, ...]:
-    """The values of a list separated by commas, without repetitions."""
     try:
         return tuple(dict.fromkeys(read(each.strip()) for each in text.split(",")))
     except ValueError:
@@ -404,7 +403,6 @@ def matrix_table(*columns: str) -> Table:
 
 
 def _row(cell: CellReport, group: Comparison, *, failed: bool) -> dict[str, str]:
-    """The texts of a cell, by column."""
     from orchestrator.bench.contention import cell_texts
 
     texts = cell_texts(cell, group)

@@ -90,7 +90,6 @@ def compare_verb(
 
 
 def _devices(pairs: list[str]) -> list[tuple[str, str]]:
-    """Devices of the first file and of the others; one without "=" is paired with itself."""
     found = []
     for each in pairs:
         first, _, other = each.partition("=") if "=" in each else (each, "", each)

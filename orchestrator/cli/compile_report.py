@@ -231,7 +231,6 @@ def _show_supervision(output: Output, report: CompileReport) -> None:
 
 
 def _unblamed(death: Death) -> str:
-    """What is known of a death that no pipeline is blamed for."""
     known = "no pipeline is to blame"
     if not death.explained:
         known = "which pipeline is to blame was not found out"

@@ -104,7 +104,6 @@ def compile_sets(sets: list[str], arguments: CompileArguments, *, json: bool) ->
 
 
 def _only_device(arguments: CompileArguments) -> str | None:
-    """The device, if one is compiled for and no pack is made."""
     given = arguments.device or [""]
     several = len(given) > 1 or arguments.out is not None or any(set("*?[") & set(each) for each in given)
     return None if several else given[0]
@@ -184,7 +183,6 @@ def _worker_count(workers: str) -> int | None:
 
 
 def _check_in_process(arguments: CompileArguments) -> None:
-    """Refuse what only a child process can be held to."""
     tries = arguments.spirv_val == "isolate"
     of_child = {
         "--driver-log": arguments.driver_log is not None,
@@ -277,7 +275,6 @@ def _compile_one(
 
 @contextmanager
 def _reporting() -> Iterator[None]:
-    """For the block, which reports a compile that has ended: a signal lets it come to its end."""
     try:
         with first_signal_waits():
             yield
@@ -289,7 +286,6 @@ def _reporting() -> Iterator[None]:
 
 @contextmanager
 def _log_file(path: Path | None, unwritten: list[OutputError]) -> Iterator[BinaryIO | None]:
-    """The file of --driver-log for a block; `unwritten` tells afterwards that it did not take all."""
     if path is None:
         yield None
         return
@@ -309,7 +305,6 @@ def _log_file(path: Path | None, unwritten: list[OutputError]) -> Iterator[Binar
 def _started(
     paths: Sequence[str], options: CompileOptions, directory: Path | None, control: ControlLines | None
 ) -> Iterator[CompileServer]:
-    """A child that compiles the set, for the block; it begins at once where nobody may say more before."""
     from orchestrator.supervise.server import CompileServer, first_request
 
     first = first_request(options, directory) if control is None else None
@@ -385,7 +380,6 @@ def _compile_here(
 
 
 def _planned(source: PipelineSet, subset: Subset, control: ControlLines | None) -> int:
-    """How many pipelines a device is to create, those of each group counted; commands may name them."""
     jobs = [subset.of(each.pipelines) for each in subset.groups_of(source)]
     if control is not None:
         control.known = {job.key for each in jobs for job in each}
@@ -399,7 +393,6 @@ def _compile_targets(
     lines: ProgressLines | None,
     output: Output,
 ) -> ExitCode:
-    """Compile for several targets, each in a child process, and make a pack where one is asked for."""
     import trio
     from attrs import evolve
 
@@ -488,7 +481,6 @@ def _compile_targets(
 
 
 def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged: bool) -> None:
-    """Print the reasons for the exit code, target by target."""
     from orchestrator.cli.compile_report import show_end
     from orchestrator.cli.output import styled
 
@@ -506,7 +498,6 @@ def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged
 
 
 def _pack_notes(directory: Path | None, reports: Sequence[CompileReport]) -> tuple[str, ...]:
-    """What to tell if the cache directory is a pack that compiles made invalid; it is proven as a whole."""
     compiled = any(each.outcomes.compiled for each in reports)
     if directory is None or not compiled or not (directory / _MANIFEST).exists():
         return ()
@@ -547,7 +538,6 @@ def _targets_document(results: Sequence[TargetResult], out: Path | None) -> Targ
 
 
 def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) -> ExitCode:
-    """The worst of the targets'; where none could be compiled, that of the first error."""
     errors = [each.error for each in results if each.error is not None and each.report is None]
     if len(errors) == len(results):
         return explain(errors[0]).exit_code

@@ -36,7 +36,6 @@ def completion_verb(shell: Literal["bash", "zsh", "fish"], /, *, json: JsonFlag 
 
 
 def _with_display(script: str, shell: str) -> str:
-    """A script with the options of every verb, which are taken before a verb sees its own."""
     colors = " ".join(COLORS)
     if shell == "bash":
         names = " ".join(f'"{each}"' for each in ("--json", *OPTIONS, "-v", "-q"))

@@ -28,10 +28,7 @@ _THEME = Theme({"good": "green", "bad": "red", "warn": "yellow", "head": "bold"}
 
 
 class _Console(Console):
-    """A console that leaves a broken pipe to `main`."""
-
     def on_broken_pipe(self) -> NoReturn:
-        """Raise what happened instead of ending the process."""
         self.quiet = True
         raise BrokenPipeError
 
@@ -77,7 +74,6 @@ def write_text(console: Console, text: Text, indent: int | None = None) -> None:
 
 
 def _folded(text: Text, width: int, hang: int) -> list[Text]:
-    """A text in lines of at most `width` columns, where its words allow; the first holds the hanging part."""
     breaks, column = [], hang
     for word in _WORD.finditer(text.plain, hang):
         size = cell_len(word.group().rstrip())
@@ -122,7 +118,6 @@ def parts_of(made: Table, console: Console, keys: int) -> list[Table]:
 
 
 def _with_columns(made: Table, numbers: Sequence[int]) -> Table:
-    """A table with some of the columns of another one."""
     part = copy(made)
     part.columns, part.rows = [], []
     chosen = [made.columns[number] for number in numbers]

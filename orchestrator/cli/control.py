@@ -310,7 +310,6 @@ class ControlLines:
                 self._lines.answer(command, unknown)
 
     def _obey(self, line: bytes, steering: Steering) -> SentCommands | None:
-        """Obey a line; what to wait for before it is answered, or None where it is no command."""
         try:
             command = msgspec.json.decode(line, type=AnyCommand)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -333,7 +332,6 @@ class ControlLines:
         self._lines.answer(*self._unanswered.pop(number))
 
     def _read(self, token: trio.lowlevel.TrioToken, send: trio.MemorySendChannel[bytes | None]) -> None:
-        """Be the thread that reads: for a file, a pipe or a socket, whether or not it blocks."""
         import trio
 
         try:

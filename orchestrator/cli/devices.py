@@ -76,7 +76,6 @@ def without_dead(listing: Listing) -> str:
 
 
 def _show_families(output: Output, pattern: str) -> int:
-    """Show the families that match a pattern, without opening devices."""
     from orchestrator.devices.families import expand
 
     families = expand(pattern)

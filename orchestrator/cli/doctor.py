@@ -252,7 +252,6 @@ def _keys(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFind
 
 
 def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFinding:
-    """Whether the device would accept its cache file; the driver does not get it."""
     from attrs import evolve
 
     from orchestrator.stores.cache_file import LoadStatus, cache_path, is_accused, read_cache_file

@@ -38,7 +38,6 @@ _MOST_REASONS = 12
 
 
 def _show_progress(bar: MeasurementBar, progress: KeyProgress) -> None:
-    """Show the variation that begins."""
     if progress.total:
         bar.step(progress.now, progress.done, progress.total)
     else:
@@ -81,7 +80,6 @@ def show_keys(
 
 
 def _unfit(profile: KeyProfile) -> str:
-    """Why a profile is not kept as the driver's, or ""."""
     if not profile.whole:
         return "only a part was tried (--only, --time-limit)"
     if profile.environment:

@@ -213,7 +213,6 @@ def explain_system(error: BaseException) -> Failure | None:
 
 
 def _is_nowhere() -> bool:
-    """Whether the working directory was removed."""
     try:
         Path.cwd()
     except FileNotFoundError:
@@ -222,7 +221,6 @@ def _is_nowhere() -> bool:
 
 
 def _temporary_step(path: str) -> str:
-    """What to do if a temporary file of ours cannot be written, whose place no option names; else ""."""
     is_temporary = any(each.startswith(_TEMPORARY) for each in Path(path).parts)
     return "make room there, or name another folder with TMPDIR" if is_temporary else ""
 

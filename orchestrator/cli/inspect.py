@@ -94,14 +94,12 @@ def inspect_verb(
 
 
 def _problem(found: InspectedFile) -> str:
-    """What is wrong with a file that is not good, in one line."""
     if found.offered and not found.offered.accepted:
         return f"refused, {found.offered.status}: {found.offered.detail}"
     return found.reason or f"damage in the headers: {plural(len(found.damage or ()), 'place')}"
 
 
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
-    """Show a file; returns its record."""
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
     from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC, STORE_NAME
@@ -126,7 +124,6 @@ def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> Ins
 
 
 def _head(file: Path) -> bytes:
-    """The first bytes of a regular file; b"" for anything else, which could be an endless pipe."""
     try:
         if not file.is_file():
             return b""
@@ -289,7 +286,6 @@ def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -
 
 
 def _seems(path: Path, head: bytes) -> str:
-    """What a file seems to be, judged by its first bytes and its name; "" if unknown."""
     from orchestrator.stores.pack import is_pack
 
     if path.is_dir():
@@ -317,7 +313,6 @@ def _seems(path: Path, head: bytes) -> str:
 
 
 def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> Offer:
-    """Whether a device would accept the file, and if not, why."""
     from orchestrator.cli.documents import Offer
     from orchestrator.stores.cache_file import LoadStatus, read_cache_file
     from orchestrator.stores.inspection import CacheFileKind

@@ -83,7 +83,6 @@ def _archives(source: RecordSource) -> list[Archive]:
 
 
 def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:
-    """Stored and decoded bytes of the records of each tag, over all files, if it is in files."""
     sizes: dict[RecordTag, tuple[int, int]] = {}
     for archive in _archives(source):
         for record in archive.records():
@@ -93,7 +92,6 @@ def _sizes(source: RecordSource) -> dict[RecordTag, tuple[int, int]]:
 
 
 def _features(application: Application) -> dict[str, dict[str, int]]:
-    """The recorded feature structures by name; one that the registry does not know by its number."""
     from orchestrator.registry import structs_by_type
 
     known = structs_by_type()

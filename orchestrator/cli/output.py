@@ -112,8 +112,6 @@ class OutputError(OrchestratorError):
 
 
 class _Stream:
-    """A text stream that passes on everything but its failures."""
-
     def __init__(self, inner: TextIO) -> None:
         self._inner = inner
 
@@ -124,7 +122,6 @@ class _Stream:
         return iter(self._inner)
 
     def _put(self, text: str) -> int:
-        """Write text; what the stream's encoding lacks is escaped, such as the letter of a unit in ASCII."""
         try:
             return self._inner.write(text)
         except UnicodeEncodeError as error:
@@ -315,7 +312,6 @@ class Output:
     """
 
     def __init__(self, *, json: bool) -> None:
-        """Take the process's streams as they are now."""
         self.json = json
         self._streams = sys.stdout, sys.stderr
 

@@ -141,7 +141,6 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
 
 
 def _keeps(report: CompileReport) -> bool:
-    """Whether something of a target was loaded or saved."""
     file, binaries = report.cache_file, report.binaries
     if binaries is not None:
         return bool(binaries.stored or binaries.pulled_in)
@@ -149,7 +148,6 @@ def _keeps(report: CompileReport) -> bool:
 
 
 def _show_notes(output: Output, results: Sequence[TargetResult]) -> None:
-    """Show the notes and warnings of all targets; what differs only in the device's name once."""
     said: dict[str, list[str]] = {}
     for each in results:
         for note in () if each.report is None else (*each.report.notes, *each.report.warnings):

@@ -81,7 +81,6 @@ def _ended_by(error: Exception, results: Results, *, json: bool) -> int:
 
 
 def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
-    """Report a failure; on a stdout that holds a document, or cannot be written, not there."""
     try:
         return report(failure, json=json and not results.written)
     except (OutputError, BrokenPipeError):

@@ -117,7 +117,6 @@ class SlowWork(ExitStack):
     """
 
     def __init__(self, output: Output, what: str) -> None:
-        """Say it of `what`, such as "reading the records"."""
         super().__init__()
         self._output = output
         self._what = what
@@ -125,11 +124,10 @@ class SlowWork(ExitStack):
         self._bar: MeasurementBar | None = None
 
     def __enter__(self) -> Self:
-        """Begin; nothing is shown yet."""
         return self
 
     def __call__(self, done: int, total: int) -> None:
-        """So much is done; costs nothing to speak of where nothing is to be shown."""
+        """Show how far it is, once a second."""
         now = time.monotonic()
         if now < self._next:
             return

@@ -64,14 +64,11 @@ def slow_text(progress: records.Progress) -> str:
 
 
 class _Description(TextColumn):
-    """What goes on, as far as the counts and the time to go leave room for it and a short bar."""
-
     def __init__(self, output: Output) -> None:
         super().__init__("{task.description}", style="head", markup=False)
         self._output = output
 
     def render(self, task: Task) -> Text:
-        """The text of a task."""
         text = super().render(task)
         others = len(task.fields["done"]) + len(task.fields["beside"]) + _SHORT_BAR
         text.truncate(max(_SHORT_BAR, self._output.err.width - others), overflow="ellipsis")
@@ -102,7 +99,6 @@ class _Bar(Progress):
         self._task = self.add_task("starting", total=None, done="", rest="", beside="")
 
     def draw(self, **changes: Any) -> None:
-        """Draw it with these fields of its task changed."""
         self.update(self._task, **changes)
         shown = self.tasks[0].fields
         is_wide = len(shown["done"]) + len(shown["rest"]) + 2 * _SHORT_BAR <= self.console.width
@@ -110,7 +106,6 @@ class _Bar(Progress):
         self.refresh()
 
     def get_renderables(self) -> Iterable[RenderableType]:
-        """The bar's line, then the counts."""
         yield self.make_tasks_table(self.tasks)
         for task in self.tasks:
             if task.fields["rest"] != task.fields["beside"]:
@@ -119,26 +114,21 @@ class _Bar(Progress):
             yield self.counts
 
     def make_tasks_table(self, tasks: Iterable[object]) -> Table:
-        """The bar's line over the whole width."""
         made = super().make_tasks_table(tasks)  # type: ignore[arg-type]
         made.expand = True
         return made
 
 
 class _View:
-    """A bar that is shown for a block."""
-
     def __init__(self, output: Output) -> None:
         self._output = output
         self._bar = _Bar(output)
 
     def __enter__(self) -> Self:
-        """Start drawing."""
         self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Take the display away."""
         self._bar.stop()
 
 
@@ -172,7 +162,6 @@ class MeasurementBar(_View):
     """Shows what is measured now. Used by one thread, as a context manager."""
 
     def __init__(self, output: Output) -> None:
-        """Write to an output's stderr; with --json only where that is a terminal."""
         super().__init__(output)
         self._next = 0.0
 

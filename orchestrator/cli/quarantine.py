@@ -62,7 +62,6 @@ def quarantine_verb(
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
-    """Remove keys, or all, from the quarantines of a directory; the number of removed pipelines."""
     from orchestrator.stores.culprits import clear_quarantine, quarantines
 
     usable = {path: held for path, held, _ in quarantines(directory) if held is not None and held.culprits}

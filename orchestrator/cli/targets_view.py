@@ -21,7 +21,6 @@ class TargetsView:
     """Shows how several targets fare on one view, and writes lines of it; a `TargetListener`."""
 
     def __init__(self, view: ProgressView, lines: ProgressLines, targets: int, *, says_ends: bool) -> None:
-        """Show that many targets, and say what became of each, or leave that to the document."""
         self._view, self._lines, self._targets, self._says_ends = view, lines, targets, says_ends
         self._running: dict[str, float] = {}
         self._over = 0

@@ -201,7 +201,6 @@ def write_beside(option: str, path: Path, content: bytes) -> None:
 
 
 def _is_kept(path: Path) -> bool:
-    """Whether a file is a cache file, lies beside one, or belongs to a store of binaries or a pack."""
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
 
     return inspect_beside(path) is not None or inspect_cache_file(path).kind is CacheFileKind.CACHE_FILE
@@ -238,7 +237,6 @@ def show_words(data: bytes) -> None:
 
 @contextmanager
 def _words_shown() -> Iterator[None]:
-    """Show what a driver prints to the stderr of this process in the block, after the block."""
     sys.stderr.flush()
     with open(os.memfd_create("words"), "w+b") as words, open(os.dup(2), "wb") as stderr:  # noqa: PTH123
         os.dup2(words.fileno(), 2)
@@ -252,7 +250,6 @@ def _words_shown() -> Iterator[None]:
 
 
 def _is_program() -> bool:
-    """Whether Python was started for this program, and not for another one that calls its `main`."""
     name, *arguments = sys.argv
     package = Path(__file__).parents[1]
     is_ours = Path(name).name == _PROGRAM or Path(name) == package / "__main__.py"
@@ -372,7 +369,6 @@ def _archive(name: str) -> str:
 
 
 def _for_all_processes(name: str) -> str:
-    """A path that leads to the same file in each process that opens it; /dev/stdin and /dev/fd do not."""
     from orchestrator.sets.inputs import irregular
 
     with suppress(OSError, ValueError):  # whoever opens it says why it cannot be

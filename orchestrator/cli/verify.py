@@ -114,7 +114,6 @@ def verify_verb(
 
 
 def _unsigned(checked: _Checked) -> _Checked:
-    """The result for a file that a signature is demanded of, and that can have none."""
     said = "nothing proves who made it: --key proves packs alone, each as a whole"
     step = (checked.problems and checked.next_step) or "check it without --key, or the pack that it came with"
     return evolve(checked, problems=(*checked.problems, said), next_step=step)
