@@ -102,19 +102,17 @@ def _problem(found: InspectedFile) -> str:
 def _inspect(output: Output, file: Path, identity: DeviceIdentity | None) -> InspectedFile:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file
-    from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC, STORE_NAME
-    from orchestrator.stores.plan_file import PLAN_MAGIC
+    from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
+    from orchestrator.stores.state import STATE_NAME
 
     head = _head(file)
     if head.startswith(MAGIC):
         return _inspect_archive(output, file, head)
-    if head.startswith(PLAN_MAGIC):
-        return _inspect_plan(output, file)
     if head.startswith(BINARY_EXPORT_MAGIC):
         return _inspect_binaries(output, file, identity)
     if file.is_file():
         # Other files lie beside the file that a link names; a store that is a link is refused.
-        named = file if file.name == STORE_NAME else file.resolve()
+        named = file if file.name == STATE_NAME else file.resolve()
         if (beside := inspect_beside(named)) is not None:
             return _inspect_beside(output, file, beside)
     found = inspect_cache_file(file)
@@ -218,48 +216,6 @@ def _inspect_binaries(output: Output, file: Path, identity: DeviceIdentity | Non
             reason = f"it has nothing for {identity.device_name}"
             output.line(styled(reason, "bad"))
     return InspectedFile(path=path, kind=kind, good=not reason, bytes=size, reason=reason)
-
-
-def _inspect_plan(output: Output, file: Path) -> InspectedFile:
-    from orchestrator.cli.documents import InspectedFile, MadeFor
-    from orchestrator.run.planning import proven_plan
-    from orchestrator.run.records import Hash, RequestRecord
-
-    path, size = path_text(file), file.stat().st_size
-    plan, state = proven_plan(file)
-    output.line(styled(path, "head"), "  a plan: a set as it was decoded for a device")
-    if plan is None:
-        output.line(styled(state, "bad"))
-        output.line("next: nothing; the next compile of its set makes it anew")
-        return InspectedFile(path=path, kind="plan", good=False, bytes=size, reason=state)
-    facts = plan.facts
-    output.facts(
-        [
-            ("size", byte_text(size)),
-            ("state", styled(state or "whole", "warn" if state else "good")),
-            ("set", f"{facts.content_hash:016x}, {plural(facts.pipelines, 'pipeline')}"),
-        ]
-    )
-    for each in plan.groups:
-        image, left_out = each.built.image, len(each.built.problems)
-        output.line(
-            f"{plural(len(image), 'pipeline')} of {plural(len(image.modules), 'module')}, "
-            f"{left_out:,} left out, for a device opened as {each.group.request.text}"
-        )
-    if left := sum(len(each.pipelines) for each in plan.rest):
-        output.line(f"{plural(left, 'pipeline')} not decoded yet")
-    return InspectedFile(
-        path=path,
-        kind="plan",
-        good=True,
-        bytes=size,
-        reason=state,
-        content_hash=Hash(facts.content_hash),
-        made_for=tuple(
-            MadeFor(opened_as=RequestRecord.of(each.group.request), pipelines=len(each.built.image))
-            for each in plan.groups
-        ),
-    )
 
 
 def _inspect_stranger(output: Output, found: CacheFileInspection, head: bytes) -> InspectedFile:

@@ -132,13 +132,13 @@ def unfit_directory(directory: Path) -> str | None:
 
     `compile` refuses it in these words, and `doctor` finds it in the same.
     """
+    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
     from orchestrator.stores.files.atomic_file import (
         REAL_FILE_OPERATIONS,
         distrust_directory,
         likely_cause,
         unwritable,
     )
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 
     try:
         reason = distrust_directory(directory, REAL_FILE_OPERATIONS)

@@ -147,18 +147,11 @@ def _check(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]
 def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checked]:
     from orchestrator.sets.archive.reader import MAGIC
     from orchestrator.sets.inputs import is_regular
+    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
     from orchestrator.stores.inspection import inspect_beside
-    from orchestrator.stores.kinds import (
-        BINARY_EXPORT_MAGIC,
-        CACHE_FILE_SUFFIX,
-        MODULE_IDENTIFIERS,
-        PLAN,
-        STORE_NAME,
-        kind_of,
-    )
-    from orchestrator.stores.module_identifiers import IDENTIFIERS_MAGIC
+    from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
     from orchestrator.stores.pack import is_pack
-    from orchestrator.stores.plan_file import PLAN_MAGIC
+    from orchestrator.stores.state import STATE_NAME
 
     if path.is_dir() and path.name.endswith(CACHE_FILE_SUFFIX):
         yield _misplaced(path)
@@ -173,23 +166,15 @@ def _results(path: Path, key: MacKey | None, output: Output) -> Iterator[_Checke
         reason = "it is not a regular file but a pipe, a socket or a device"
         yield _Checked(path, "unreadable", problems=(reason,), next_step="check the path")
         return
+    if path.name == STATE_NAME:
+        yield _check_state(path)
+        return
     with path.open("rb") as stream:
         head = stream.read(len(MAGIC))
-    if path.name == STORE_NAME:
-        yield _check_store(path)
-    elif head.startswith(PLAN_MAGIC):
-        yield _check_plan(path)
-    elif head.startswith(BINARY_EXPORT_MAGIC):
+    if head.startswith(BINARY_EXPORT_MAGIC):
         yield _check_binaries(path, key)
-    elif head.startswith(IDENTIFIERS_MAGIC):
-        yield _check_identifiers(path)
     elif head == MAGIC:
         yield _check_archive(path, output)
-    # What lost its first bytes is known by its name.
-    elif (kind := kind_of(path)) is PLAN:
-        yield _check_plan(path)
-    elif kind is MODULE_IDENTIFIERS:
-        yield _check_identifiers(path)
     elif (beside := inspect_beside(path)) is not None:
         step = "remove it; the verb that made it makes a new one"
         yield _one_file(path, beside.name, beside.name, beside.problem or None, step)
@@ -229,48 +214,33 @@ def _one_file(path: Path, kind: str, what: str, problem: str | None, next_step: 
     return _Checked(path, kind, {"bytes": size}, f"{what}, {byte_text(size)}", problems, next_step)
 
 
-def _check_plan(path: Path) -> _Checked:
-    from orchestrator.run.planning import proven_plan
-
-    plan, state = proven_plan(path)
-    step = "nothing: the next compile of its set makes a new one"
-    return _one_file(path, "plan", "plan", state if plan is None else None, step)
-
-
-def _check_identifiers(path: Path) -> _Checked:
-    from orchestrator.stores.kinds import MODULE_IDENTIFIERS
-    from orchestrator.stores.module_identifiers import decode_identifiers
-
-    known, problem = MODULE_IDENTIFIERS.read(path, decode_identifiers)
-    what = f"identifiers of {plural(0 if known is None else len(known), 'shader module')}"
-    wrong = (problem or "it is gone") if known is None else None
-    step = "nothing: the next `compile --identifiers` queries them again"
-    return _one_file(path, "identifiers", what, wrong, step)
-
-
-def _check_store(path: Path) -> _Checked:
+def _check_state(path: Path) -> _Checked:
     from orchestrator.stores.binary_store import BinaryStore, StoreError
+    from orchestrator.stores.inspection import inspect_state
 
-    size = path.stat().st_size
-    made = partial(_Checked, path, "store of binaries", facts={"bytes": size})
-    try:
-        with BinaryStore.open(path.parent, create=False) as store:
-            found = store.verify()
-    except StoreError as error:
-        step = "nothing: `orchestrator compile --mode binaries` makes another one"
-        return made(problems=(error.reason,), next_step=step)
-    return made(
-        summary=f"a store of {plural(found.payloads, 'binary', 'binaries')} of "
-        f"{plural(found.pipelines, 'pipeline')}, {byte_text(size)}",
-        problems=found.problems,
-        next_step="nothing: what is damaged is compiled again",
+    found, size = inspect_state(path.parent), path.stat().st_size
+    problems = list(found.problems)
+    if not problems:
+        try:
+            with BinaryStore.open(path.parent, create=False) as store:
+                problems += store.verify().problems
+        except StoreError as error:
+            problems.append(error.reason)
+    return _Checked(
+        path,
+        "database",
+        {"bytes": size},
+        f"database, {byte_text(size)}: {found.holds}",
+        tuple(problems),
+        "nothing: what is damaged is not used, and made anew",
     )
 
 
 def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
+    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust_directory
     from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, STORE_NAME, kind_of
+    from orchestrator.stores.state import STATE_NAME
 
     names = sorted(each.name for each in path.iterdir())
     caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
@@ -282,14 +252,13 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
         and each.removesuffix(PREVIOUS_SUFFIX) not in caches
     ]
     archives = [each for each in names if each.endswith(".foz")]
-    beside = [each for each in names if kind_of(path / each) is not None and not each.startswith(".")]
-    stores = [each for each in names if each == STORE_NAME]
+    beside = [each for each in names if each == STATE_NAME]
     quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
-    checked = [*caches, *alone, *beside, *stores, *archives]
+    checked = [*caches, *alone, *beside, *archives]
     unseen = sum((path / each).is_dir() for each in {*names} - {*checked, QUARANTINE_DIRECTORY})
     not_checked = f"; {plural(unseen, 'directory', 'directories')} in it not checked" if unseen else ""
     # Permissions matter for files that a driver gets, not for archives.
-    ours = caches or alone or stores or not archives
+    ours = caches or alone or beside or not archives
     reason = distrust_directory(path, REAL_FILE_OPERATIONS) if ours else None
     yield _Checked(
         path,
@@ -299,7 +268,7 @@ def _check_directory(path: Path, output: Output) -> Iterator[_Checked]:
             "quarantined": quarantined,
         },
         summary=f"a directory with {plural(len(caches) + len(alone), 'cache file')} and "
-        f"{plural(len(archives), 'archive')}, {'a store of binaries, ' * len(stores)}"
+        f"{plural(len(archives), 'archive')}, "
         f"{plural(quarantined, 'quarantined file')}{not_checked}",
         problems=(reason,) if reason is not None else (),
         next_step="until then nothing in it is loaded or saved",
@@ -351,11 +320,10 @@ def _check_pack(path: Path, key: MacKey | None) -> Iterator[_Checked]:
 
 
 def _check_cache_file(path: Path) -> _Checked:
-    from orchestrator.stores.cache_file import LoadStatus
+    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
     from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, distrust, distrust_directory
     from orchestrator.stores.files.recovery import previous_path
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
-    from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 
     found = inspect_cache_file(path)
     problems: list[str] = []

@@ -209,7 +209,6 @@ class CompileJob:
         self.source = self.quarantined.source
         self._plan = CompilePlan(self.source, self.options, self.cache.directory)
         self._tally = Tally(started_ns=self.steering.started_ns)
-        self.cache.make_room = self._plan.drop
 
     async def run(self) -> None:
         """Compile all groups; raises what `compile_set` does."""

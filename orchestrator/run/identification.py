@@ -56,7 +56,7 @@ class Identification:
         identified = IdentifiedModules(image, provider, self._code)
         self._store = None
         if self.directory is not None:
-            self._store = ShaderModuleIdentifierStore.of(
+            self._store = ShaderModuleIdentifierStore(
                 self.directory, device.identifier_algorithm, provider.revision
             )
             known = self._store.read()
@@ -78,9 +78,7 @@ class Identification:
 
     def told(self, record: IdentifiersRecord) -> IdentifiersRecord:
         """The record of a run, with what the store takes on disk."""
-        size = 0
-        if self._store is not None and self._store.path.is_file():
-            size = self._store.path.stat().st_size
+        size = 0 if self._store is None else self._store.read().stored_bytes
         return msgspec.structs.replace(record, store_bytes=size)
 
     def _say(self, note: str) -> None:

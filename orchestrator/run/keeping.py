@@ -11,8 +11,6 @@
 - A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
   report, never an error. The next save tries again with all that is new since the last that worked, and the
   last one waits longest for other processes, for there is no other chance.
-- Where the file system is full, the plan that this compile kept or used makes room for the cache file, or
-  for binaries.
 - What the caller chose stays.
 """
 
@@ -20,7 +18,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -71,7 +69,6 @@ from orchestrator.stores.run_notes import (
     Durations,
     add_contents,
     add_durations,
-    durations_path,
     read_contents,
     read_durations,
 )
@@ -266,7 +263,6 @@ class CacheKeeper:
         policy: When a save is due on the way.
         last_lock_wait_s: How long the last save waits for another process, seconds.
         own_hashes: Hashes of data that this process loaded or saved; its keepers of one file share them.
-        make_room: Called where the file system is full; whether it is worth trying again.
         saves: What was saved or tried, in order.
         content: Hash of the data that the file has with all that is in the primary; empty where it has not.
         before: Hashes of what was joined for that.
@@ -277,7 +273,6 @@ class CacheKeeper:
     policy: SavePolicy = field(factory=SavePolicy)
     last_lock_wait_s: float = field(factory=lambda: LAST_LOCK_WAIT_S)
     own_hashes: set[bytes] = field(factory=set)
-    make_room: Callable[[], bool] = lambda: False
     saves: list[CacheSave] = field(factory=list, init=False)
     _decider: SaveDecider = field(init=False)
     _told: int = field(default=0, init=False)
@@ -440,7 +435,7 @@ class CacheKeeper:
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         self.content = b""
         try:
-            report = self._stored(primary, lock_wait_s)
+            report = self.store.save(primary, lock_wait_s)
         except (SaveError, DriverError) as error:
             return CacheSave(reason, error=str(error))
         held = b"" if report.found is None else report.found.data_hash
@@ -467,14 +462,6 @@ class CacheKeeper:
             note="; ".join(filter(None, notes)) or None,
         )
 
-    def _stored(self, primary: PipelineSource, lock_wait_s: float) -> SaveReport:
-        try:
-            return self.store.save(primary, lock_wait_s)
-        except SaveError as error:
-            if not (error.is_out_of_space and self.make_room()):
-                raise
-        return self.store.save(primary, lock_wait_s)
-
 
 @define(eq=False)
 class RecordedCosts:
@@ -494,9 +481,10 @@ class RecordedCosts:
         """Read what earlier runs recorded."""
         if directory is None:
             return cls(None)
-        known = read_durations(durations_path(directory, identity))
+        path = cache_path(directory, identity)
+        known = read_durations(path)
         notes = [f"recorded compile times were not used: {known.problem}"] if known.problem else []
-        return cls(cache_path(directory, identity), notes, known)
+        return cls(path, notes, known)
 
     def of(self, image: CreateInfoImage) -> npt.NDArray[np.int64]:
         """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
@@ -705,7 +693,6 @@ class CompileCache:
         file: What became of the cache file.
         loads: What became of each cache file when it was first opened, without the data. There may be
             several: a driver may have another pipelineCacheUUID for another application.
-        make_room: As in `CacheKeeper`.
     """
 
     options: CompileOptions
@@ -714,7 +701,6 @@ class CompileCache:
     decision: Decision = field(init=False)
     file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
-    make_room: Callable[[], bool] = field(default=lambda: False, init=False)
     _own_hashes: dict[Path, set[bytes]] = field(factory=dict, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
@@ -894,7 +880,6 @@ class CompileCache:
                 loaded,
                 options.save_policy,
                 own_hashes=self._own_hashes.setdefault(path, set()),
-                make_room=self.make_room,
             ),
         )
 

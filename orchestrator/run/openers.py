@@ -245,9 +245,7 @@ class QuarantinedSet:
     def _leave_out(self, directory: Path, device: Device) -> None:
         loaded = load_quarantine(directory, device.identity)
         if loaded.problem:
-            self._problems.append(
-                f"the quarantine of pipelines was not used: {loaded.path}: {loaded.problem}"
-            )
+            self._problems.append(f"the quarantine of pipelines was not used: {loaded.problem}")
         if loaded.profile is not None:
             for each in loaded.profile.culprits:
                 if (key := int(each.key, 16)) not in self._reasons:

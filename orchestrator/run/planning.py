@@ -1,19 +1,18 @@
 """The plan of one compile: looked for before the set is read, and made where there is none that fits.
 
-Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, of other
-rules or of a device that answers otherwise is made anew, and the notes say so in one line; one that
-cannot be kept is a note. Where a device has none, that of another one will do if this one answers all
-that was asked of it alike. Of several processes that would make one at a time, one does, and the others
-look again.
+Guarantees: a plan changes what a compile takes and not what it does. One that is damaged, or of a device that
+answers otherwise, is made anew, and the notes say so in one line; one that cannot be kept is a note. Where a
+device has none, that of another one will do if this one answers all that was asked of it alike. Of several
+processes that would make one at a time, one does, and the others look again.
 """
 
 from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sys
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,32 +22,22 @@ from attrs import define, field
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.registry import registry
 from orchestrator.run.options import CompileOptions
-from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.plan import (
-    PLAN_FORMAT,
-    PlannedGroup,
-    SetFacts,
-    SetPlan,
-    decode_plan,
-    encode_plan,
-)
+from orchestrator.sets.plan import PLAN_FORMAT, PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import OpenedGroup
-from orchestrator.sets.records import FeatureGroup, PipelineJobs
+from orchestrator.sets.records import PipelineJobs
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128, likely_cause
+from orchestrator.stores.files.atomic_file import SaveError, content_hash128
 from orchestrator.stores.plan_file import (
     PlanIdentity,
     find_plans,
-    find_plans_of_others,
-    mark_used,
     read_plan,
     save_plan,
 )
 from orchestrator.version import VERSION
 
-_MOST_TRIED: Final = 8
-"""Plans of other devices that are tried: each takes opening the device."""
+_ROOM: Final = 64 << 20
+"""Bytes that stay free for what is compiled: a plan can be made again without a driver."""
 
 
 @define(eq=False)
@@ -60,7 +49,6 @@ class CompilePlan:
         notes: What a reader of the report must know.
         facts: What is known of the set without reading it, where a plan is used.
         pipelines: What is compiled, likewise.
-        is_partial: Whether that plan is one of which groups were still to be decoded.
     """
 
     source: PipelineSet
@@ -69,15 +57,12 @@ class CompilePlan:
     notes: list[str] = field(factory=list)
     facts: SetFacts | None = field(default=None, init=False)
     pipelines: PipelineJobs | None = field(default=None, init=False)
-    is_partial: bool = field(default=False, init=False)
     _identity: PlanIdentity | None = field(default=None, init=False)
     _is_own: bool = field(default=True, init=False)
     _beside: DeviceIdentity | None = field(default=None, init=False)
     _groups: list[PlannedGroup] = field(factory=list, init=False)
-    _tried: set[Path] = field(factory=set, init=False)
+    _tried: set[PlanIdentity] = field(factory=set, init=False)
     _saving: threading.Lock = field(factory=threading.Lock, init=False)
-    _is_saved: bool = field(default=False, init=False)
-    _kept: Path | None = field(default=None, init=False)
     _turn: int = field(default=-1, init=False)
 
     def find(self) -> SetPlan | None:
@@ -101,22 +86,20 @@ class CompilePlan:
 
     def _found(self, directory: Path, identity: PlanIdentity) -> SetPlan | None:
         """The next whole plan that was not tried yet: the device's own, or if it has none, another's."""
-        own = find_plans(directory, identity)
-        self._is_own = bool(own)
-        for path in (own[:1] or find_plans_of_others(directory, identity))[:_MOST_TRIED]:
-            if path in self._tried:
+        found = find_plans(directory, identity)
+        self._is_own = found == (identity,)
+        for each in found:
+            if each in self._tried:
                 continue
-            self._tried.add(path)
-            stored, problem = read_plan(path, identity)
-            if stored is not None:
+            self._tried.add(each)
+            data, problem = read_plan(directory, each)
+            if data is not None:
                 try:
-                    plan = decode_plan(stored.data, self.source)
+                    plan = decode_plan(data, self.source)
                 except (ValueError, msgspec.MsgspecError) as error:
                     problem = str(error)
                 else:
-                    mark_used(path)
-                    self._kept = path
-                    self.facts, self.pipelines, self.is_partial = plan.facts, plan.pipelines, bool(plan.rest)
+                    self.facts, self.pipelines = plan.facts, plan.pipelines
                     return plan
             if problem:
                 self.outdated(problem)
@@ -145,62 +128,28 @@ class CompilePlan:
             self._beside = self._beside or opened.device.identity
             self._groups.append(PlannedGroup(opened.group, opened.whole, opened.answers))
 
-    def save(self, rest: Sequence[FeatureGroup] = (), *, last: bool = True) -> None:
-        """Keep what was taken; nothing where it is a plan that was found. Thread-safe.
-
-        Args:
-            rest: Groups of the set that are still to be decoded.
-            last: Whether this compile decodes no more. Of what comes before that, the first is kept.
-        """
-        groups = tuple(self._groups)
+    def save(self) -> None:
+        """Keep what was taken, which is all of the set; nothing where it is a plan that was found."""
         try:
             with self._saving:
-                if last or not self._is_saved:
-                    self._save(groups, tuple(rest))
-                    self._is_saved = True
-        except (SaveError, ValueError) as error:
+                self._save()
+        except (SaveError, ValueError, OSError) as error:
             self.notes.append(f"the plan of the set was not kept: {error}")
         finally:
             self.give_turn()
 
-    def drop(self) -> bool:
-        """Remove the plan that was kept or used, and keep none; whether there was one. Thread-safe."""
-        with self._saving:
-            self._identity, kept, self._kept = None, self._kept, None
-            if kept is None:
-                return False
-            try:
-                kept.unlink(missing_ok=True)  # another target's compile may have done so
-            except OSError as error:
-                self.notes.append(f"the plan of the set could not be removed: {kept}: {likely_cause(error)}")
-                return False
-        self.notes.append("the plan of the set was not kept: what was compiled needed its room")
-        return True
-
-    def _save(self, groups: tuple[PlannedGroup, ...], rest: tuple[FeatureGroup, ...]) -> None:
+    def _save(self) -> None:
         directory, identity, beside = self.directory, self._identity, self._beside
-        if directory is None or identity is None or beside is None:
+        if directory is None or identity is None or beside is None or self.facts:
             return
-        if self.facts is None or (self._is_own and self.is_partial and not rest):
-            if self.source.is_changed:  # the plan would be found by the hash of other bytes
-                raise ValueError("a file of the set was changed while it was read")
-            plan = SetPlan(SetFacts.of(self.source), groups, rest)
-            parts = encode_plan(plan, self.source.module_place)
-            self._kept = save_plan(cache_path(directory, beside), identity, parts)
-
-
-def proven_plan(path: Path) -> tuple[SetPlan | None, str]:
-    """A plan by its file, for people, or None where it is damaged; and what is wrong with it, or ""."""
-    stored, problem = read_plan(path)
-    if stored is None:
-        return None, problem or "there is no such file"
-    try:
-        plan = decode_plan(stored.data, PipelineSet.from_records(MemoryRecords()))
-    except (ValueError, msgspec.MsgspecError) as error:
-        return None, str(error)
-    if stored.identity.rules != rules():
-        return plan, "of no use: another version of the program, or of its Vulkan registry, made it"
-    return plan, ""
+        if self.source.is_changed:  # the plan would be found by the hash of other bytes
+            raise ValueError("a file of the set was changed while it was read")
+        plan = SetPlan(SetFacts.of(self.source), tuple(self._groups))
+        parts = encode_plan(plan, self.source.module_place)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if shutil.disk_usage(directory).free < _ROOM + 3 * sum(map(len, parts)):
+            raise ValueError("the file system is nearly full, and what is compiled needs the room")
+        save_plan(cache_path(directory, beside), identity, parts)
 
 
 def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity | None:
@@ -208,28 +157,13 @@ def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity |
     files = source.hash_files(content_hash128)
     if not files:
         return None
-    return PlanIdentity(
-        files_part(files, options, supplied=source.provider is not None),
-        rules(),
-        content_hash128(options.selector.encode()),
-    )
-
-
-def files_part(files: bytes, options: CompileOptions, *, supplied: bool = False) -> bytes:
-    """Hash of what a plan is made of: the set's files, and the part that is compiled.
-
-    Args:
-        files: Hash of the files.
-        options: Of the compile.
-        supplied: Whether a provider gives the code of modules that the files lack.
-    """
     subset = options.subset
     keys = None if subset.keys is None else sorted(subset.keys)
-    part = msgspec.json.encode([subset.shard, subset.shards, keys, supplied])
-    return content_hash128(files + part)
-
-
-def rules() -> bytes:
-    """Hash of the rules by which plans are made here: program, registry, ABI."""
-    made_by = f"{VERSION} {PLAN_FORMAT} {registry().version} {sys.byteorder} {sys.maxsize}"
-    return content_hash128(made_by.encode())
+    # A provider may give the code of modules that the files lack.
+    part = msgspec.json.encode([subset.shard, subset.shards, keys, source.provider is not None])
+    rules = f"{VERSION} {PLAN_FORMAT} {registry().version} {sys.byteorder} {sys.maxsize}"
+    return PlanIdentity(
+        content_hash128(files + part),
+        content_hash128(rules.encode()),
+        content_hash128(options.selector.encode()),
+    )

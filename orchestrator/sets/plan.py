@@ -135,18 +135,15 @@ class SetPlan:
     Attributes:
         facts: What is known of the set.
         groups: Its groups, in the order in which they are compiled.
-        rest: Those after them that were not decoded yet.
     """
 
     facts: SetFacts
     groups: tuple[PlannedGroup, ...]
-    rest: tuple[FeatureGroup, ...] = ()
 
     @property
     def pipelines(self) -> PipelineJobs:
         """All pipelines of its groups, each once, by kind and key."""
-        groups = (*(each.group for each in self.groups), *self.rest)
-        every = PipelineJobs.joined([each.pipelines for each in groups])
+        every = PipelineJobs.joined([each.group.pipelines for each in self.groups])
         order = every.in_order()
         every = every.at(order)
         return every.where(every.firsts())
@@ -171,18 +168,9 @@ class _EncodedGroup(msgspec.Struct):
     lengths: tuple[int, ...]
 
 
-class _Rest(msgspec.Struct):
-    request: DeviceRequest
-    applications: tuple[int, ...]
-    added: tuple[str, ...]
-    keys: tuple[int, ...]
-    kinds: tuple[int, ...]
-
-
 class _EncodedPlan(msgspec.Struct):
     facts: SetFacts
     groups: tuple[_EncodedGroup, ...]
-    rest: tuple[_Rest, ...] = ()
 
 
 _decoder: Final = msgspec.json.Decoder(_EncodedPlan)
@@ -227,17 +215,7 @@ def encode_plan(plan: SetPlan, place_of: Callable[[int], Place | None]) -> list[
         for name, dtype in _ARRAYS.items():
             data = np.ascontiguousarray(arrays[name], dtype)
             parts += [data.data.cast("B") if data.size else b"", bytes(-data.nbytes % _ALIGNMENT)]
-    rest = tuple(
-        _Rest(
-            each.request,
-            each.applications,
-            each.added,
-            tuple(each.pipelines.keys.tolist()),
-            tuple(each.pipelines.kinds.tolist()),
-        )
-        for each in plan.rest
-    )
-    head = msgspec.json.encode(_EncodedPlan(plan.facts, tuple(descriptions), rest), order="deterministic")
+    head = msgspec.json.encode(_EncodedPlan(plan.facts, tuple(descriptions)), order="deterministic")
     padding = bytes(-(_SIZE.size + len(head)) % _ALIGNMENT)
     return [_SIZE.pack(len(head)), head, padding, *parts]
 
@@ -316,24 +294,7 @@ def decode_plan(data: bytes | memoryview, source: PipelineSet) -> SetPlan:
         groups.append(_group_of(each, arrays, code))
     if at != len(data):
         raise ValueError(f"{len(data)} bytes, and {at} are described")
-    return SetPlan(described.facts, tuple(groups), tuple(map(_rest_of, described.rest)))
-
-
-def first_request_of(first: Callable[[int], bytes], *, whole: bool) -> DeviceRequest | None:
-    """What a plan has its first group's device opened as; as good as its bytes are. None without a group.
-
-    Args:
-        first: Gives so many of its first bytes.
-        whole: Whether to give None where it says that not every group of its set was decoded.
-
-    Raises:
-        ValueError: It is none.
-    """
-    size = first(_SIZE.size)
-    if len(size) == _SIZE.size:
-        size = first(_SIZE.size + _SIZE.unpack(size)[0])
-    described = _described(size)[0]
-    return described.groups[0].request if described.groups and not (whole and described.rest) else None
+    return SetPlan(described.facts, tuple(groups))
 
 
 def _described(data: bytes | memoryview) -> tuple[_EncodedPlan, int]:
@@ -344,11 +305,6 @@ def _described(data: bytes | memoryview) -> tuple[_EncodedPlan, int]:
     if at > len(data):
         raise ValueError(f"at byte 0: a description of {size} bytes does not fit into {len(data)}")
     return _decoder.decode(memoryview(data)[_SIZE.size : at]), at + -at % _ALIGNMENT
-
-
-def _rest_of(described: _Rest) -> FeatureGroup:
-    jobs = PipelineJobs(np.array(described.keys, np.uint64), np.array(described.kinds, np.uint8))
-    return FeatureGroup(described.request, described.applications, jobs, described.added)
 
 
 def _read_arrays(data: bytes | memoryview, lengths: Sequence[int], at: int) -> tuple[_Arrays, int]:

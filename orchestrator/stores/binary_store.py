@@ -52,8 +52,8 @@ FOUND, MISSING, DAMAGED = "found", "missing", "damaged"
 COLLIDES = "collides"
 """Several pipelines with different binaries match, so none of them is returned."""
 
-_BOUND: Final = Kind("binaries")
-_BOUND_OF: Final = Path("bound")
+_BOUND: Final = Kind("bound of binaries", int)
+_BOUND_OF: Final = "bound"
 _HIGH_WATER: Final = 0.95  # shares of the bound
 _LOW_WATER: Final = 0.85
 _A_COMMIT: Final = 0.04
@@ -276,7 +276,7 @@ class BinaryStore:
         store = cls(path, DEFAULT_BOUND, read_only, state.note, state, _file_id(path))
         try:
             with store._reading() as sql, suppress(ValueError):
-                store.bound_bytes = int(_BOUND.stored(sql, _BOUND_OF) or DEFAULT_BOUND)
+                store.bound_bytes = _BOUND.stored(sql, _BOUND_OF)[0] or DEFAULT_BOUND
             if bound_bytes not in (None, store.bound_bytes) and not read_only:
                 store._set_bound(bound_bytes or DEFAULT_BOUND)
         except BaseException:
@@ -808,7 +808,9 @@ def _used_bytes(sql: sqlite3.Connection) -> int:
         int(sql.execute(f"PRAGMA {each}").fetchone()[0])
         for each in ("page_count", "freelist_count", "page_size")
     )
-    (others,) = sql.execute("SELECT total(length(data)) FROM value").fetchone()
+    (others,) = sql.execute(
+        "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM plan)"
+    ).fetchone()
     return max(0, (pages - free) * size - int(others))
 
 

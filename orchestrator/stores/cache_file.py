@@ -72,6 +72,7 @@ from orchestrator.stores.files.atomic_file import (
     SaveError,
     TooLargeError,
     UntrustedError,
+    check_directory,
     content_hash128,
     likely_cause,
     read_capped_parts,
@@ -79,24 +80,20 @@ from orchestrator.stores.files.atomic_file import (
     write_atomically,
 )
 from orchestrator.stores.files.recovery import (
-    DeadSentinel,
     QuarantineError,
     SweepReport,
-    are_proof,
-    dead_sentinels,
     has_previous,
-    is_sentinel_of,
     keep_as_previous,
     leftovers_in,
-    loading_sentinel,
     previous_path,
     quarantine_file,
     set_aside,
     sweep_file,
 )
 from orchestrator.stores.files.writer_lock import LOCK_WAIT_S, lock_that_is_there, writer_lock
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, cache_file_of, check_directory, kind_of
+from orchestrator.stores.load_counter import counted_load, deaths_of
 
+CACHE_FILE_SUFFIX: Final = ".pipeline-cache"
 MAGIC = b"\x89OPCF\r\n\x1a"
 FORMAT_VERSION = 1
 PREFIX_HEADER_SIZE = 128
@@ -427,7 +424,7 @@ class LoadPolicy(msgspec.Struct, frozen=True):
             known to change pipelineCacheUUID whenever their data changes.
         tolerated_crashes: How many processes may die one after another while they load a file's data before
             the data is blamed. One death proves nothing, because a process that is killed from outside leaves
-            the same trace. A supervisor tolerates as many as it runs, and tells `settle_death` what it saw.
+            the same trace.
     """
 
     cap: int = DEFAULT_CAP
@@ -658,12 +655,7 @@ def load_into_cache(
 
 def is_accused(path: Path, data_hash: bytes, operations: FileOperations = REAL_FILE_OPERATIONS) -> bool:
     """Whether a load with the default policy would not give the driver this data: processes died of it."""
-    try:
-        names = operations.list_directory(path.parent)
-    except OSError:
-        return False
-    deaths = [one for one in dead_sentinels(path, operations, names) if one.data_hash == data_hash]
-    return are_proof(deaths, DEFAULT_POLICY.tolerated_crashes)
+    return deaths_of(path, data_hash, operations) > DEFAULT_POLICY.tolerated_crashes
 
 
 @define(eq=False)
@@ -676,10 +668,8 @@ class _CacheLoader:
     policy: LoadPolicy
     operations: FileOperations
     has_lock: bool = False
-    _dead: tuple[DeadSentinel, ...] | None = attrs.field(default=None, init=False)
-    # Whether no remaining sentinel could still blame a generation; False where that is not known.
-    _unaccused: bool = attrs.field(default=False, init=False)
     _gave_up: bool = attrs.field(default=False, init=False)
+    _is_alone: bool = attrs.field(default=False, init=False)
 
     def load(self) -> tuple[PipelineCache | None, LoadResult]:
         """A cache from the current generation, else from the previous one, or None; and the result."""
@@ -705,38 +695,31 @@ class _CacheLoader:
         result = read_cache_file(path, self.device.identity, self.policy, self.operations)
         if result.status is not LoadStatus.LOADED:
             return None, result
-        deaths = [one for one in self._dead_sentinels() if one.data_hash == result.data_hash]
-        if are_proof(deaths, self.policy.tolerated_crashes):
-            return None, self._accused(result, deaths)
-        return self._offer(result, deaths)
-
-    def _offer(
-        self, result: LoadResult, deaths: list[DeadSentinel]
-    ) -> tuple[PipelineCache | None, LoadResult]:
-        """Give the driver proven data; where it refuses, the file goes to the quarantine."""
         cache: PipelineCache | None = None
+        tolerated = self.policy.tolerated_crashes
         try:
-            try:
-                with loading_sentinel(self.path, result.data_hash, self.operations, deaths) as problems:
+            with counted_load(self.path, path, result.data_hash, tolerated, self.operations) as count:
+                if count.deaths > tolerated:
+                    return None, self._accused(result, count.deaths)
+                self._is_alone = count.is_alone and not count.problems
+                try:
                     cache = self.create(result.data)
-            except DriverError as error:
-                # If an empty cache fails too, the device is at fault and the file stays.
-                self.device.destroy_pipeline_cache(self.create(b""))
-                refused = _said(result, str(error), status=LoadStatus.REJECTED_BY_DRIVER, data=b"")
-                return None, self._moved_away(refused, self._to_quarantine)
-            problems.extend(self._remove(deaths))
-            self._unaccused = self._unaccused and not problems
+                except DriverError as error:
+                    # If an empty cache fails too, the device is at fault and the file stays.
+                    self.device.destroy_pipeline_cache(self.create(b""))
+                    refused = _said(result, str(error), status=LoadStatus.REJECTED_BY_DRIVER, data=b"")
+                    return None, self._moved_away(refused, self._to_quarantine)
             judged = _judge_kept(result, self.device.pipeline_cache_size(cache))
         except BaseException:
             if cache is not None:
                 self.device.destroy_pipeline_cache(cache)
             raise
-        return cache, _said(judged, *problems)
+        return cache, _said(judged, *count.problems)
 
     def _settled(self, result: LoadResult) -> LoadResult:
         """The current generation has loaded, so remove the previous one, unless a writer loads."""
-        if self.has_lock or result.status is not LoadStatus.LOADED or not self._unaccused:
-            # A remaining sentinel may yet send the current generation to the quarantine.
+        # A driver of another process that loads may yet die of the current one.
+        if self.has_lock or not self._is_alone or result.status is not LoadStatus.LOADED:
             return result
         try:
             if has_previous(self.path, self.operations):
@@ -748,19 +731,14 @@ class _CacheLoader:
             return _said(result, f"the previous generation stays: {why}")
         return result
 
-    def _accused(self, result: LoadResult, deaths: list[DeadSentinel]) -> LoadResult:
+    def _accused(self, result: LoadResult, deaths: int) -> LoadResult:
         """Set a file aside that crashes the driver: as the previous generation if there is none."""
-        ids = ", ".join(str(one.process_id) for one in deaths)
-        many = "a process (id" if len(deaths) == 1 else f"{len(deaths)} processes in a row (ids"
-        said = f"{many} {ids}) died while the driver was given this data"
+        many = "a process" if deaths == 1 else f"{deaths} processes in a row"
+        said = f"{many} died while the driver was given this data"
         result = _said(result, said, status=LoadStatus.CRASHED_LAST_TIME, data=b"")
         if result.path != self.path:
             return _said(result, "it is not loaded, and stays as the previous generation")
-        moved = self._moved_away(result, self._set_aside)
-        if moved.quarantined is None:
-            # The file is still there, so the sentinels stay too.
-            return moved
-        return _said(moved, *self._remove(deaths))
+        return self._moved_away(result, self._set_aside)
 
     def _set_aside(self, result: LoadResult) -> LoadResult:
         try:
@@ -790,31 +768,6 @@ class _CacheLoader:
         except QuarantineError as failure:
             return _said(result, str(failure), quarantined=failure.moved_to)
         return _said(result, "the file is in the quarantine", quarantined=moved_to)
-
-    def _dead_sentinels(self) -> tuple[DeadSentinel, ...]:
-        if self._dead is None:
-            try:
-                names = self.operations.list_directory(self.path.parent)
-                self._dead = dead_sentinels(self.path, self.operations, names)
-                standing = {name for name in names if is_sentinel_of(self.path, name)}
-                self._unaccused = standing <= {one.path.name for one in self._dead}
-            except OSError:
-                # Without a list of sentinels, no file is blamed; the file itself was read.
-                self._dead = ()
-        return self._dead
-
-    def _remove(self, deaths: list[DeadSentinel]) -> list[str]:
-        """Remove sentinels that were acted upon."""
-        problems = []
-        for one in deaths:
-            try:
-                self.operations.unlink(one.path)
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                problems.append(f"{one.path} could not be removed: {likely_cause(error)}")
-                self._unaccused = False
-        return problems
 
 
 def _joined(*sentences: str) -> str:
@@ -875,7 +828,7 @@ def save_cache_file(
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
             return SaveReport(path, 0, _locked_out(lock_wait_s), locked_out=True, lost=True)
-        swept = sweep_file(path, operations, content_hash=stored_data_hash)
+        swept = sweep_file(path, operations)
         leftovers = swept.failed + keep_as_previous(
             path,
             cap,
@@ -956,7 +909,7 @@ def save_merged(
     with writer_lock(path, operations, wait_s=lock_wait_s) as held:
         if not held:
             return SaveReport(path, 0, _locked_out(lock_wait_s), locked_out=True, lost=True)
-        swept = sweep_file(path, operations, content_hash=stored_data_hash)
+        swept = sweep_file(path, operations)
         loader = _CacheLoader(
             device,
             path,
@@ -1095,13 +1048,9 @@ class _MergedSave(msgspec.Struct, eq=False):
 
 
 def sweep_directory(
-    directory: Path,
-    *,
-    now_ns: int | None = None,
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-    dry_run: bool = False,
+    directory: Path, *, operations: FileOperations = REAL_FILE_OPERATIONS, dry_run: bool = False
 ) -> SweepReport:
-    """Remove leftovers of killed processes from a directory of cache files, if it exists. Does not wait.
+    """Remove temporaries of killed processes from a directory of cache files, if it exists. Does not wait.
 
     With `dry_run` it changes nothing, and only finds out what would be removed.
 
@@ -1110,21 +1059,13 @@ def sweep_directory(
     """
     swept = SweepReport()
     for name, own in leftovers_in(directory, operations).items():
-        path = directory / name
-        if not name.endswith(CACHE_FILE_SUFFIX) and kind_of(path) is None:
+        if not name.endswith(CACHE_FILE_SUFFIX):
             continue
-        guard = cache_file_of(path)
-        lock = lock_that_is_there(guard, operations) if dry_run else writer_lock(guard, operations, wait_s=0)
+        path = directory / name
+        lock = lock_that_is_there(path, operations) if dry_run else writer_lock(path, operations, wait_s=0)
         with lock as held:
             swept += (
-                sweep_file(
-                    path,
-                    operations,
-                    now_ns=now_ns,
-                    content_hash=stored_data_hash,
-                    names=own,
-                    dry_run=dry_run,
-                )
+                sweep_file(path, operations, names=own, dry_run=dry_run)
                 if held
                 else SweepReport(busy=(path,))
             )

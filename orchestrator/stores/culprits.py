@@ -1,7 +1,7 @@
 """The quarantine of pipelines: those that crashed or hung the driver on one device.
 
-A file beside the device's cache file. It holds for one build of one driver; another build ignores it, so that
-a new driver gets another chance. Only pipelines that failed again alone in a fresh process are kept.
+It holds for one build of one driver; another build ignores it, so that a new driver gets another chance. Only
+pipelines that failed again alone in a fresh process are kept.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
-from orchestrator.stores.kinds import CULPRITS, cache_file_of
-from orchestrator.stores.profile_file import Moment, Profile, ProfileFile
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    MissingFileError,
+    SaveError,
+)
+from orchestrator.stores.profile_file import Moment, Profile, ProfileIdentity, ProfileKind
+from orchestrator.stores.state import Kind, State, state_path
 
 MOST_CULPRITS: Final = 8_000
 """More pipelines than crash any known driver; the newest are kept."""
@@ -67,8 +72,8 @@ class Quarantine(Profile, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
 
 
-_FILE: Final = ProfileFile(CULPRITS, Quarantine)
-load_quarantine = _FILE.load
+QUARANTINE: Final = Kind("quarantine", msgspec.json.Decoder(Quarantine).decode, cap=8 << 20)
+load_quarantine = ProfileKind(QUARANTINE).load
 
 
 def add_culprits(
@@ -76,23 +81,21 @@ def add_culprits(
     identity: DeviceIdentity,
     culprits: Iterable[Culprit],
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
+) -> None:
     """Add culprits to the quarantine of a device; a newer one of the same pipeline replaces it.
 
-    Returns:
-        The file.
-
     Raises:
-        SaveError: As `Kind.write`.
+        SaveError: As `Kind.update`.
     """
     new = {each.key: each for each in culprits}
+    about = ProfileIdentity.of(identity)
 
-    def make() -> tuple[bytes]:
-        held = load_quarantine(directory, identity, operations).profile
-        kept = () if held is None else (each for each in held.culprits if each.key not in new)
-        return (_encode(Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:])),)
+    def make(old: Quarantine | None) -> bytes:
+        held = old.culprits if old is not None and old.identity == about else ()
+        kept = (each for each in held if each.key not in new)
+        return msgspec.json.encode(Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:]))
 
-    return CULPRITS.write(cache_path(directory, identity), make, operations)
+    QUARANTINE.update(cache_path(directory, identity), make, operations)
 
 
 def remove_culprits(
@@ -106,53 +109,43 @@ def remove_culprits(
     Raises:
         SaveError: As `clear_quarantine`.
     """
-    clear_quarantine(_FILE.path(directory, identity), keys, operations)
+    clear_quarantine(cache_path(directory, identity), keys, operations)
 
 
 def quarantines(
     directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> list[tuple[Path, Quarantine | None, str]]:
-    """All quarantines in a directory, by name: the file, its content, and why that cannot be used or "".
+    """All quarantines of a directory: the cache file, its culprits, and why they cannot be used, or "".
 
     Raises:
-        OSError: The directory is there and cannot be read.
+        ReadError: The database cannot be used.
     """
     try:
-        names = sorted(
-            each for each in operations.list_directory(directory) if each.endswith(CULPRITS.suffix)
-        )
-    except (FileNotFoundError, NotADirectoryError):
+        with State.open(directory, operations) as state, state.reading() as sql:
+            names = QUARANTINE.names(sql)
+            return [(directory / name, *QUARANTINE.stored(sql, name)) for name in names]
+    except MissingFileError:
         return []
-    return [(directory / name, *CULPRITS.read(directory / name, _decode, operations)) for name in names]
 
 
 def clear_quarantine(
-    path: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
+    cache_file: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> int:
-    """Empty the quarantine at a path, or take some keys out of it; returns how many culprits were removed.
+    """Empty the quarantine of a cache file, or take some keys out of it; returns how many were removed.
 
     Raises:
-        SaveError: As `Kind.write`, or it cannot be read.
+        SaveError: As `Kind.update`, or it cannot be read.
     """
     gone = None if keys is None else frozenset(keys)
     count = 0
 
-    def make() -> tuple[bytes, ...]:
+    def make(held: Quarantine | None) -> bytes:
         nonlocal count
-        held, problem = CULPRITS.read(path, _decode, operations)
         if held is None:
-            raise SaveError(path, "reading", problem or "it is gone")
+            raise SaveError(state_path(cache_file.parent), "reading the quarantine", "it is gone, or damaged")
         kept = () if gone is None else tuple(each for each in held.culprits if each.key not in gone)
         count = len(held.culprits) - len(kept)
-        return (_encode(replace(held, culprits=kept)),)
+        return msgspec.json.encode(replace(held, culprits=kept))
 
-    CULPRITS.write(cache_file_of(path), make, operations)
+    QUARANTINE.update(cache_file, make, operations)
     return count
-
-
-def _encode(quarantine: Quarantine) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(quarantine), indent=1)
-
-
-def _decode(data: bytes) -> Quarantine:
-    return msgspec.json.decode(data, type=Quarantine)

@@ -1,4 +1,4 @@
-"""Tells without a device whether a file is a cache file of ours, a driver's bare data, or neither.
+"""Tells without a device what a file is: a cache file, a driver's bare data, the database, or none of them.
 
 Never raises and reads no more than the cap. A damaged file is described as far as it can be trusted.
 """
@@ -6,12 +6,13 @@ Never raises and reads no more than the cap. A damaged file is described as far 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any, Final
 
 from attrs import frozen
 
 from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
     DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
     CacheHeaderError,
@@ -21,7 +22,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
     read_status,
 )
-from orchestrator.stores.culprits import Quarantine
+from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -31,32 +32,12 @@ from orchestrator.stores.files.atomic_file import (
     read_capped_parts,
 )
 from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
-from orchestrator.stores.kinds import (
-    CACHE_FILE_SUFFIX,
-    CALIBRATION,
-    CONTENTS,
-    CULPRITS,
-    DISTRUSTED_KEYS,
-    DURATIONS,
-    FEATURE_GROUPS,
-    KEY_PROFILE,
-    MODULE_IDENTIFIERS,
-    PLAN,
-    STORE_NAME,
-    Kind,
-    cache_file_of,
-    kind_of,
-)
-from orchestrator.stores.module_identifiers import decode_identifiers
-from orchestrator.stores.plan_file import read_plan
-from orchestrator.stores.profile_file import (
-    CalibrationProfile,
-    DistrustedKeys,
-    KeyProfile,
-    Profile,
-    decode_profile,
-)
-from orchestrator.stores.run_notes import read_contents, read_durations, read_feature_groups
+from orchestrator.stores.load_counter import DEATHS
+from orchestrator.stores.module_identifiers import IDENTIFIERS
+from orchestrator.stores.plan_file import prove_plans
+from orchestrator.stores.profile_file import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE
+from orchestrator.stores.run_notes import CONTENTS, DURATIONS, GROUPS
+from orchestrator.stores.state import STATE_NAME, Kind, State
 
 
 class CacheFileKind(enum.StrEnum):
@@ -163,7 +144,7 @@ def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
 
 @frozen
 class BesideInspection:
-    """A file that lies beside a cache file, or is of a store of binaries or of a pack.
+    """A file that lies beside cache files, or is of a store of binaries or of a pack.
 
     Attributes:
         name: Its kind in words.
@@ -178,81 +159,75 @@ class BesideInspection:
     problem: str = ""
 
 
-def _profile_problem(kind: Kind, type_: type[Profile]) -> Callable[[Path], str]:
-    return lambda path: kind.read(path, lambda data: decode_profile(data, type_))[1]
+KINDS: Final[tuple[Kind[Any], ...]] = (
+    CALIBRATION,
+    KEY_PROFILE,
+    DISTRUSTED_KEYS,
+    DURATIONS,
+    GROUPS,
+    CONTENTS,
+    QUARANTINE,
+    IDENTIFIERS,
+    DEATHS,
+)
+"""Every kind of small values in the database."""
 
 
-_BESIDE: dict[Kind, tuple[str, str, Callable[[Path], str]]] = {
-    CALIBRATION: (
-        "calibration profile",
-        "what `calibrate` found best on the device",
-        _profile_problem(CALIBRATION, CalibrationProfile),
-    ),
-    KEY_PROFILE: (
-        "key profile",
-        "what the driver's keys depend on, by `doctor --keys`",
-        _profile_problem(KEY_PROFILE, KeyProfile),
-    ),
-    DISTRUSTED_KEYS: (
-        "distrusted keys",
-        "kinds of pipelines whose keys the driver gives twice",
-        _profile_problem(DISTRUSTED_KEYS, DistrustedKeys),
-    ),
-    DURATIONS: (
-        "compile times",
-        "how long each pipeline took, to order the next run",
-        lambda path: read_durations(path).problem,
-    ),
-    FEATURE_GROUPS: (
-        "groups of applications",
-        "for which applications the cache file was made",
-        lambda path: read_feature_groups(cache_file_of(path))[1],
-    ),
-    CONTENTS: (
-        "contents",
-        "which pipelines of sets the cache file holds",
-        lambda path: read_contents(cache_file_of(path)).problem,
-    ),
-    CULPRITS: (
-        "quarantine",
-        "which pipelines ended the driver's process, and are left out",
-        _profile_problem(CULPRITS, Quarantine),
-    ),
-    MODULE_IDENTIFIERS: (
-        "shader-module identifiers",
-        "identifiers of shader modules, of one algorithm, so that pipelines are created without SPIR-V",
-        lambda path: MODULE_IDENTIFIERS.read(path, decode_identifiers)[1],
-    ),
-    PLAN: ("plan", "a set as it was decoded for the device", lambda path: read_plan(path)[1]),
-}
+@frozen
+class StateInspection:
+    """What is in the database of a directory.
+
+    Attributes:
+        counts: Number of values by their kind in words.
+        problems: What is damaged; the rest is used all the same.
+    """
+
+    counts: dict[str, int]
+    problems: tuple[str, ...] = ()
+
+    @property
+    def holds(self) -> str:
+        """What is in it, in words."""
+        return ", ".join(f"{count} {name}" for name, count in self.counts.items()) or "nothing yet"
+
+
+def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> StateInspection:
+    """Prove the structure and every value of a directory's database. Never raises; changes nothing."""
+    counts: dict[str, int] = {}
+    problems: list[str] = []
+    try:
+        with State.open(directory, operations) as state, state.reading() as sql:
+            problems += [str(text) for (text,) in sql.execute("PRAGMA quick_check") if text != "ok"]
+            for kind in KINDS:
+                names = kind.names(sql)
+                problems += filter(None, (kind.stored(sql, name)[1] for name in names))
+                if names:
+                    counts[kind.name] = len(names)
+            plans = prove_plans(sql)
+            problems += filter(None, plans)
+            if plans:
+                counts["plans"] = len(plans)
+            if binaries := sql.execute("SELECT count(*) FROM binary_pipeline").fetchone()[0]:
+                counts["pipelines in binaries"] = binaries
+    except ReadError as error:
+        problems.append(error.reason)
+    return StateInspection(counts, tuple(problems))
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
-    """What a file beside a cache file, of a store, or of a pack is, by its name; else None. Never raises."""
-    # Their modules are not imported for the name of anything else.
-    for start, inspect in ((Path(STORE_NAME).stem, _inspect_of_store), ("manifest.", _inspect_of_pack)):
-        if path.name.startswith(start) and (found := inspect(path)) is not None:
-            return found
+    """What a file of a cache directory or of a pack is, by its name; None for any other. Never raises."""
+    # Its module is not imported for the name of anything else.
+    if path.name.startswith("manifest.") and (found := _inspect_of_pack(path)) is not None:
+        return found
+    if path.name == STATE_NAME:
+        state = inspect_state(path.parent)
+        return BesideInspection("database", state.holds, None, "; ".join(state.problems))
+    if path.name.startswith(STATE_NAME):
+        return BesideInspection("file of the database", "nothing by itself: the database needs it", None)
     if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
         cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
         return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)
-    kind = kind_of(path)
-    if kind is None:
-        return None
-    name, holds, problem = _BESIDE[kind]
-    shared = kind is MODULE_IDENTIFIERS
-    return BesideInspection(name, holds, None if shared else cache_file_of(path), problem(path))
-
-
-def _inspect_of_store(path: Path) -> BesideInspection | None:
-    from orchestrator.stores.binary_store import refusal_of
-
-    if path.name.removeprefix(STORE_NAME) in ("-wal", "-shm", "-journal", LOCK_SUFFIX):
-        return BesideInspection("file of a database", "nothing of its own: the database needs it", None)
-    if path.name != STORE_NAME:
-        return None
-    holds = "pipeline binaries of all devices; see `orchestrator binaries stat` and `verify`"
-    return BesideInspection("database", holds, None, refusal_of(path))
+    return None
 
 
 def _inspect_of_pack(path: Path) -> BesideInspection | None:

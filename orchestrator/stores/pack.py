@@ -33,6 +33,7 @@ from msgspec.structs import replace
 from orchestrator.errors import OrchestratorError, shown
 from orchestrator.stores import binary_export
 from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
     DEFAULT_CAP,
     PREFIX_HEADER_SIZE,
     CacheHeaderError,
@@ -45,6 +46,7 @@ from orchestrator.stores.files.atomic_file import (
     MissingFileError,
     ReadError,
     SaveError,
+    check_directory,
     content_hash128,
     ensure_directory,
     likely_cause,
@@ -54,7 +56,6 @@ from orchestrator.stores.files.atomic_file import (
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previous_path, sweep_file
 from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, DURATIONS, check_directory
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
     MadeFor,
@@ -272,7 +273,7 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
     @classmethod
     def of(cls, cache_file: Path) -> Self:
         """What is noted of a cache file, which need not be there."""
-        times, contents = read_durations(DURATIONS.path(cache_file)), read_contents(cache_file)
+        times, contents = read_durations(cache_file), read_contents(cache_file)
         is_current = False
         with suppress(ReadError):
             is_current = bool(contents.data_hash) and contents.data_hash == stored_data_hash(cache_file)

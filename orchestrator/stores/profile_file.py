@@ -1,4 +1,4 @@
-"""Profiles: facts that were measured about a device and its driver, as JSON beside its cache file.
+"""Profiles: facts that were measured about a device and its driver, as JSON in the database.
 
 `CalibrationProfile` says what is fastest. `KeyProfile` says what the driver's pipeline-cache keys depend on
 besides the pipeline. `DistrustedKeys` names the kinds of pipelines whose driver keys are ambiguous, so that
@@ -8,20 +8,20 @@ default; none changes its meaning. Thread-safe.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated, Any, Generic, Self, TypeAlias, TypeVar
+from typing import Annotated, Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
+from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import Feature
 from orchestrator.stores.cache_file import IDENTITY_FIELDS, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.kinds import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE, Kind
+from orchestrator.stores.state import Kind, state_path
 from orchestrator.version import VERSION
 
 PROFILE_FORMAT = 1
@@ -105,49 +105,35 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
 P = TypeVar("P", bound=Profile)
 
 
-def decode_profile(data: bytes, kind: type[P]) -> P:
-    """Decode a profile.
-
-    Raises:
-        msgspec.MsgspecError: It is damaged.
-    """
-    # Files of earlier versions call a start a temperature. Inside a string the quotes would be escaped.
-    return msgspec.json.decode(re.sub(rb'"temperature":', b'"start":', data), type=kind)
-
-
 class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
-    """The profile at `path`, if any; `problem` says why an existing file was not used, or ""."""
+    """The profile in the database at `path`, if any; `problem` says why one that is there was not used."""
 
     path: Path
     profile: P | None
     problem: str = ""
 
 
-class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
-    """Files of one kind of profile: their row in the table and their type."""
+@frozen
+class ProfileKind(Generic[P]):
+    """One kind of profile: each device has at most one, named by its cache file."""
 
-    kind: Kind
-    type: type[P]
-
-    def path(self, directory: Path, identity: DeviceIdentity) -> Path:
-        """The file of a device's profile in a directory of cache files."""
-        return self.kind.path(cache_path(directory, identity))
+    kind: Kind[P]
 
     def load(
         self, directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
     ) -> ProfileLoad[P]:
         """Load the profile of a device, unless it is of another device or driver. Never raises."""
-
-        def decode(data: bytes) -> P:
-            profile = decode_profile(data, self.type)
-            if profile.format != PROFILE_FORMAT:
-                raise ValueError(f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}")
-            if differences := profile.identity.differences(ProfileIdentity.of(identity)):
-                raise ValueError(f"it is of another device or driver: {differences[0]}")
-            return profile
-
-        path = self.path(directory, identity)
-        return ProfileLoad(path, *self.kind.read(path, decode, operations))
+        path = state_path(directory)
+        profile, problem = self.kind.read(cache_path(directory, identity), operations)
+        if profile is None:
+            return ProfileLoad(path, None, problem)
+        if profile.format != PROFILE_FORMAT:
+            problem = f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}"
+        elif differences := profile.identity.differences(ProfileIdentity.of(identity)):
+            problem = f"it is of another device or driver: {differences[0]}"
+        return (
+            ProfileLoad(path, None, f"{self.kind.name}: {problem}") if problem else ProfileLoad(path, profile)
+        )
 
     def save(
         self,
@@ -156,13 +142,13 @@ class ProfileFile(msgspec.Struct, Generic[P], frozen=True):
         profile: P,
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> Path:
-        """Save a profile in a directory of cache files, in place of an earlier one; returns the file.
+        """Save a profile in place of an earlier one; returns the database.
 
         Raises:
-            SaveError: As `Kind.write`.
+            SaveError: As `Kind.update`.
         """
-        content = msgspec.json.format(msgspec.json.encode(profile), indent=1)
-        return self.kind.write(cache_path(directory, identity), lambda: (content,), operations)
+        self.kind.update(cache_path(directory, identity), lambda _: msgspec.json.encode(profile), operations)
+        return state_path(directory)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,8 +293,9 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     dropped: tuple[Dropped, ...] = ()
 
 
-_CALIBRATION = ProfileFile(CALIBRATION, CalibrationProfile)
-profile_path, load_profile, save_profile = _CALIBRATION.path, _CALIBRATION.load, _CALIBRATION.save
+CALIBRATION: Final = Kind("calibration profile", msgspec.json.Decoder(CalibrationProfile).decode)
+_CALIBRATION: Final = ProfileKind(CALIBRATION)
+load_profile, save_profile = _CALIBRATION.load, _CALIBRATION.save
 
 
 class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -411,9 +398,10 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
-_KEYS = ProfileFile(KEY_PROFILE, KeyProfile)
+KEY_PROFILE: Final = Kind("key profile", msgspec.json.Decoder(KeyProfile).decode)
+_KEYS: Final = ProfileKind(KEY_PROFILE)
 KeyProfileLoad = ProfileLoad[KeyProfile]
-key_profile_path, load_key_profile, save_key_profile = _KEYS.path, _KEYS.load, _KEYS.save
+load_key_profile, save_key_profile = _KEYS.load, _KEYS.save
 
 
 class DistrustedKeys(Profile, frozen=True, kw_only=True):
@@ -422,14 +410,15 @@ class DistrustedKeys(Profile, frozen=True, kw_only=True):
     kinds: tuple[PipelineKind, ...]
 
 
-_FILE = ProfileFile(DISTRUSTED_KEYS, DistrustedKeys)
+DISTRUSTED_KEYS: Final = Kind("distrusted keys", msgspec.json.Decoder(DistrustedKeys).decode)
+_DISTRUSTED: Final = ProfileKind(DISTRUSTED_KEYS)
 
 
 def read_distrusted(
     directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> tuple[frozenset[PipelineKind], str]:
-    """The kinds remembered for a driver, and why an existing file was not used, or "". Never raises."""
-    loaded = _FILE.load(directory, identity, operations)
+    """The kinds remembered for a driver, and why what is remembered was not used, or "". Never raises."""
+    loaded = _DISTRUSTED.load(directory, identity, operations)
     return frozenset() if loaded.profile is None else frozenset(loaded.profile.kinds), loaded.problem
 
 
@@ -438,16 +427,17 @@ def remember_distrusted(
     identity: DeviceIdentity,
     kinds: Collection[PipelineKind],
     operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> Path:
-    """Add kinds to the remembered ones; returns the file.
+) -> None:
+    """Add kinds to the remembered ones.
 
     Raises:
-        SaveError: As `Kind.write`.
+        SaveError: As `Kind.update`.
     """
+    about = ProfileIdentity.of(identity)
 
-    def make() -> tuple[bytes]:
-        known, _ = read_distrusted(directory, identity, operations)  # under the lock: others add too
-        every = tuple(kind for kind in PipelineKind if kind in known.union(kinds))
-        return (msgspec.json.encode(DistrustedKeys.of(identity, kinds=every)),)
+    def make(old: DistrustedKeys | None) -> bytes:
+        known = old.kinds if old is not None and old.identity == about else ()
+        every = tuple(kind for kind in PipelineKind if kind in {*known, *kinds})
+        return msgspec.json.encode(DistrustedKeys.of(identity, kinds=every))
 
-    return DISTRUSTED_KEYS.write(cache_path(directory, identity), make, operations)
+    DISTRUSTED_KEYS.update(cache_path(directory, identity), make, operations)

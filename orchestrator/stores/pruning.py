@@ -5,6 +5,7 @@ only good one. A file of a driver that the caller did not name stays. Planning c
 removes each planned file under the writer lock of its cache file, and only if it was not replaced since.
 Files with other names than ours stay, and so do those of a pack, which are for other machines; files in the
 quarantine go, because they are kept only to be examined.
+Values and plans in the database go with the cache file that they are about, or by their own age or driver.
 In a store of binaries, generations are removed as files are, and to make room, the least valuable binaries.
 What generations that stay use too is not counted as removed.
 """
@@ -20,7 +21,13 @@ import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.stores.cache_file import LoadStatus, PipelineCachePrefixHeader
+from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
+    LoadStatus,
+    PipelineCachePrefixHeader,
+    stored_data_hash,
+)
+from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
     FileOperations,
@@ -33,22 +40,20 @@ from orchestrator.stores.files.recovery import (
     PREVIOUS_SUFFIX,
     QUARANTINE_DIRECTORY,
     is_quarantined,
-    loaded_by,
     previous_path,
 )
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX, PLAN, STORE_NAME, cache_file_of, kind_of
+from orchestrator.stores.load_counter import deaths_of
 from orchestrator.stores.pack import Pack, is_pack
-from orchestrator.stores.profile_file import ProfileIdentity
+from orchestrator.stores.profile_file import (
+    CALIBRATION,
+    DISTRUSTED_KEYS,
+    KEY_PROFILE,
+    ProfileIdentity,
+)
+from orchestrator.stores.state import STATE_NAME, State
 
 _LEAST_UNUSED: Final = 1 << 20  # pages that the next run will fill are not worth a copy
-
-
-class _About(msgspec.Struct):
-    identity: ProfileIdentity
-
-
-_about = msgspec.json.Decoder(_About)
 
 
 class PruneReason(enum.StrEnum):
@@ -61,6 +66,7 @@ class PruneReason(enum.StrEnum):
     OLD: not saved for longer than the given age.
     SIZE: the oldest of those that exceed the given size.
     UNUSED: pages of the store of binaries that hold nothing.
+    STATE: what was noted of a cache file that goes.
     """
 
     QUARANTINE = "quarantine"
@@ -70,6 +76,17 @@ class PruneReason(enum.StrEnum):
     OLD = "old"
     SIZE = "over the size"
     UNUSED = "unused pages"
+    STATE = "notes of a removed file"
+
+
+@frozen
+class _Row:
+    table: str
+    number: int
+    cache_file: str
+    size: int
+    used_s: int
+    proof: bytes
 
 
 @frozen
@@ -77,7 +94,7 @@ class PruneItem:
     """A file that is not wanted; `modified_ns`, since the epoch, tells whether it was replaced since.
 
     For a part of a store of binaries, `generation` is its digest, or empty for unused pages and for the least
-    valuable binaries; then `left` bytes of it may stay.
+    valuable binaries; then `left` bytes of it may stay. For a part of the database, `rows` are its rows.
     """
 
     path: Path
@@ -87,6 +104,7 @@ class PruneItem:
     modified_ns: int = 0
     generation: bytes | None = None
     left: int = 0
+    rows: tuple[_Row, ...] = ()
 
 
 @frozen
@@ -176,7 +194,6 @@ def plan_prune(
     is_packed = is_pack(directory)
     packed = Pack.open(directory).manifest.names if is_packed else ()
     found = [each for each in _files(directory, operations) if each.path.name not in packed]
-    suspected = _suspected(each.path.name for each in found)
     current = [each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX)]
     previous = {
         each.path: each for each in found if each.path.name.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)
@@ -191,7 +208,10 @@ def plan_prune(
         older = previous.pop(previous_path(each.path), None)
         if reason is None:
             kept.append(each)
-            is_good = inspection.status is LoadStatus.LOADED and each.path.name not in suspected
+            header = inspection.prefix_header
+            is_good = inspection.status is LoadStatus.LOADED and not (
+                header is not None and deaths_of(each.path, header.data_hash, operations)
+            )
             if older is not None and is_good:
                 items.append(_item(older, PruneReason.PREVIOUS))
             elif older is not None:
@@ -211,7 +231,8 @@ def plan_prune(
             kept.append(orphan)
         else:
             items.append(_item(orphan, reason, detail))
-    items += _unwanted_beside(found, items, rules, operations)
+    notes, plans = ([], []) if is_packed else _parts_of_state(directory, items, rules, operations)
+    items += notes
     parts, store, note = _parts_of_store(found, rules)
     items += parts
     kept += store
@@ -219,36 +240,41 @@ def plan_prune(
     kept.sort(key=lambda each: damaged.get(each.path, each.status.modified_ns + 1), reverse=True)
     if max_bytes is not None:
         # Plans go first, because they can be made again without a driver.
-        unwanted = {each.path for each in items}
-        plans = [each for each in found if kind_of(each.path) is PLAN and each.path not in unwanted]
-        plans.sort(key=lambda each: each.status.modified_ns, reverse=True)
-        while (plans or kept) and (
-            over := sum(each.status.size for each in (*kept, *plans, *shrunk)) - max_bytes
-        ) > 0:
-            oldest = (plans or kept).pop()
-            if oldest.path.name != STORE_NAME:
-                items.append(_item(oldest, PruneReason.SIZE))
-                continue
+        left = sum(each.status.size for each in kept) + sum(each.size for each in plans) - max_bytes
+        gone = []
+        while plans and left > 0:
+            gone.append(plans.pop())
+            left -= gone[-1].size
+        if gone:
+            items.append(_rows_item(directory, gone, PruneReason.SIZE, "plans"))
+        while kept and left > 0:
+            oldest = kept.pop()
             size = oldest.status.size
-            left = max(0, size - over)
+            if oldest.path.name != STATE_NAME:
+                items.append(_item(oldest, PruneReason.SIZE))
+                left -= size
+                continue
+            rest = max(0, size - left)
+            why = "what is worth least"
             items.append(
-                PruneItem(
-                    oldest.path,
-                    size - left,
-                    PruneReason.SIZE,
-                    "what is worth least",
-                    generation=b"",
-                    left=left,
-                )
+                PruneItem(oldest.path, size - rest, PruneReason.SIZE, why, generation=b"", left=rest)
             )
-            rest = msgspec.structs.replace(oldest.status, size=left)
-            shrunk.append(_File(oldest.path, rest))
+            shrunk.append(_File(oldest.path, msgspec.structs.replace(oldest.status, size=rest)))
+            left -= size - rest
     return PrunePlan(tuple(items), tuple((each.path, each.status.size) for each in (*kept, *shrunk)), note)
+
+
+def _unused_bytes(directory: Path) -> int:
+    with State.open(directory) as state, state.reading() as sql:
+        pages, size = (
+            int(sql.execute(f"PRAGMA {each}").fetchone()[0]) for each in ("freelist_count", "page_size")
+        )
+        return pages * size
 
 
 def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneItem], list[_File], str]:
     """Unwanted generations of the store of binaries, the store without them, and what is wrong."""
-    file = next((each for each in found if each.path.name == STORE_NAME), None)
+    file = next((each for each in found if each.path.name == STATE_NAME), None)
     if file is None:
         return [], [], ""
     from orchestrator.stores.binary_store import BinaryStore, StoreError
@@ -256,6 +282,8 @@ def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneIt
     try:
         with BinaryStore.open(file.path.parent, create=False) as store:
             stat = store.statistics()
+            if not stat.generations:
+                return [], [], ""
             unwanted = []
             for each in stat.generations:
                 used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
@@ -270,7 +298,7 @@ def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneIt
         name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
         detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
         parts.append(PruneItem(file.path, size, reason, detail, generation=about.digest))
-    unused = stat.file_bytes - stat.used_bytes
+    unused = _unused_bytes(file.path.parent)
     if unused > max(_LEAST_UNUSED, stat.file_bytes // 10):
         parts.append(PruneItem(file.path, unused, PruneReason.UNUSED, generation=b"", left=stat.used_bytes))
     left = max(0, stat.used_bytes - sum(freed))
@@ -282,7 +310,6 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
     """Remove what a plan names. Does not wait: a file that is being saved stays."""
     removed: list[PruneItem] = []
     failed: list[tuple[PruneItem, str]] = []
-    suspected: dict[Path, frozenset[str]] = {}
     unused = {each.path: each for each in plan.items if each.reason is PruneReason.UNUSED}
 
     def take(item: PruneItem, problem: str | None) -> None:
@@ -293,7 +320,7 @@ def prune(plan: PrunePlan, operations: FileOperations = REAL_FILE_OPERATIONS) ->
 
     for item in plan.items:
         if item.reason is not PruneReason.UNUSED:
-            take(item, _suspicion(item, suspected, operations) or _remove(item, operations))
+            take(item, _suspicion(item, operations) or _remove(item, operations))
     notes = []
     # Once, when all that goes is gone: a store is copied for it.
     for path in {**unused, **dict.fromkeys(each.path for each in removed if each.generation is not None)}:
@@ -332,39 +359,32 @@ def _compact(path: Path) -> str | None:
 
 def _remove(item: PruneItem, operations: FileOperations) -> str | None:
     """Remove one file; why it stays, or None."""
+    if item.rows:
+        return _remove_rows(item, operations)
     if item.generation is not None:
         return _remove_part(item.path, item)
     if item.reason is PruneReason.QUARANTINE:
         return _unlink(item, operations)
     name = item.path.name.removesuffix(PREVIOUS_SUFFIX)
     try:
-        path = cache_file_of(item.path.with_name(name))
-        with writer_lock(path, operations, wait_s=0) as held:
+        with writer_lock(item.path.with_name(name), operations, wait_s=0) as held:
             return _unlink(item, operations) if held else "a process is saving it"
     except SaveError as error:
         return error.reason
 
 
-def _suspicion(
-    item: PruneItem, suspected: dict[Path, frozenset[str]], operations: FileOperations
-) -> str | None:
-    """Why a previous generation may be needed since the plan was made, or None; lists a directory once."""
+def _suspicion(item: PruneItem, operations: FileOperations) -> str | None:
+    """Why a previous generation may be needed since the plan was made, or None."""
     if item.reason is not PruneReason.PREVIOUS:
         return None
-    folder = item.path.parent
-    if folder not in suspected:
-        try:
-            suspected[folder] = _suspected(operations.list_directory(folder))
-        except OSError as error:
-            return likely_cause(error)
-    if item.path.name.removesuffix(PREVIOUS_SUFFIX) in suspected[folder]:
-        return "a process loads the current generation, or died of it"
+    path = item.path.with_name(item.path.name.removesuffix(PREVIOUS_SUFFIX))
+    try:
+        current = stored_data_hash(path, operations)
+    except ReadError as error:
+        return error.reason
+    if current is None or deaths_of(path, current, operations):
+        return "the current generation is gone, or a process loads it or died of it"
     return None
-
-
-def _suspected(names: Iterable[str]) -> frozenset[str]:
-    """Names of files that a process loads now, or died while it did, by the names in their directory."""
-    return frozenset(filter(None, map(loaded_by, names)))
 
 
 def _unlink(item: PruneItem, operations: FileOperations) -> str | None:
@@ -402,31 +422,68 @@ def _files(directory: Path, operations: FileOperations) -> list[_File]:
     return found
 
 
-def _unwanted_beside(
-    found: Iterable[_File], items: Iterable[PruneItem], rules: _Rules, operations: FileOperations
-) -> list[PruneItem]:
-    """Files of another driver, old files, and files beside a cache file of another driver."""
-    going = {each.path for each in items if each.reason is PruneReason.OTHER_DRIVER}
-    unwanted = []
-    for each in found:
-        cache_file = cache_file_of(each.path)
-        if cache_file == each.path:
-            continue
-        about = _profile_identity(each.path, operations)
-        reason, detail = rules.unwanted(each, about)
-        if reason is not PruneReason.OTHER_DRIVER and cache_file in going:
-            reason, detail = PruneReason.OTHER_DRIVER, f"it lies beside {cache_file.name}"
+def _parts_of_state(
+    directory: Path, items: Iterable[PruneItem], rules: _Rules, operations: FileOperations
+) -> tuple[list[PruneItem], list[_Row]]:
+    """Unwanted parts of the database, one for each cache file; and the plans that stay, the newest first."""
+    going = {each.path.name: each for each in items if each.reason is PruneReason.OTHER_DRIVER}
+    unwanted: dict[tuple[str, PruneReason, str], list[_Row]] = {}
+    plans = []
+    for row, about in _rows(directory, operations):
+        age = FileStatus(row.size, True, False, 0o600, 0, modified_ns=row.used_s * 1_000_000_000)
+        reason, detail = rules.unwanted(_File(directory / STATE_NAME, age), about)
+        if row.cache_file in going:
+            reason, detail = PruneReason.STATE, ""
         if reason is not None:
-            unwanted.append(_item(each, reason, detail))
-    return unwanted
+            unwanted.setdefault((row.cache_file, reason, detail), []).append(row)
+        elif row.table == "plan":
+            plans.append(row)
+    plans.sort(key=lambda each: each.used_s, reverse=True)
+    return [
+        _rows_item(directory, rows, reason, f"of {name}" + (f": {detail}" if detail else ""))
+        for (name, reason, detail), rows in unwanted.items()
+    ], plans
 
 
-def _profile_identity(path: Path, operations: FileOperations) -> ProfileIdentity | None:
-    kind = kind_of(path)
-    if kind is None or not kind.names_driver:
-        return None
-    about, _ = kind.read(path, _about.decode, operations)
-    return None if about is None else about.identity
+def _rows_item(directory: Path, rows: Sequence[_Row], reason: PruneReason, detail: str) -> PruneItem:
+    size = sum(each.size for each in rows)
+    return PruneItem(directory / STATE_NAME, size, reason, detail, rows=tuple(rows))
+
+
+def _rows(directory: Path, operations: FileOperations) -> list[tuple[_Row, ProfileIdentity | None]]:
+    """Everything in the database, with the driver that it names; nothing where it cannot be used."""
+    profiles = {kind.name: kind for kind in (CALIBRATION, KEY_PROFILE, DISTRUSTED_KEYS, QUARANTINE)}
+    found: list[tuple[_Row, ProfileIdentity | None]] = []
+    try:
+        with State.open(directory, operations) as state, state.reading() as sql:
+            values = sql.execute(
+                "SELECT rowid, kind, name, length(data), used_s, proof FROM value"
+            ).fetchall()
+            for number, kind, name, *rest in values:
+                profile = profiles[kind].stored(sql, name)[0] if kind in profiles else None
+                about = None if profile is None else profile.identity
+                found.append((_Row("value", number, str(name), *rest), about))
+            plans = sql.execute("SELECT rowid, cache_file, length(data), used_s, proof FROM plan")
+            found += [(_Row("plan", number, str(name), *rest), None) for number, name, *rest in plans]
+    except ReadError:
+        return []
+    return found
+
+
+def _remove_rows(item: PruneItem, operations: FileOperations) -> str | None:
+    """Remove a part of the database, but for what was replaced since; why it stays, or None."""
+    try:
+        with State.open_to_write(item.path.parent, operations) as state:
+            with state.writing() as sql:
+                for row in item.rows:
+                    sql.execute(
+                        f"DELETE FROM {row.table} WHERE rowid = ? AND proof = ?",  # noqa: S608
+                        (row.number, row.proof),
+                    )
+            state.shrink()
+    except SaveError as error:
+        return error.reason
+    return None
 
 
 def other_driver(about: PipelineCachePrefixHeader | ProfileIdentity, here: Iterable[DeviceIdentity]) -> str:

@@ -24,10 +24,11 @@ import functools
 import os
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar
 from urllib.parse import quote
 
 import msgspec
@@ -48,6 +49,7 @@ from orchestrator.stores.files.atomic_file import (
     ensure_directory,
     likely_cause,
     refused,
+    unwritable,
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
 from orchestrator.stores.files.writer_lock import writer_lock
@@ -70,6 +72,9 @@ SCHEMA: Final = (
     " payload INTEGER NOT NULL, PRIMARY KEY (pipeline, position)) WITHOUT ROWID",
     "CREATE INDEX binary_use_payload ON binary_use (payload)",
     "CREATE TABLE binary_payload (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
+    "CREATE TABLE plan (content BLOB NOT NULL, rules BLOB NOT NULL, device BLOB NOT NULL,"
+    " used_s INTEGER NOT NULL, cache_file TEXT NOT NULL,"
+    " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (content, rules, device))",
 )
 """Every statement that makes a new database; a file with any other schema is refused."""
 
@@ -94,7 +99,6 @@ _CIRCUMSTANCES: Final = frozenset(
     }
 )
 _CAUSES: Final = {
-    sqlite3.SQLITE_FULL: "the file system is full",
     sqlite3.SQLITE_BUSY: "another process did not finish writing in time",
     sqlite3.SQLITE_READONLY: "it may only be read",
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite allows",
@@ -116,6 +120,11 @@ class DamagedStateError(ReadError):
 def state_path(directory: Path) -> Path:
     """The database of a cache directory."""
     return directory / STATE_NAME
+
+
+def value_name(cache_file: Path) -> str:
+    """The name by which values of a cache file are found: its own, as text that SQLite takes."""
+    return cache_file.name.encode(errors="backslashreplace").decode()
 
 
 def proof_of(*parts: str | bytes | memoryview) -> bytes:
@@ -143,6 +152,7 @@ class State:
     note: str
     _connection: sqlite3.Connection
     _file_id: tuple[int, int]
+    _operations: FileOperations
     _lock: threading.RLock = field(factory=threading.RLock, init=False)
 
     @classmethod
@@ -154,7 +164,7 @@ class State:
             ReadError: It cannot be used; `DamagedStateError` if the next writer will begin a new one.
         """
         path = state_path(directory)
-        return cls(path, "", *_opened(path, operations))
+        return cls(path, "", *_opened(path, operations), operations)
 
     @classmethod
     def open_to_write(cls, directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
@@ -167,10 +177,10 @@ class State:
         note = ""
         for is_last in (False, False, True):
             try:
-                return cls(path, note, *_opened(path, operations))
+                return cls(path, note, *_opened(path, operations, to_write=True), operations)
             except ReadError as error:
                 if is_last or not isinstance(error, MissingFileError | DamagedStateError):
-                    raise SaveError(path, "opening", error.reason) from error
+                    raise SaveError(path, "opening", error.reason) from _cause_of(error.__cause__ or error)
                 if isinstance(error, MissingFileError):
                     _create(path, operations)
                 else:
@@ -224,7 +234,9 @@ class State:
                 self._roll_back()
 
     def _note_damage(self, error: sqlite3.Error) -> None:
-        if _code(error) in _DAMAGE:
+        # A damaged header may forbid to write, where nothing else does.
+        forbids = _code(error) == sqlite3.SQLITE_READONLY and unwritable(self.path, self._operations) is None
+        if forbids or _code(error) in _DAMAGE:
             _damaged.add(self._file_id)  # the next writer puts it aside
 
     def _roll_back(self) -> None:
@@ -253,100 +265,94 @@ class State:
 
 
 @frozen
-class Kind:
-    """A kind of small values in the database, each named by the cache file that it belongs to.
+class Kind(Generic[T]):
+    """A kind of small values in the database, each named by a cache file that it is about.
 
     Attributes:
-        name: Of the kind.
+        name: In words, for messages.
+        decode: Makes a value of bytes, or raises ValueError.
         cap: Most bytes of a value.
     """
 
     name: str
-    cap: int = 1 << 28
+    decode: Callable[[bytes], T]
+    cap: int = 4 << 20
 
     def read(
-        self,
-        cache_file: Path,
-        decode: Callable[[bytes], T],
-        operations: FileOperations = REAL_FILE_OPERATIONS,
+        self, cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
     ) -> tuple[T | None, str]:
         """The value of a cache file or None, and why what is there was not used, or "". Never raises.
 
-        `decode` raises ValueError for bad content. Thread-safe.
+        The cache file need not exist. Thread-safe.
         """
         try:
-            with State.open(cache_file.parent, operations) as state, state.reading() as connection:
-                data = self.stored(connection, cache_file)
-            return (None if data is None else decode(data)), ""
+            with State.open(cache_file.parent, operations) as state, state.reading() as sql:
+                return self.stored(sql, value_name(cache_file))
         except MissingFileError:
             return None, ""
         except ReadError as error:
-            return None, f"{error.path}: {error.reason}"
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ValueError) as error:
-            return None, f"{state_path(cache_file.parent)}: {self.name} of {value_name(cache_file)}: {error}"
+            return None, str(error)
 
-    def write(
+    def update(
         self,
         cache_file: Path,
-        make: Callable[[bytes | None], bytes],
+        make: Callable[[T | None], bytes],
         operations: FileOperations = REAL_FILE_OPERATIONS,
-        *,
-        used_s: int = 0,
     ) -> str:
-        """Replace the value of a cache file; returns what became of a database that could not be used, or "".
+        """Replace the value of a cache file; returns why an old one was lost, or "". Thread-safe.
 
         `make` gets the old value, None where there is none that can be used, and runs inside the
-        transaction: what other processes add is not lost. Thread-safe.
+        transaction: what other processes add is not lost.
 
         Raises:
             SaveError: It could not be written; the old value is unchanged.
         """
-        with State.open_to_write(cache_file.parent, operations) as state, state.writing() as connection:
-            try:
-                old = self.stored(connection, cache_file)
-            except ValueError:
-                old = None
+        with State.open_to_write(cache_file.parent, operations) as state, state.writing() as sql:
+            old, problem = self.stored(sql, value_name(cache_file))
             data = make(old)
             if len(data) > self.cap:
-                reason = f"{self.name} has {len(data)} bytes, more than the {self.cap} that are allowed"
+                reason = f"{self.name}: {len(data)} bytes, more than the {self.cap} that are allowed"
                 raise SaveError(state.path, "checking the size", reason)
-            self.store(connection, cache_file, data, used_s=used_s)
-            return state.note
+            self.store(sql, value_name(cache_file), data)
+            return state.note or problem
 
-    def stored(self, connection: sqlite3.Connection, cache_file: Path) -> bytes | None:
-        """The proven value of a cache file.
-
-        Raises:
-            ValueError: It is damaged.
-        """
-        name = value_name(cache_file)
-        row = connection.execute(
+    def stored(self, sql: sqlite3.Connection, name: str) -> tuple[T | None, str]:
+        """As `read`, in a block of `State`, by the name of the cache file."""
+        row = sql.execute(
             "SELECT proof, data FROM value WHERE kind = ? AND name = ?", (self.name, name)
         ).fetchone()
         if row is None:
-            return None
+            return None, ""
         proof, data = row
-        if not isinstance(data, bytes) or proof != proof_of(self.name, name, data):
-            raise ValueError("it is damaged: it does not have the hash that was saved with it")
-        return data
+        if not isinstance(data, bytes) or proof != self._proof(name, data):
+            return None, f"{self.name} of {name}: damaged: the hash that was saved with it differs"
+        try:
+            return self.decode(data), ""
+        except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+            return None, f"{self.name} of {name}: {error}"
 
-    def store(
-        self, connection: sqlite3.Connection, cache_file: Path, data: bytes, *, used_s: int = 0
-    ) -> None:
-        """Replace the value of a cache file in a transaction of the caller."""
-        name = value_name(cache_file)
-        connection.execute(
+    def store(self, sql: sqlite3.Connection, name: str, data: bytes | None) -> None:
+        """Replace a value in a block of `State.writing`, or remove it: None."""
+        if data is None:
+            sql.execute("DELETE FROM value WHERE kind = ? AND name = ?", (self.name, name))
+            return
+        sql.execute(
             "INSERT OR REPLACE INTO value (kind, name, used_s, proof, data) VALUES (?, ?, ?, ?, ?)",
-            (self.name, name, used_s, proof_of(self.name, name, data), data),
+            (self.name, name, int(time.time()), self._proof(name, data), data),
         )
 
+    def names(self, sql: sqlite3.Connection) -> list[str]:
+        """The names of all values of this kind, in a block of `State`."""
+        rows = sql.execute("SELECT name FROM value WHERE kind = ? ORDER BY name", (self.name,))
+        return [str(name) for (name,) in rows]
 
-def value_name(cache_file: Path) -> str:
-    """The name by which the values of a cache file are found."""
-    return cache_file.name
+    def _proof(self, name: str, data: bytes) -> bytes:
+        return proof_of(self.name, name, data)
 
 
-def _opened(path: Path, operations: FileOperations) -> tuple[sqlite3.Connection, tuple[int, int]]:
+def _opened(
+    path: Path, operations: FileOperations, *, to_write: bool = False
+) -> tuple[sqlite3.Connection, tuple[int, int]]:
     """A connection to a database that is ours and in order, and its device and inode; raises ReadError."""
     status = _trusted(path, operations)
     try:
@@ -354,7 +360,8 @@ def _opened(path: Path, operations: FileOperations) -> tuple[sqlite3.Connection,
             return _connected(path, "mode=rw", status), status.file_id
         except sqlite3.OperationalError as error:
             # A full or read-only file system refuses the index of a log. An empty log needs none.
-            if _code(error) not in _CIRCUMSTANCES - {sqlite3.SQLITE_BUSY} or _has_log(path, operations):
+            may_help = _code(error) in _CIRCUMSTANCES - {sqlite3.SQLITE_BUSY} and not to_write
+            if not may_help or _has_log(path, operations):
                 raise
             return _connected(path, "mode=ro&immutable=1", status), status.file_id
     except sqlite3.Error as error:
@@ -390,7 +397,7 @@ def _trusted(path: Path, operations: FileOperations) -> FileStatus:
 
 
 def _connected(path: Path, how: str, status: FileStatus) -> sqlite3.Connection:
-    uri = f"file:{quote(os.fspath(path.absolute()))}?{how}"
+    uri = f"file:{quote(os.fsencode(path.absolute()))}?{how}"
     connection = sqlite3.connect(
         uri, uri=True, timeout=_WAIT_S, isolation_level=None, check_same_thread=False
     )
@@ -424,7 +431,7 @@ def _prove(path: Path, connection: sqlite3.Connection, status: FileStatus) -> No
         reason = f"its tables are not those of this version (version {version}, expected {SCHEMA_VERSION})"
         raise DamagedStateError(path, reason)
     if status.file_id in _damaged:
-        raise DamagedStateError(path, "it is damaged: a query failed")
+        raise DamagedStateError(path, "it is damaged: it could not be used")
     if status.file_id in _checked:
         return
     what = f"('{_SMALL_TABLE}')" if status.size > _CHECKED_WHOLE else ""
@@ -536,13 +543,18 @@ def _save_error(path: Path, step: str, error: sqlite3.Error) -> SaveError:
     return SaveError(path, step, _reason(error))
 
 
-def _cause_of(error: sqlite3.Error) -> Exception:
+def _cause_of(error: BaseException) -> BaseException:
     """What `SaveError.is_out_of_space` knows a full file system by."""
-    return OSError(errno.ENOSPC, str(error)) if _code(error) == sqlite3.SQLITE_FULL else error
+    return OSError(errno.ENOSPC, str(error)) if _is_full(error) else error
+
+
+def _is_full(error: BaseException) -> bool:
+    codes = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
+    return getattr(error, "sqlite_errorcode", 0) in codes
 
 
 def _reason(error: sqlite3.Error) -> str:
-    cause = _CAUSES.get(_code(error))
+    cause = "the file system is full" if _is_full(error) else _CAUSES.get(_code(error))
     if _code(error) == sqlite3.SQLITE_CORRUPT:
         cause = "it is damaged"
     return f"{cause}: {error}" if cause is not None else str(error)

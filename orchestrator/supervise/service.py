@@ -37,7 +37,8 @@ from orchestrator.run.options import CompileOptions, available_workers
 from orchestrator.sets.decoder import decoding_processes
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.files.recovery import settle_kills
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.load_counter import forgive_loads
 from orchestrator.supervise.in_flight import InFlightTable
 from orchestrator.supervise.server import (
     Answer,
@@ -139,7 +140,8 @@ class _Server:
         while not all(fork.reaped for fork in forks) and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
         if self._directory:
-            settle_kills(Path(self._directory), [fork.process_id for fork in forks if fork.reaped])
+            with suppress(SaveError):
+                forgive_loads(Path(self._directory))
 
     def _fork(self, number: int, work: Callable[[int], None]) -> None:
         for ended in [each for each, fork in self._forks.items() if fork.reaped]:

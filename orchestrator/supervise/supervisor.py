@@ -57,8 +57,8 @@ from orchestrator.run.steering import Settlement, Steering, Wait
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits, load_quarantine, remove_culprits
-from orchestrator.stores.files.atomic_file import SaveError, likely_cause
-from orchestrator.stores.files.recovery import settle_death
+from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.load_counter import forgive_load
 from orchestrator.supervise.driver_output import DriverOutput
 from orchestrator.supervise.in_flight import OF_PIPELINES
 from orchestrator.supervise.server import (
@@ -372,18 +372,14 @@ class _Supervisor:
 
     async def _settle_loading(self, worker: _WorkerProcess, death: WorkerDeath) -> None:
         """Hold a death against the cache file that was loading only where the file may have caused it."""
-        identity, process_id = worker.watch.identity, worker.process_id
-        if self.directory is None or process_id is None or identity is None or death.was_loading:
+        identity = worker.watch.identity
+        if self.directory is None or identity is None or death.was_loading:
             return
         path = cache_path(self.directory, identity)
         try:
-            await trio.to_thread.run_sync(lambda: settle_death(path, process_id, crashed=False))
-        except FileNotFoundError:
-            pass  # there is no directory yet
-        except OSError as error:
-            self._notes.append(
-                f"how a process died was not noted beside its cache file: {likely_cause(error)}"
-            )
+            await trio.to_thread.run_sync(forgive_load, path)
+        except SaveError as error:
+            self._notes.append(f"how a process died was not noted with its cache file: {error}")
 
     async def _forward_stop(self, connection: Connection, number: int) -> None:
         await self._ending.wait()

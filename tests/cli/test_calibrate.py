@@ -9,8 +9,11 @@ import pytest
 from orchestrator.bench import calibration as calibrating
 from orchestrator.bench.jobs import Answer, FillJob, Job, Probed, ProbeJob, ProbeStep, SampleJob
 from orchestrator.cli.errors import ExitCode
+from orchestrator.devices.simulated import simulated_identity
 from orchestrator.stores import profile_file
 from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.stores.profile_file import load_profile
+from orchestrator.stores.state import state_path
 from tests.bench.support import SIMULATED, filled, sample_of
 from tests.cli.conftest import Call
 
@@ -64,8 +67,7 @@ def test_verdicts_are_said_and_kept_and_compile_follows_them(call: Call, tmp_pat
     assert "cold  --mode per-worker --workers 1" in done.out
     assert "two-level" in done.out
     assert "order of pipelines: given" in " ".join(done.out.split())
-    (kept,) = folder.glob("*.calibration.json")
-    assert str(kept) in done.out
+    assert str(state_path(folder)) in done.out
     compiled = call("compile", "sample", "--device", "simulated", "--cache-dir", folder, "--json").document
     assert (compiled["mode"], compiled["workers"]) == ("per-worker", 1)
     assert any("by the calibration of" in note for note in compiled["notes"])
@@ -122,12 +124,12 @@ def test_what_cannot_be_saved_is_shown(
 @pytest.mark.usefixtures("instant")
 def test_too_few_samples_decide_nothing_and_leave_what_was_there(call: Call, tmp_path: Path) -> None:
     call("calibrate", "--device", "simulated", "-j", "2", "--cache-dir", tmp_path)
-    (kept,) = tmp_path.glob("*.calibration.json")
-    before = kept.read_bytes()
+    before = load_profile(tmp_path, simulated_identity()).profile
+    assert before is not None
     done = call("calibrate", "--device", "simulated", "-j", "2", "-n", "2", "--cache-dir", tmp_path)
     assert "not saved" in done.out
     assert "not decided" in done.out
-    assert kept.read_bytes() == before
+    assert load_profile(tmp_path, simulated_identity()).profile == before
 
 
 def test_a_real_calibration_of_the_simulated_device_that_runs_out_of_time(call: Call, tmp_path: Path) -> None:

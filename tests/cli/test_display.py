@@ -78,12 +78,13 @@ def test_quiet_says_why_a_verb_fails(call: Call, tmp_path: Path) -> None:
     bad, folder = tmp_path / "bad.pipeline-cache", tmp_path / "folder"
     bad.write_bytes(b"\x89OPCF")
     folder.mkdir(mode=0o700)
-    (folder / "x.quarantine.json").write_bytes(b"{")
+    (folder / "state.sqlite").write_bytes(b"{")
+    (folder / "state.sqlite").chmod(0o600)
     for said, *arguments in (
         ("TRUNCATED", "verify", bad),
         ("TRUNCATED", "export", bad, "-o", tmp_path / "data"),
         ("TRUNCATED", "merge", bad, "-o", tmp_path / "merged", "-d", "simulated"),
-        ("not used: it is damaged", "quarantine", "list", "--cache-dir", folder),
+        ("it is damaged", "quarantine", "list", "--cache-dir", folder),
         ("a file, not a directory", "doctor", "-d", "simulated", "--cache-dir", bad),
     ):
         still = call(*arguments, "-q")

@@ -23,9 +23,9 @@ from orchestrator.errors import NoDeviceError
 from orchestrator.sets.spirv import validation as spirv_validation
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.load_counter import forgive_loads
 from tests.cli.conftest import Call, Done
-from tests.stores.faults.operations_under_test import sentinel_of
-from tests.stores.faults.sets import IDENTITY, OURS, data_of, file_of
+from tests.stores.faults.sets import IDENTITY, OURS, data_of, die_loading, file_of
 
 
 def findings(done: Done) -> dict[str, dict[str, Any]]:
@@ -56,10 +56,9 @@ def test_a_saved_cache_and_what_is_wrong_with_it(call: Call, tmp_path: Path) -> 
         return findings(done)["device simulated, saved cache"]
 
     assert "would be accepted" in saved(ExitCode.OK)["detail"]
-    suspicions = [sentinel_of(path, path.read_bytes(), number) for number in range(2)]
+    die_loading(path, OURS, times=2)
     assert "CRASHED_LAST_TIME" in saved(ExitCode.BAD_INPUT)["detail"]
-    for each in suspicions:
-        each.unlink()
+    forgive_loads(path.parent)
     path.write_bytes(file_of(OURS)[:-1])
     assert "TRUNCATED" in saved(ExitCode.BAD_INPUT)["detail"]
     previous_path(path).write_bytes(file_of(OURS))

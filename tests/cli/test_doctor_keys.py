@@ -16,9 +16,9 @@ from orchestrator.stores.profile_file import (
     KeyProfile,
     NotTried,
     ProbedKind,
-    key_profile_path,
     load_key_profile,
 )
+from orchestrator.stores.state import state_path
 from tests.cli.conftest import Call
 from tests.stores.profiles import IDENTITY, key_profile, tried
 
@@ -55,7 +55,7 @@ def test_the_simulated_device_whole(call: Call, folder: Path) -> None:
         ("compute", "graphics", "pipeline library", "ray tracing"), ""
     )
     assert len(document["independent"]) > 500
-    assert document["profile"] == str(key_profile_path(folder, IDENTITY))
+    assert document["profile"] == str(state_path(folder))
     assert document["not_saved"] == ""
     assert load_key_profile(folder, IDENTITY).profile is not None
     found = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
@@ -198,11 +198,9 @@ def test_a_profile_of_another_driver_is_a_hint(call: Call, folder: Path) -> None
     folder.mkdir(mode=0o700)
     other = evolve(IDENTITY, driver_version=77)
     profile = key_profile(identity=type(key_profile().identity).of(other))
-    path = key_profile_path(folder, IDENTITY)
     from orchestrator.stores.profile_file import save_key_profile
 
     save_key_profile(folder, IDENTITY, profile)
-    assert path.exists()
     findings = call("doctor", "-d", "simulated", "--cache-dir", folder, "--json").document["findings"]
     (known,) = [each for each in findings if each["subject"].endswith("what its keys depend on")]
     assert known["state"] == "hint"

@@ -13,11 +13,13 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli.errors import ExitCode
+from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.version import VERSION
 from tests.cli.conftest import Done, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest, unsupported
 from tests.stores.packs import make_pack
+from tests.stores.stored import names
 
 pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
@@ -162,7 +164,7 @@ def test_no_pipeline_is_blamed_where_the_address_space_is_too_small(tmp_path: Pa
         unsupported("a lavapipe for which 900 MiB of address space are too little")
     assert done.code == ExitCode.BAD_INPUT
     assert "900 MiB of address space (`ulimit -v`)" in done.err
-    assert not [*tmp_path.glob("*.quarantine.json")]
+    assert not names(tmp_path, QUARANTINE)
 
 
 def test_radv_without_a_gpu_says_what_needs_none() -> None:

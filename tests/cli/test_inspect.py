@@ -7,8 +7,10 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.sets.sample import sample_manifest_path, sample_path
-from orchestrator.stores.kinds import BESIDE, MODULE_IDENTIFIERS, Kind
+from orchestrator.stores.run_notes import DURATIONS
+from orchestrator.stores.state import state_path
 from tests.cli.conftest import Call, damage, inspected
+from tests.stores.stored import damage as spoil
 
 HEADER_BYTES = 128
 
@@ -154,46 +156,16 @@ def test_everything_in_a_cache_directory(call: Call, cache_file: Path) -> None:
     assert done.code == ExitCode.OK, done.err
     assert [each["path"] for each in done.document["files"]] == list(map(str, files))
     kinds = {each["kind"] for each in done.document["files"]}
-    assert kinds == {"cache file", "compile times", "contents", "groups of applications", "lock", "plan"}
+    assert kinds == {"cache file", "database", "file of the database", "lock"}
     assert (done.document["good"], done.document["bad"]) == (len(files), 0)
     assert f"{len(files)} files: {len(files)} good, 0 bad" in call("inspect", *files).out
 
 
 def test_one_bad_file_among_good_ones(call: Call, cache_file: Path) -> None:
-    times = cache_file.with_name(cache_file.name.replace(".pipeline-cache", ".durations"))
-    times.write_bytes(times.read_bytes()[:-1])
-    done = call("inspect", cache_file, times, sample_path(), "--json")
+    database = state_path(cache_file.parent)
+    spoil(cache_file.parent, DURATIONS)
+    done = call("inspect", cache_file, database, sample_path(), "--json")
     assert done.code == ExitCode.BAD_INPUT
     assert [each["good"] for each in done.document["files"]] == [True, False, True]
-    assert "entries need" in done.document["files"][1]["reason"]
-
-
-@pytest.mark.parametrize("kind", BESIDE, ids=lambda kind: kind.suffix)
-def test_every_kind_beside_a_cache_file_is_named(call: Call, tmp_path: Path, kind: Kind) -> None:
-    path = kind.path(tmp_path / "device.pipeline-cache", "0" * 16 if kind.labelled else "")
-    path.write_bytes(b"no such content")
-    document = inspected(call("inspect", path, "--json"))
-    assert document["good"] is False
-    assert document["reason"]
-    # Identifiers are of an algorithm, and no cache file has its name.
-    assert ("device.pipeline-cache" in call("inspect", path).out) == (kind is not MODULE_IDENTIFIERS)
-
-
-def test_a_plan(call: Call, small_set: Path, tmp_path: Path) -> None:
-    report = call(
-        "compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache", "--json"
-    ).document
-    (path,) = (tmp_path / "cache").glob("*.plan")
-    done = call("inspect", path, "--json")
-    assert done.code == ExitCode.OK
-    found = inspected(done)
-    assert (found["kind"], found["reason"]) == ("plan", "")
-    assert found["content_hash"] == report["set"]["content_hash"]
-    (group,) = found["made_for"]
-    assert group["opened_as"] == report["set"]["groups"][0]["opened_as"]
-    assert group["pipelines"] == report["set"]["groups"][0]["pipelines"]
-    assert "a plan: a set as it was decoded" in call("inspect", path).out
-    path.write_bytes(path.read_bytes()[:-1])
-    done = call("inspect", path, "--json")
-    assert done.code == ExitCode.BAD_INPUT
-    assert "bytes are declared" in inspected(done)["reason"]
+    assert "compile times" in done.document["files"][1]["reason"]
+    assert "damaged" in call("inspect", database).out

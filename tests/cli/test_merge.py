@@ -13,8 +13,8 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
-from orchestrator.stores.kinds import FEATURE_GROUPS
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups, read_feature_groups
+from orchestrator.stores.state import state_path
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
 
@@ -58,7 +58,7 @@ def test_a_record_that_cannot_be_written_is_a_note(
     call: Call, two: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = path_in(tmp_path / "out")
-    FEATURE_GROUPS.path(out).mkdir(parents=True)
+    state_path(out.parent).mkdir(parents=True)
     out.parent.chmod(0o700)
     done = call("merge", *two, "-o", out, "-d", "simulated", "--json")
     assert done.code == ExitCode.OK

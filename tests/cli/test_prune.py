@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 from attrs import evolve
 
@@ -13,14 +15,19 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.devices import listing
 from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.stores.cache_file import cache_path, save_cache_file
+from orchestrator.stores.culprits import QUARANTINE, Cause, Culprit, add_culprits
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.load_counter import forgive_loads
+from orchestrator.stores.plan_file import PlanIdentity, save_plan
 from orchestrator.stores.pruning import plan_prune, prune
+from orchestrator.stores.run_notes import DURATIONS, add_durations
 from tests.cli.conftest import Call
-from tests.stores.faults.operations_under_test import sentinel_of
-from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of
+from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, die_loading, file_of
 from tests.stores.packs import make_pack
+from tests.stores.stored import names as names_of
+from tests.stores.stored import plans
 
 DAY_NS = 86_400 * 10**9
 
@@ -93,7 +100,7 @@ def names(folder: Path) -> set[str]:
 
 def test_a_dry_run_finds_the_leftovers_and_changes_nothing(call: Call, folder: Path) -> None:
     ours = cache_path(folder, IDENTITY).name
-    of = (ours, f"{ours}.previous", "other.durations", "manifest.json", "x.binaries")
+    of = (ours, f"{ours}.previous", "manifest.json", "x.binaries")
     leftovers = [folder / f".{each}.{'0' * 16}.tmp" for each in of]
     for each in leftovers:
         each.write_bytes(b"x")
@@ -103,7 +110,7 @@ def test_a_dry_run_finds_the_leftovers_and_changes_nothing(call: Call, folder: P
     tried = call("prune", "--cache-dir", folder, "--dry-run", "--json").document
     assert names(folder) == before
     assert sorted(tried["leftovers"]) == sorted(map(str, leftovers))
-    assert "and 5 leftovers" in call("prune", "--cache-dir", folder, "--dry-run").out
+    assert "and 4 leftovers" in call("prune", "--cache-dir", folder, "--dry-run").out
     done = call("prune", "--cache-dir", folder, "--json").document
     assert (done["leftovers"], done["leftovers_failed"]) == (tried["leftovers"], [])
     assert not any(each.exists() for each in leftovers)
@@ -157,12 +164,12 @@ def test_a_previous_generation_stays_beside_what_may_crash_the_driver(call: Call
     path = cache_path(folder, IDENTITY)
     shutil.copy(path, previous_path(path))
     plan = plan_prune(folder)
-    suspicions = [sentinel_of(path, path.read_bytes(), number) for number in range(2)]
+    die_loading(path, OURS)
     assert removed(call, folder, "--dry-run") == {}
     # It was not suspected yet when the plan was made.
-    assert [why for _, why in prune(plan).failed] == ["a process loads the current generation, or died of it"]
-    for each in suspicions:
-        each.unlink()
+    ((_, why),) = prune(plan).failed
+    assert "a process loads it or died of it" in why
+    forgive_loads(folder)
     assert removed(call, folder) == {previous_path(path).name: "previous generation"}
 
 
@@ -190,6 +197,37 @@ def test_bounds(call: Call, folder: Path) -> None:
     assert removed(call, folder, "--older-than", "1d", "--dry-run") == {path.name: "old"}
     assert removed(call, folder, "--max-size", f"{size - 1}B") == {path.name: "over the size"}
     assert not path.exists()
+
+
+def rows(folder: Path) -> set[str]:
+    return {*names_of(folder, DURATIONS), *names_of(folder, QUARANTINE)}
+
+
+def test_what_is_noted_goes_with_its_driver_or_by_its_age(
+    call: Call, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, other = cache_path(folder, IDENTITY), evolve(IDENTITY, driver_version=IDENTITY.driver_version + 1)
+    gone = folder / "gone.pipeline-cache"
+    times = np.ones(1, np.uint64), np.ones(1, np.int64)
+    for each in (ours, gone):
+        add_durations(each, *times)
+    culprit = Culprit(key="0" * 16, kind="compute", cause=Cause.SIGNAL, reason="", seen_at=1.0)
+    add_culprits(folder, evolve(other, pipeline_cache_uuid=bytes(16)), [culprit])
+    save_plan(ours, PlanIdentity(bytes(16), bytes(16), bytes(16)), [bytes(1000)])
+    of_other = cache_path(folder, evolve(other, pipeline_cache_uuid=bytes(16))).name
+    assert removed(call, folder) == {"state.sqlite": "other driver"}
+    assert of_other not in rows(folder)
+    assert rows(folder) == {ours.name, gone.name}
+    # A plan goes before a cache file: it can be made again.
+    size = ours.stat().st_size
+    assert removed(call, folder, "--max-size", str(size + 1000)) == {}
+    assert removed(call, folder, "--max-size", str(size + 999)) == {"state.sqlite": "over the size"}
+    assert (plans(folder), ours.exists()) == (0, True)
+    now_ns = time.time_ns()
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns + 40 * DAY_NS)
+    document = call("prune", "--cache-dir", folder, "--json", "--older-than", "30d").document
+    assert {each["reason"] for each in document["removed"]} == {"old"}
+    assert rows(folder) == set()
 
 
 @pytest.mark.parametrize("option", [("--max-size", "much"), ("--older-than", "long")])

@@ -220,7 +220,7 @@ def test_no_output_is_written_over_the_set(call: Call, small_set: Path, tmp_path
     assert small_set.read_bytes() == before
 
 
-@pytest.mark.parametrize("suffix", [".pipeline-cache", ".durations"])
+@pytest.mark.parametrize("suffix", [".pipeline-cache", ".sqlite"])
 def test_no_output_is_written_over_what_is_kept(
     call: Call, small_set: Path, tmp_path: Path, suffix: str
 ) -> None:

@@ -33,10 +33,10 @@ from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file, stored_data_hash
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.mac import MacKey
-from orchestrator.stores.kinds import CONTENTS
 from orchestrator.stores.pack import Pack, PackError, PackTarget, PackWriter, manifest_of
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
+    CONTENTS,
     add_contents,
 )
 from orchestrator.supervise.targets import TargetResult
@@ -52,6 +52,7 @@ from tests.stores.faults.sets import (
     path_in,
 )
 from tests.stores.packs import KEY, key_file, make_pack, part
+from tests.stores.stored import forget
 
 OTHER_DRIVER = simulated_identity(driver_version=2)
 
@@ -338,11 +339,11 @@ def test_what_was_not_saved_is_left_out(tmp_path: Path) -> None:
     created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
     assert packed(report) == (created, 0)
     some = np.array(keys[: created // 2], np.uint64)
-    CONTENTS.path(path).unlink()
+    forget(path.parent, CONTENTS)
     add_contents(path, some, stored_data_hash(path) or b"", ())
     assert packed(report) == (len(some), created - len(some))
     # What another file held says nothing.
-    CONTENTS.path(path).unlink()
+    forget(path.parent, CONTENTS)
     add_contents(path, some, bytes(16), ())
     assert packed(report) == (0, created)
     path.unlink()
@@ -355,7 +356,7 @@ def test_a_reason_names_no_folder_of_the_machine(tmp_path: Path) -> None:
     words = f"{path.name}: replacing failed: Permission denied: {tmp_path.name} has mode 555; what was there"
     report = report_of(tmp_path)
     failed = replace(report, cache_file=replace(report.cache_file, error=str(error)))
-    CONTENTS.path(path).unlink()
+    forget(path.parent, CONTENTS)
     (left_out,) = pack_one(tmp_path, failed).parts[0].left_out
     assert left_out.reason.startswith(f"not saved: {words}")
     path.unlink()

@@ -6,9 +6,7 @@ nothing is new, and the report says what was done.
 
 from __future__ import annotations
 
-import errno
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,12 +23,11 @@ from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, 
 from orchestrator.stores.cache_file import (
     LoadResult,
     LoadStatus,
-    SaveReport,
     cache_path,
     load_into_cache,
     save_cache_file,
 )
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
 from orchestrator.stores.files.recovery import previous_path
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
@@ -295,38 +292,6 @@ def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
     assert loaded_keys(path) == (OURS, LoadStatus.LOADED)
     keeper.finish(cache, SaveReason.EXIT, len(OURS))
     assert len(keeper.saves) == 2
-
-
-def test_a_full_disk_is_tried_again_where_room_was_made(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    keeper, cache = keeping(cache_path(folder, IDENTITY), OURS)
-    asked, save = list[int](), CacheFileStore.save
-
-    def failing(number: int) -> Callable[..., SaveReport]:
-        def fail(*_: object) -> SaveReport:
-            raise SaveError(keeper.store.path, "write", "") from OSError(number, "")
-
-        return fail
-
-    def make_room() -> bool:
-        asked.append(1)
-        monkeypatch.setattr(CacheFileStore, "save", save)
-        return True
-
-    keeper.make_room = make_room
-    for number in (errno.EIO, errno.ENOSPC):
-        assert not asked
-        monkeypatch.setattr(CacheFileStore, "save", failing(number))
-        keeper.finish(cache, SaveReason.EXIT, len(OURS))
-    assert [bool(each.error) for each in keeper.saves] == [True, False]
-    assert loaded_keys(keeper.store.path) == (OURS, LoadStatus.LOADED)
-    # No room could be made.
-    keeper.make_room = lambda: False
-    compile_keys(keeper.store.device, cache, OLD)
-    monkeypatch.setattr(CacheFileStore, "save", failing(errno.ENOSPC))
-    keeper.finish(cache, SaveReason.EXIT, len(OURS) + len(OLD))
-    assert keeper.saves[-1].error
 
 
 async def test_a_save_that_fails_is_in_the_report_and_is_no_failure_of_the_run(

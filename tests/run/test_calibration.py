@@ -20,9 +20,11 @@ from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, save_profile
+from orchestrator.stores.run_notes import CONTENTS
 from tests.run import small_sets
 from tests.run.support import EACH_BATCH
 from tests.stores.profiles import IDENTITY, profile
+from tests.stores.stored import damage
 
 NAVI21 = "radv:navi21"
 
@@ -116,12 +118,11 @@ def test_a_cache_file_that_was_begun_anew_is_not_taken_to_hold_what_it_held(fold
 
 def test_damaged_notes_of_what_a_file_holds_are_said_and_made_anew(folder: Path) -> None:
     compiled(folder, workers=2)
-    (notes,) = folder.glob("*.contents")
-    notes.write_bytes(notes.read_bytes()[:-1])
+    damage(folder, CONTENTS)
     report = compiled(folder, workers=2)
     assert report.mode is CacheMode.PER_WORKER
     assert report.counts()[OutcomeStatus.COMPILED] == 0
-    assert any("is not known" in note and str(notes) in note for note in report.notes)
+    assert any("is not known" in note and "damaged" in note for note in report.notes)
     assert (compiled(folder, workers=2)).mode is CacheMode.SHARED
 
 

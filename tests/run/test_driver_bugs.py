@@ -19,7 +19,7 @@ from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.steering import Steering
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.profile_file import read_distrusted
+from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
 from orchestrator.supervise.trial import try_pipelines
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
@@ -139,9 +139,7 @@ async def test_one_pipeline_key_for_all_is_told_and_not_used(archive: Path, fold
     assert asked.saved.keys_asked == several
     fresh = folder.with_name("fresh")
     fresh.mkdir(mode=0o700)
-    (kept,) = folder.glob("*.distrusted-keys.json")
-    (fresh / kept.name).write_bytes(kept.read_bytes())
-    (fresh / kept.name).chmod(0o600)
+    remember_distrusted(fresh, opener.device.identity, [PipelineKind.COMPUTE])
     known = await compiled(archive, fresh, opener, mode=CacheMode.PER_WORKER, pipeline_keys="all")
     assert known.saved.keys_asked == 0
     assert not any("one pipeline key" in each for each in known.notes)

@@ -172,8 +172,8 @@ def test_binaries_of_whoever_has_the_code_are_found_by_identifiers_alone(tmp_pat
     assert first.counts()[OutcomeStatus.COMPILED] == len(SHADERS)
     # What the application has under its own keys, of its own revision.
     algorithm = b"MESA-BLAKE3".ljust(16, b"\0")
-    known = ShaderModuleIdentifierStore.of(tmp_path, algorithm).read()
-    own = ShaderModuleIdentifierStore.of(tmp_path, algorithm, "own keys")
+    known = ShaderModuleIdentifierStore(tmp_path, algorithm).read()
+    own = ShaderModuleIdentifierStore(tmp_path, algorithm, "own keys")
     own.add(
         {key_of(shader): known.of(np.array([module], np.uint64))[0] for shader, module in modules.items()}
     )

@@ -18,13 +18,14 @@ from orchestrator.sets.records import RecordTag
 from orchestrator.stores.cache_file import cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
 from orchestrator.stores.profile_file import (
+    KEY_PROFILE,
     KeyProfile,
-    key_profile_path,
     save_key_profile,
 )
 from tests.run.small_sets import Opener, add_sample, compiled, compute_keys
 from tests.sets.archive.small_archives import application
 from tests.stores.profiles import IDENTITY, key_profile, tried
+from tests.stores.stored import damage
 
 CONTROL = ("VkPhysicalDevicePipelineCreationCacheControlFeatures", "pipelineCreationCacheControl")
 BINARIES = ("VkPhysicalDevicePipelineBinaryFeaturesKHR", "pipelineBinaries")
@@ -195,8 +196,7 @@ async def test_no_application_at_all_is_told(folder: Path, nobodys: Path) -> Non
 
 
 async def test_a_profile_that_cannot_be_used_is_told(folder: Path, recorded: Path) -> None:
-    path = key_profile_path(folder, IDENTITY)
-    path.write_bytes(b"{")
-    path.chmod(0o600)
+    save_key_profile(folder, IDENTITY, key_profile())
+    damage(folder, KEY_PROFILE)
     report = await compiled(recorded, folder, Opener())
-    assert [note for note in report.notes if "driver's keys was not used: it is damaged" in note]
+    assert [note for note in report.notes if "driver's keys was not used: key profile of" in note]

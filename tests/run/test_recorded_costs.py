@@ -11,7 +11,9 @@ import numpy as np
 
 from orchestrator.devices.simulated import simulated_identity, simulated_image
 from orchestrator.run.keeping import RecordedCosts
-from orchestrator.stores.run_notes import durations_path
+from orchestrator.stores.run_notes import DURATIONS
+from orchestrator.stores.state import state_path
+from tests.stores.stored import damage
 
 KEYS = np.arange(60, dtype=np.uint64)
 TIMES = (KEYS % 7 + 1).astype(np.int64) * 1_000_000
@@ -66,14 +68,14 @@ def test_what_is_assumed_is_not_recorded(tmp_path: Path) -> None:
 
 
 def test_trouble_with_the_file_is_a_note(tmp_path: Path) -> None:
-    path = durations_path(tmp_path, simulated_identity())
-    path.write_bytes(b"not compile times")
+    opened(tmp_path).learn(KEYS, TIMES)
+    damage(tmp_path, DURATIONS)
     damaged = opened(tmp_path)
     assert any("were not used" in note for note in damaged.notes)
     damaged.learn(KEYS, TIMES)
     assert opened(tmp_path).notes == []
-    path.unlink()
-    path.mkdir()
+    state_path(tmp_path).unlink()
+    state_path(tmp_path).mkdir()
     blocked = opened(tmp_path)
     blocked.learn(KEYS, TIMES)
     assert any("were not recorded" in note for note in blocked.notes)

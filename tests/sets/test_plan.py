@@ -16,15 +16,13 @@ import msgspec
 import pytest
 from attrs import evolve
 
-from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_identity
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.answers import changed_answer
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.prepare import PlanOutdatedError, opened_groups, planned_group
 from orchestrator.sets.sample import sample_path
-from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
 from tests.drivers import corpora_folder
 from tests.sets.image.same_image import assert_same_image
 
@@ -81,16 +79,6 @@ def test_the_sample_by_plan_is_the_sample_decoded(lacking: frozenset[tuple[str, 
     assert_plan_is_what_was_decoded(sample_path(), lacking)
 
 
-def test_groups_that_were_not_decoded_stay_what_they_are() -> None:
-    with PipelineSet.open(sample_path()) as source:
-        whole = plan_of(source)
-        rest = evolve(whole.groups[0].group, added=("more",))
-        again = decode_plan(in_bytes(SetPlan(whole.facts, whole.groups[:1], (rest,)), source), source)
-        assert again.rest == (rest,)
-        assert len(again.groups) == 1
-        assert again.pipelines == whole.pipelines
-
-
 def test_captures_by_plan_are_captures_decoded() -> None:
     names = []
     for path in sorted(corpora_folder().glob("*.foz")):
@@ -114,18 +102,6 @@ def damage(whole: bytes, random_: random.Random) -> bytes:
     if random_.random() < 0.2:
         del damaged[random_.randrange(len(damaged)) :]
     return bytes(damaged)
-
-
-def test_damaged_files_of_plans_are_refused(planned: tuple[SetPlan, bytes], tmp_path: Path) -> None:
-    random_ = random.Random(12)
-    identity = PlanIdentity(bytes(range(16)), bytes(16))
-    path = save_plan(cache_path(tmp_path / "cache", simulated_identity()), identity, [planned[1]])
-    whole = path.read_bytes()
-    for number in range(DAMAGED):
-        path.write_bytes(damage(whole, random_))
-        assert read_plan(path)[0] is None, f"damage {number} of seed 12"
-    path.write_bytes(whole)
-    assert read_plan(path)[0] is not None
 
 
 def test_what_a_plan_is_cut_to_is_refused(planned: tuple[SetPlan, bytes]) -> None:

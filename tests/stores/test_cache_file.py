@@ -11,6 +11,7 @@ from attrs import evolve
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import (
+    CACHE_FILE_SUFFIX,
     PREFIX_HEADER_SIZE,
     LoadPolicy,
     LoadResult,
@@ -21,7 +22,6 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
-from orchestrator.stores.kinds import CACHE_FILE_SUFFIX
 from tests.stores.samples import (
     NAVI21,
     NAVI31,

@@ -11,7 +11,7 @@ import pytest
 from orchestrator.stores.files.atomic_file import MissingFileError, SaveError, UntrustedError
 from orchestrator.stores.state import DamagedStateError, Kind, State, state_path
 
-NOTES = Kind("notes", cap=1 << 20)
+NOTES = Kind("notes", bytes, cap=1 << 20)
 VALUE = b"some value " * 1000
 
 
@@ -22,42 +22,42 @@ def cache_file(tmp_path: Path) -> Path:
 
 
 def test_a_value_is_read_as_it_was_written(cache_file: Path) -> None:
-    assert NOTES.read(cache_file, bytes) == (None, "")
+    assert NOTES.read(cache_file) == (None, "")
     assert not cache_file.parent.exists()
-    assert NOTES.write(cache_file, lambda old: VALUE + repr(old).encode()) == ""
-    assert NOTES.write(cache_file, lambda old: b"" if old is None else old + b"!") == ""
-    assert NOTES.read(cache_file, bytes) == (VALUE + b"None!", "")
-    assert Kind("other").read(cache_file, bytes) == (None, "")
-    assert NOTES.read(cache_file.with_name("nvidia.pipeline-cache"), bytes) == (None, "")
+    assert NOTES.update(cache_file, lambda old: VALUE + repr(old).encode()) == ""
+    assert NOTES.update(cache_file, lambda old: b"" if old is None else old + b"!") == ""
+    assert NOTES.read(cache_file) == (VALUE + b"None!", "")
+    assert Kind("other", bytes).read(cache_file) == (None, "")
+    assert NOTES.read(cache_file.with_name("nvidia.pipeline-cache")) == (None, "")
     assert state_path(cache_file.parent).stat().st_mode & 0o777 == 0o600
     assert cache_file.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_a_value_over_the_cap_is_not_written(cache_file: Path) -> None:
-    NOTES.write(cache_file, lambda _: b"old")
+    NOTES.update(cache_file, lambda _: b"old")
     with pytest.raises(SaveError, match="more than the 1048576"):
-        NOTES.write(cache_file, lambda _: bytes(1 << 20) + b"x")
-    assert NOTES.read(cache_file, bytes) == (b"old", "")
+        NOTES.update(cache_file, lambda _: bytes(1 << 20) + b"x")
+    assert NOTES.read(cache_file) == (b"old", "")
 
 
 def test_an_exception_undoes_a_transaction(cache_file: Path) -> None:
-    NOTES.write(cache_file, lambda _: b"old")
+    NOTES.update(cache_file, lambda _: b"old")
 
     def fail(_: bytes | None) -> bytes:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        NOTES.write(cache_file, fail)
-    assert NOTES.read(cache_file, bytes) == (b"old", "")
+        NOTES.update(cache_file, fail)
+    assert NOTES.read(cache_file) == (b"old", "")
     with pytest.raises(SaveError, match="no such column"):
         _store_and_fail(cache_file)
-    assert NOTES.read(cache_file, bytes) == (b"old", "")
+    assert NOTES.read(cache_file) == (b"old", "")
 
 
 def _store_and_fail(cache_file: Path) -> None:
     with State.open_to_write(cache_file.parent) as state, state.writing() as sql:
-        NOTES.store(sql, cache_file, b"new")
-        sql.execute("SELECT nothing")
+        sql.execute("DELETE FROM value")
+        sql.execute("SELECT absent FROM value")
 
 
 def _foreign(path: Path) -> None:
@@ -97,7 +97,7 @@ def _cut(path: Path) -> None:
 def test_a_file_that_is_not_ours_is_refused_and_put_aside(
     cache_file: Path, spoil: object, reason: str
 ) -> None:
-    NOTES.write(cache_file, lambda _: VALUE)
+    NOTES.update(cache_file, lambda _: VALUE)
     path = state_path(cache_file.parent)
     if spoil is _foreign:
         path.unlink()
@@ -105,32 +105,32 @@ def test_a_file_that_is_not_ours_is_refused_and_put_aside(
     spoiled = path.read_bytes()
     with pytest.raises(DamagedStateError, match=reason):
         State.open(cache_file.parent)
-    value, problem = NOTES.read(cache_file, bytes)
+    value, problem = NOTES.read(cache_file)
     assert value is None
     assert reason in problem
     assert str(path) in problem
-    note = NOTES.write(cache_file, lambda old: repr(old).encode())
+    note = NOTES.update(cache_file, lambda old: repr(old).encode())
     assert "a new one begun" in note
     assert reason in note
-    assert NOTES.read(cache_file, bytes) == (b"None", "")
+    assert NOTES.read(cache_file) == (b"None", "")
     assert (cache_file.parent / "quarantine" / "000001-state.sqlite").read_bytes() == spoiled
 
 
 def test_a_file_that_others_may_write_is_refused(cache_file: Path) -> None:
-    NOTES.write(cache_file, lambda _: VALUE)
+    NOTES.update(cache_file, lambda _: VALUE)
     state_path(cache_file.parent).chmod(0o666)
     with pytest.raises(UntrustedError):
         State.open(cache_file.parent)
     with pytest.raises(SaveError, match="may be written by"):
-        NOTES.write(cache_file, lambda _: b"")
+        NOTES.update(cache_file, lambda _: b"")
 
 
 def test_a_link_is_not_followed(cache_file: Path, tmp_path: Path) -> None:
-    NOTES.write(cache_file, lambda _: VALUE)
+    NOTES.update(cache_file, lambda _: VALUE)
     path = state_path(cache_file.parent)
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert "not a regular file" in NOTES.read(cache_file, bytes)[1]
+    assert "not a regular file" in NOTES.read(cache_file)[1]
 
 
 def test_an_empty_file_counts_as_missing_and_is_filled(cache_file: Path) -> None:
@@ -138,5 +138,5 @@ def test_an_empty_file_counts_as_missing_and_is_filled(cache_file: Path) -> None
     state_path(cache_file.parent).touch(0o600)
     with pytest.raises(MissingFileError):
         State.open(cache_file.parent)
-    NOTES.write(cache_file, lambda _: VALUE)
-    assert NOTES.read(cache_file, bytes) == (VALUE, "")
+    NOTES.update(cache_file, lambda _: VALUE)
+    assert NOTES.read(cache_file) == (VALUE, "")

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 
 from orchestrator.stores.cache_file import save_cache_file, sweep_directory
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
-from orchestrator.stores.files.recovery import UNARMED_AGE_NS, loading_sentinel
+from orchestrator.stores.files.atomic_file import FileOperations, SaveError
 from orchestrator.stores.files.writer_lock import writer_lock
-from tests.stores.faults.operations_under_test import sentinel_of
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, file_of, path_in
-
-NOW_NS = 10**18
 
 
 def temporary(path: Path, number: int = 0, suffix: str = "") -> Path:
     one = path.with_name(f".{path.name}{suffix}.{number:016x}.tmp")
     one.write_bytes(b"half")
-    return one
-
-
-def unarmed(path: Path, age_ns: int) -> Path:
-    one = path.with_name(f".{path.name}.{age_ns:016x}.loading")
-    one.write_bytes(b"")
-    os.utime(one, ns=(NOW_NS - age_ns,) * 2)
     return one
 
 
@@ -38,9 +26,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_left_is_removed(path: Path) -> None:
-    left = [temporary(path), temporary(path, 1, ".previous"), sentinel_of(path, file_of(OURS), 2)]
-    left.append(unarmed(path, UNARMED_AGE_NS + 1))
-    report = sweep_directory(path.parent, now_ns=NOW_NS)
+    left = [temporary(path), temporary(path, 1, ".previous")]
+    report = sweep_directory(path.parent)
     assert set(report.removed) == set(left)
     assert (report.failed, report.busy) == ((), ())
     assert sorted(each.name for each in path.parent.iterdir()) == [path.name, f"{path.name}.lock"]
@@ -53,29 +40,13 @@ def test_a_save_sweeps_up_after_its_own_file(path: Path) -> None:
     assert [each for each in path.parent.iterdir() if each.name.startswith(".")] == [other]
 
 
-def test_what_still_accuses_stays(path: Path) -> None:
-    sentinel = sentinel_of(path, file_of(OLD))
-    assert sweep_directory(path.parent, now_ns=NOW_NS).removed == ()
-    assert sentinel.exists()
-
-
 def test_what_a_living_process_has_stays(path: Path) -> None:
     half = temporary(path)
     with writer_lock(path) as held:
         assert held
-        report = sweep_directory(path.parent, now_ns=NOW_NS)
+        report = sweep_directory(path.parent)
         assert (report.removed, report.busy) == ((), (path,))
         assert half.exists()
-    with loading_sentinel(path, bytes(16), REAL_FILE_OPERATIONS):
-        report = sweep_directory(path.parent, now_ns=NOW_NS + 2 * UNARMED_AGE_NS)
-        assert report.removed == (half,)
-        assert len(list(path.parent.glob("*.loading"))) == 1
-
-
-def test_a_young_sentinel_that_is_not_armed_stays(path: Path) -> None:
-    young = unarmed(path, UNARMED_AGE_NS)
-    assert sweep_directory(path.parent, now_ns=NOW_NS).removed == ()
-    assert sweep_directory(path.parent, now_ns=NOW_NS + 1).removed == (young,)
 
 
 @pytest.mark.parametrize(
@@ -86,12 +57,12 @@ def test_a_young_sentinel_that_is_not_armed_stays(path: Path) -> None:
         ".x.pipeline-cache.0123456789ABCDEF.tmp",
         ".x.pipeline-cache.0123456789abcde.tmp",
         "x.pipeline-cache.0123456789abcdef.tmp",
-        ".x.pipeline-cache.0123456789abcdef.loading.bak",
+        ".x.pipeline-cache.0123456789abcdef.tmp.bak",
     ],
 )
 def test_names_that_are_not_of_our_making_stay(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"")
-    assert sweep_directory(tmp_path, now_ns=2 * NOW_NS).removed == ()
+    assert sweep_directory(tmp_path).removed == ()
     assert [each.name for each in tmp_path.iterdir()] == [name]
 
 

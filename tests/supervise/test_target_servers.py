@@ -23,6 +23,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.supervise.targets import compile_targets
 from tests.drivers import REPOSITORY, driver_manifest
 from tests.processors import one_processor
+from tests.stores.stored import plans
 
 OPENERS = "tests.supervise.test_target_servers"
 
@@ -111,7 +112,7 @@ def test_the_second_target_takes_the_plan_of_the_first(tmp_path: Path) -> None:
             check=True,
         )
     first, second = (each["report"] for each in json.loads(done.stdout)["targets"])
-    assert len(list(tmp_path.glob("*.plan"))) == 1
+    assert plans(tmp_path) == 1
     assert len(list(tmp_path.glob("*.pipeline-cache"))) == 2
     assert "read" in [each["name"] for each in first["stages"]]
     assert "read" not in [each["name"] for each in second["stages"]]

@@ -624,6 +624,20 @@ def distrust_directory(directory: Path, operations: FileOperations) -> str | Non
     return distrust(directory, operations.stat(directory), operations)
 
 
+def check_directory(path: Path, operations: FileOperations) -> str | None:
+    """Create the directory of a file where it is missing; returns why a load would refuse the file, or None.
+
+    Raises:
+        SaveError: The directory could not be created, or its status not be read.
+    """
+    ensure_directory(path.parent, operations)
+    try:
+        reason = distrust_directory(path.parent, operations)
+    except OSError as error:
+        raise SaveError(path, "checking the directory", likely_cause(error)) from error
+    return f"the file would be refused when loaded: {reason}" if reason is not None else None
+
+
 def read_capped(
     path: Path, cap: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
 ) -> bytes:

@@ -65,7 +65,7 @@ class Options:
     directory: str
     seed: int
     kills: int
-    longest_ms: float = 80.0
+    longest_ms: float = 240.0
     locks: bool = True
     opener_saves: int = 3
     stop_at_first: bool = False

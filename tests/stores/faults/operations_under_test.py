@@ -20,7 +20,7 @@ from orchestrator.stores.cache_file import (
     save_merged,
     sweep_directory,
 )
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
+from orchestrator.stores.files.atomic_file import FileOperations
 from orchestrator.stores.files.recovery import previous_path, quarantine_file
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -32,11 +32,9 @@ from tests.stores.faults.sets import (
     Keys,
     compile_keys,
     data_of,
+    die_loading,
     file_of,
 )
-
-NOW_NS = 10**18
-_HOUR_NS = 3600 * 10**9
 
 
 @frozen
@@ -82,26 +80,15 @@ def _poison(keys: Keys) -> bytes:
     return PipelineCachePrefixHeader.describe(IDENTITY, bytes(data)).pack() + data
 
 
-def sentinel_of(path: Path, content: bytes, number: int = 1) -> Path:
-    """The sentinel of a process that died with a file's data, so many before it."""
-    data_hash = PipelineCachePrefixHeader.unpack(content).data_hash
-    sentinel = path.with_name(f".{path.name}.{number:016x}.loading")
-    boot = REAL_FILE_OPERATIONS.boot_id()
-    sentinel.write_bytes(f"loading {data_hash.hex()} by 4242 on {boot} after {number}\n".encode())
-    return sentinel
-
-
 def _meet_accused(path: Path) -> None:
     _files(file_of(OLD), file_of(OLDER))(path)
-    for number in range(2):
-        sentinel_of(path, file_of(OLD), number)
+    die_loading(path, OLD, times=2)
 
 
 def _meet_leftovers(path: Path) -> None:
     _files(file_of(OLD))(path)
     path.with_name(f".{path.name}.{'0' * 16}.tmp").write_bytes(file_of(OURS)[:100])
     path.with_name(f".{path.name}.previous.{'1' * 16}.tmp").write_bytes(b"")
-    sentinel_of(path, file_of(OURS))
 
 
 def _save(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
@@ -144,7 +131,7 @@ def _quarantine(device: SimulatedDevice, path: Path, operations: FileOperations)
 
 
 def _sweep(device: SimulatedDevice, path: Path, operations: FileOperations) -> bool:
-    sweep_directory(path.parent, now_ns=NOW_NS + _HOUR_NS, operations=operations)
+    sweep_directory(path.parent, operations=operations)
     return False
 
 

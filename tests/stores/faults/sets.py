@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
@@ -21,7 +22,9 @@ from orchestrator.stores.cache_file import (
     load_into_cache,
     read_cache_file,
 )
+from orchestrator.stores.files.atomic_file import content_hash128
 from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.load_counter import DEATHS
 
 Keys = frozenset[int]
 
@@ -78,6 +81,16 @@ def keys_in(data: bytes) -> Keys:
 def path_in(directory: Path) -> Path:
     """The cache file of the simulated device."""
     return cache_path(directory, IDENTITY)
+
+
+def die_loading(path: Path, keys: Keys, *, times: int = 1) -> None:
+    """What processes leave that die while they load content with these pipelines."""
+    data_hash = content_hash128(data_of(keys))
+
+    def make(known: dict[bytes, int] | None) -> bytes:
+        return msgspec.msgpack.encode((known or {}) | {data_hash: times})
+
+    DEATHS.update(path, make)
 
 
 def readable(path: Path) -> list[Keys]:

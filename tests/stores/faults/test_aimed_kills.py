@@ -1,7 +1,7 @@
 """Kills that are aimed: at the load, at the save, and at the rename, four processes at a time on one file.
 
 Each process loads, compiles its next pipeline, saves and acknowledges, and kills itself (SIGKILL) at the aim
-as often as a seeded choice says. Whoever watches them starts the next, and says what it saw (`settle_death`).
+as often as a seeded choice says. Whoever watches them starts the next, and says what it saw (`forgive_load`).
 It forgives as many deaths as it runs processes: so many may not have been told yet. Without it, one process
 at a time, a load between two deaths clears the first.
 
@@ -25,7 +25,7 @@ from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadPolicy, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations
-from orchestrator.stores.files.recovery import settle_death
+from orchestrator.stores.load_counter import forgive_load
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.sets import compile_keys, loaded_keys, path_in
 
@@ -144,7 +144,7 @@ def test_aimed_kills_lose_nothing_that_was_acknowledged(
             kills += killed
             acknowledged |= _acknowledged(reading)
             if killed and supervised and path.parent.is_dir():
-                settle_death(path, child, crashed=False)
+                forgive_load(path)
             if killed and processes == 1:
                 assert acknowledged <= loaded_keys(path)[0]
     keys, status_of_load = loaded_keys(path)

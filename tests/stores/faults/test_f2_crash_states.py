@@ -36,7 +36,6 @@ OURS: Keys = frozenset({2, 3, 4})
 UNION = OLD | OURS
 MANY: Keys = frozenset(range(100, 109))
 FEW: Keys = frozenset({300})
-HOUR_NS = 3600 * 10**9
 
 
 def save(keys: Keys) -> Callable[[ModelDisk], None]:
@@ -141,7 +140,7 @@ def _next_start(state: Files) -> tuple[Keys, list[str]]:
     keys = keys_in(device.pipeline_cache_data(cache).data)
     device.close()
     wrong = []
-    sweep_directory(DIRECTORY, now_ns=HOUR_NS, operations=disk)
+    sweep_directory(DIRECTORY, operations=disk)
     if left := [path.name for path in disk.files if path.name.startswith(".")]:
         wrong.append(f"left after a sweep: {left}")
     if not save_cache_file(PATH, IDENTITY, data_of(OURS), lock_wait_s=0, operations=disk).saved_bytes:

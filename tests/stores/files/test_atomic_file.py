@@ -11,7 +11,6 @@ import pytest
 from attrs import define, field
 
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     FileOperations,
     FileStatus,
     MissingFileError,
@@ -26,8 +25,9 @@ from orchestrator.stores.files.atomic_file import (
     write_document,
 )
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
-from orchestrator.stores.files.recovery import loading_sentinel
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
+from orchestrator.stores.run_notes import DURATIONS
+from orchestrator.stores.state import state_path
 from tests.stores.samples import assert_no_open_descriptors, sweep, temporaries
 
 OLD = b"old content"
@@ -286,9 +286,8 @@ def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
         write_atomically(path, [b"content"])
         with writer_lock(path) as held:
             assert held
-        with loading_sentinel(path, bytes(16), REAL_FILE_OPERATIONS):
-            (sentinel,) = folder.glob(".*.loading")
-            modes = [each.stat().st_mode & 0o777 for each in (path, lock_path(path), sentinel)]
+        DURATIONS.update(path, lambda _: b"")
+        modes = [each.stat().st_mode & 0o777 for each in (path, lock_path(path), state_path(folder))]
     finally:
         os.umask(before)
     assert modes == [0o600] * 3

@@ -16,7 +16,7 @@ SHIM = FOLDER / "files" / "atomic_file.py"
 REAL = {"FileOperations", "lock_byte", "_boot_id", "_owned", "_status"}
 
 # SQLite makes its own calls, which no shim can fail: there the real file is damaged, filled and read-only,
-# and processes are killed (test_binary_store.py).
+# and processes are killed (test_binary_store.py, faults/test_state_faults.py).
 OF_SQLITE = {FOLDER / "binary_store.py", FOLDER / "state.py"}
 
 MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subprocess", "socket"}
@@ -24,7 +24,16 @@ MODULES = {"shutil", "tempfile", "io", "fcntl", "msvcrt", "mmap", "glob", "subpr
 OS_NAMES = {"strerror", "getpid", "urandom", "PathLike"}
 # What has methods of these names and is no path: the shim itself, a copy of a struct, the store of
 # binaries, a pack, which is read through the shim.
-NO_PATHS = {"operations", "inner", "structs", "BinaryStore", "Pack", "content", "REAL_FILE_OPERATIONS"}
+NO_PATHS = {
+    "operations",
+    "inner",
+    "structs",
+    "BinaryStore",
+    "Pack",
+    "State",
+    "content",
+    "REAL_FILE_OPERATIONS",
+}
 # Methods of Path that go to the file system.
 METHODS = {
     *("absolute", "chmod", "cwd", "exists", "expanduser", "glob", "group", "hardlink_to", "home", "is_dir"),

@@ -1,0 +1,210 @@
+"""Deaths while a cache file loads: one proves nothing, two in a row give the content up."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from orchestrator.devices.device import PipelineCache
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.errors import DriverError
+from orchestrator.stores.cache_file import (
+    LoadPolicy,
+    LoadResult,
+    LoadStatus,
+    is_accused,
+    load_into_cache,
+    save_cache_file,
+    save_merged,
+)
+from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.writer_lock import writer_lock
+from orchestrator.stores.load_counter import forgive_load, forgive_loads
+from orchestrator.stores.state import state_path
+from tests.drivers import REPOSITORY
+from tests.stores.faults.sets import (
+    IDENTITY,
+    NOTHING,
+    OLD,
+    OLDER,
+    OURS,
+    data_of,
+    die_loading,
+    file_of,
+    keys_in,
+    path_in,
+)
+
+# A driver that takes the process down when it is given data.
+CRASHING = """
+import os, sys
+from pathlib import Path
+from orchestrator.devices.simulated import SimulatedDevice
+from orchestrator.stores.cache_file import load_into_cache
+class Crashing(SimulatedDevice):
+    def create_pipeline_cache(self, initial_data=b"", **options):
+        if initial_data:
+            os.abort()
+        return super().create_pipeline_cache(initial_data, **options)
+cache, result = load_into_cache(Crashing(), Path(sys.argv[1]))
+print(result.status, result.instead_of and result.instead_of.status)
+"""
+
+
+def start_crashing(path: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CRASHING, str(path)]
+    return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+
+
+def load(path: Path, *, tolerated_crashes: int = 1) -> tuple[frozenset[int], LoadResult]:
+    device = SimulatedDevice()
+    cache, result = load_into_cache(device, path, LoadPolicy(tolerated_crashes=tolerated_crashes))
+    return keys_in(device.pipeline_cache_data(cache).data), result
+
+
+@pytest.fixture
+def path(fast_path: Path) -> Path:
+    path = path_in(fast_path)
+    path.write_bytes(file_of(OLD))
+    return path
+
+
+def test_a_crash_loop_ends_at_the_third_start_and_loses_nothing(path: Path) -> None:
+    assert start_crashing(path).returncode < 0
+    assert not is_accused(path, load_hash(OLD))
+    assert start_crashing(path).returncode < 0
+    assert is_accused(path, load_hash(OLD))
+    third = start_crashing(path)
+    assert (third.returncode, third.stdout.split()) == (0, ["CRASHED_LAST_TIME", "None"])
+    # It stays as a generation, accused as before.
+    assert not path.exists()
+    assert previous_path(path).read_bytes() == file_of(OLD)
+    fourth = start_crashing(path)
+    assert (fourth.returncode, fourth.stdout.split()) == (0, ["CRASHED_LAST_TIME", "MISSING"])
+
+
+def load_hash(keys: frozenset[int]) -> bytes:
+    from orchestrator.stores.cache_file import PipelineCachePrefixHeader
+
+    return PipelineCachePrefixHeader.unpack(file_of(keys)).data_hash
+
+
+def test_one_death_proves_nothing_and_a_load_clears_it(path: Path) -> None:
+    for _ in range(3):
+        die_loading(path, OLD)
+        assert load(path)[0] == OLD
+    assert path.read_bytes() == file_of(OLD)
+
+
+def test_what_was_given_up_goes_when_a_newer_one_has_loaded(path: Path) -> None:
+    die_loading(path, OLD, times=2)
+    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    assert save_merged(SimulatedDevice(), path, data_of(OURS)).saved_bytes
+    assert previous_path(path).read_bytes() == file_of(OLD)
+    assert load(path)[0] == OURS
+    assert not previous_path(path).exists()
+
+
+def test_what_crashed_is_not_loaded_and_the_previous_one_is(path: Path) -> None:
+    previous_path(path).write_bytes(file_of(OLDER))
+    die_loading(path, OLD, times=2)
+    keys, result = load(path)
+    assert (keys, result.status) == (OLDER, LoadStatus.LOADED)
+    assert result.instead_of is not None
+    assert result.instead_of.status is LoadStatus.CRASHED_LAST_TIME
+    assert result.instead_of.quarantined is not None
+    assert "2 processes in a row died while the driver was given this data" in result.detail
+
+
+def test_each_generation_has_its_own_crashes(path: Path) -> None:
+    previous_path(path).write_bytes(file_of(OLDER))
+    die_loading(path, OLD, times=2)
+    die_loading(path, OLDER, times=2)
+    assert load(path)[1].status is LoadStatus.CRASHED_LAST_TIME
+    assert [each.read_bytes() for each in path.parent.glob("quarantine/*")] == [file_of(OLD)]
+    assert previous_path(path).read_bytes() == file_of(OLDER)
+
+
+def test_a_death_that_the_file_did_not_cause_is_forgiven(path: Path) -> None:
+    """A real process that dies in the driver; a supervisor knows better."""
+    forgive_load(path)
+    for _ in range(3):
+        assert start_crashing(path).returncode < 0
+        forgive_load(path)
+    assert load(path, tolerated_crashes=0)[0] == OLD
+
+
+def test_deaths_of_processes_that_were_killed_from_outside_are_forgotten(path: Path) -> None:
+    die_loading(path, OLD, times=5)
+    forgive_loads(path.parent)
+    assert load(path)[0] == OLD
+
+
+def test_as_many_deaths_as_are_tolerated_do_not_count(path: Path) -> None:
+    die_loading(path, OLD, times=3)
+    assert load(path, tolerated_crashes=3)[0] == OLD
+    die_loading(path, OLD, times=3)
+    keys, result = load(path, tolerated_crashes=2)
+    assert (keys, result.status) == (NOTHING, LoadStatus.CRASHED_LAST_TIME)
+
+
+def test_processes_that_load_at_once_do_not_take_each_other_for_dead(path: Path) -> None:
+    class Nested(SimulatedDevice):
+        depth = 0
+
+        def create_pipeline_cache(self, initial_data: bytes = b"", **options: object) -> PipelineCache:
+            Nested.depth += 1
+            if initial_data and Nested.depth < 5:
+                load_into_cache(Nested(), path)
+            return super().create_pipeline_cache(initial_data, **options)  # type: ignore[arg-type]
+
+    assert load_into_cache(Nested(), path)[1].status is LoadStatus.LOADED
+    assert Nested.depth == 5
+    assert load(path, tolerated_crashes=0)[0] == OLD
+
+
+def test_deaths_accuse_data_and_not_a_name(path: Path) -> None:
+    die_loading(path, OURS, times=9)
+    assert load(path)[0] == OLD
+
+
+def test_a_driver_that_fails_is_no_death(path: Path) -> None:
+    class Failing(SimulatedDevice):
+        def create_pipeline_cache(self, initial_data: bytes = b"", **options: object) -> PipelineCache:
+            raise DriverError("vkCreatePipelineCache", -1, "no")
+
+    for _ in range(3):
+        with pytest.raises(DriverError):
+            load_into_cache(Failing(), path)
+    assert load(path, tolerated_crashes=0)[0] == OLD
+
+
+def test_where_deaths_cannot_be_counted_the_load_goes_on(path: Path) -> None:
+    state_path(path.parent).mkdir()
+    keys, result = load(path)
+    assert keys == OLD
+    assert "crashes of this load are not counted" in result.detail
+
+
+def test_what_crashed_stays_where_a_process_is_saving(path: Path) -> None:
+    die_loading(path, OLD, times=2)
+    with writer_lock(path):
+        assert "it stays, since a process is saving" in load(path)[1].detail
+    assert path.exists()
+
+
+def test_a_merge_does_not_give_the_driver_what_crashed(path: Path) -> None:
+    die_loading(path, OLD, times=2)
+    report = save_merged(SimulatedDevice(), path, data_of(OURS))
+    assert report.found is not None
+    assert report.found.status is LoadStatus.CRASHED_LAST_TIME
+    assert load(path)[0] == OURS
+
+
+def test_what_was_saved_meanwhile_is_not_accused(path: Path) -> None:
+    die_loading(path, OLD, times=2)
+    save_cache_file(path, IDENTITY, data_of(OURS))
+    assert load(path)[0] == OURS
