@@ -184,8 +184,7 @@ def test_the_verb_prune_leaves_a_store_that_it_cannot_read(call: Call, folder: P
 def test_the_verb_verify_knows_the_store(call: Call, folder: Path) -> None:
     done = call("verify", folder)
     assert done.code == ExitCode.OK
-    assert "a store of 3 binaries of 12 pipelines" in done.out
-    assert "0 archives, a store of binaries, 0 quarantined files" in done.out
+    assert "12 pipelines in binaries" in done.out
     path = folder / STATE_NAME
     content = path.read_bytes()
     path.write_bytes(content.replace(b"0" * 3000, b"0" * 2999 + b"1"))
