@@ -261,7 +261,7 @@ class ModulePolicy(enum.StrEnum):
     WARN: spirv-val judges every module; what it refuses is noted, and compiled.
     SKIP: Pipelines with a module that it refuses are skipped: the driver is never asked.
     ISOLATE: Every pipeline is compiled in a child process first; what the driver dies of there is failed, and
-        named.
+        named. `compile_set` needs `Steering.try_pipelines` for that.
     """
 
     OFF = "off"
