@@ -127,11 +127,10 @@ Request = Open | Compile | Try | Steer | Kill
 
 
 class Opened(msgspec.Struct, tag="opened", forbid_unknown_fields=True):
-    """A device is open: its `DeviceIdentity`, as MessagePack, and the id of the process that has it."""
+    """A device is open: its `DeviceIdentity`, as MessagePack."""
 
     number: int
     identity: bytes
-    process_id: int
 
 
 class Staged(msgspec.Struct, tag="stage", forbid_unknown_fields=True):

@@ -153,7 +153,7 @@ class _WorkerProcess:
     commands: _CommandQueue
     report: CompileReport | None = None
     too_little: MemoryLimitError | None = None
-    process_id: int | None = None
+    has_opened: bool = False
 
 
 @define(eq=False)
@@ -312,7 +312,7 @@ class _Supervisor:
         watch.remember()
         if worker.report is not None:
             return worker.report
-        if worker.process_id is None:
+        if not worker.has_opened:
             await trio.to_thread.run_sync(self._require_target)
         death = watch.death(0 if ended is None else ended.status, worker.too_little)
         await self._settle_loading(worker, death)
@@ -329,7 +329,7 @@ class _Supervisor:
             case Opened():
                 identity = msgspec.msgpack.decode(answer.identity, type=DeviceIdentity)
                 self._identities[answer.identity] = identity
-                worker.process_id = answer.process_id
+                worker.has_opened = True
             case Staged() if self._supervision.processes == 1 or answer.name.startswith(_COMPILING):
                 self.on_stage(answer.name)
             case Progressed():

@@ -154,7 +154,7 @@ class Worker:
 
     def _open(self, request: Compile, opener: DeviceOpener, device_request: DeviceRequest) -> Device:
         device = opener(device_request)
-        self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity), os.getpid()))
+        self.channel.send(Opened(request.number, msgspec.msgpack.encode(device.identity)))
         device.observer = AnnouncingObserver(
             self.table,
             partial(self._tell_image, request, msgspec.msgpack.encode(device_request), device.identity),
