@@ -37,7 +37,7 @@ from orchestrator.devices.simulated import (
 )
 from orchestrator.devices.simulated.device import SimulatedPipelines
 from orchestrator.errors import DriverError, NoDeviceError
-from tests.run.small_sets import MARKER, Watched, compute_keys, opener
+from tests.run.small_sets import MARKER, compute_keys, opener
 
 KEYS = compute_keys()[:12]
 SHORT_S = 0.05
@@ -327,27 +327,6 @@ def open_locked(request: DeviceRequest) -> SimulatedDevice:
 
 
 LOCKED = threading.Event()
-
-
-def open_hasty(request: DeviceRequest) -> SimulatedDevice:
-    """A driver that dies once as the first group compiles, while the second one's cache file is loaded."""
-    marker, is_second = Path(os.environ[MARKER]), request.application.application_name == "two"
-
-    def on_step(step: str) -> None:
-        if is_second and step == "primary" and not marker.exists():
-            LOADING.set()
-            threading.Event().wait()
-
-    def on_compile(_: int) -> None:
-        if not is_second and not marker.exists():
-            LOADING.wait()
-            marker.touch()
-            os.abort()
-
-    return Watched(SimulatedOptions(request=request, on_compile=on_compile), on_step)
-
-
-LOADING = threading.Event()
 
 
 class Poisoned(SimulatedDevice):

@@ -354,7 +354,6 @@ async def test_kills_from_outside_cost_no_cache_file(archive: Path, tmp_path: Pa
     assert [each.how for each in report.supervision.deaths] == ["SIGTERM"] * 3
     assert not any(each.by_driver for each in report.supervision.deaths)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
-    assert not list(cache.glob(".*.loading"))
 
 
 async def test_kills_from_outside_do_not_end_a_run_that_goes_on(archive: Path, marker: Path) -> None:
@@ -384,22 +383,6 @@ async def test_a_driver_that_takes_one_device_at_a_time_gets_one(
     assert [len(each) for each in report.runs] == [2, 2]
     assert report.counts()[OutcomeStatus.COMPILED] == len(report.pipelines) == 4
     assert not any(each.overlapped for each in report.stages)
-
-
-async def test_a_death_over_pipelines_condemns_no_file_that_was_loaded_beside(
-    groups: Path, tmp_path: Path
-) -> None:
-    cache = tmp_path / "cache"
-    with PipelineSet.open(groups) as source:
-        held = int(source.groups[1].pipelines.keys[0])
-    await supervised(groups, "open_good", cache, workers=1, subset=Subset(keys=frozenset({held})))
-    report = await supervised(groups, "open_hasty", cache, workers=1)
-    assert report.supervision is not None
-    assert [(each.how, each.blamed) for each in report.supervision.deaths] == [("SIGABRT", 0)]
-    counts = report.counts()
-    assert (counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.CACHE_HIT]) == (3, 1)
-    assert not (cache / "quarantine").exists()
-    assert not list(cache.glob(".*.loading"))
 
 
 def is_loading(table: InFlightTable) -> bool:
@@ -433,7 +416,6 @@ async def test_a_compile_that_was_begun_and_given_up_costs_no_cache_file(
         until(partial(is_loading, InFlightTable(server.table)))
         server.close()
     assert children() == before
-    assert not list(cache.glob(".*.loading"))
     report = await supervised(archive, "open_good", cache)
     assert report.counts()[OutcomeStatus.CACHE_HIT] == len(KEYS)
 
