@@ -156,6 +156,24 @@ def test_no_module_imports_itself_by_a_detour() -> None:
     assert circles(REPOSITORY / PACKAGE) == []
 
 
+def budgets() -> dict[str, int]:
+    """The most lines of each room, by the table of docs/design.md."""
+    page = (REPOSITORY / "docs" / "design.md").read_text("utf-8")
+    _, table = page.split("| room | lines at most | aim |\n|---|---|---|\n")
+    return {
+        room: int(most) for room, most in re.findall(r"^\| `(\w+)` \| (\d+) \|", table.split("\n\n")[0], re.M)
+    }
+
+
+def test_no_room_grows_beyond_its_lines() -> None:
+    lines = dict.fromkeys(ALLOWED, 0)
+    for name, path in modules(REPOSITORY / PACKAGE).items():
+        if "_generated" not in path.name:
+            lines[room_of(name) or ""] += len(path.read_text("utf-8").splitlines())
+    assert budgets().keys() == lines.keys()
+    assert {room: count for room, count in lines.items() if count > budgets()[room]} == {}
+
+
 def test_a_circle_is_found(tmp_path: Path) -> None:
     package = tmp_path / PACKAGE
     package.mkdir()

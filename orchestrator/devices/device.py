@@ -235,7 +235,11 @@ class PipelineSource:
         keep: bool,
         fail_on_compile_required: bool,
     ) -> CreationBatch:
-        """`Device.create_pipelines` for a source that `creates`."""
+        """`Device.create_pipelines` for a source that `creates`.
+
+        Raises:
+            NotImplementedError: This source does not.
+        """
         raise NotImplementedError
 
     def begin_use(self, what: str, *, alone: bool = False) -> None:

@@ -126,8 +126,8 @@ class SimulatedPipelines(PreparedPipelines):
 class SimulatedDevice(Device):
     """A `Device` with a simulated driver.
 
-    In addition it reports the truth: `true_lock_wait_ns`, `calls`, `compile_counts`, `live_caches`,
-    `live_pipelines` and others.
+    Thread-safe. In addition it reports the truth: `true_lock_wait_ns`, `calls`, `compile_counts`,
+    `live_caches`, `live_pipelines` and others.
 
     Attributes:
         driver: The simulated driver, for what the device does not tell.
