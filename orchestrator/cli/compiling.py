@@ -14,7 +14,9 @@ import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, TypeVar
+
+from attrs import evolve, frozen
 
 from orchestrator.cli.errors import ExitCode, UsageError, explain
 from orchestrator.cli.output import OutputError, display
@@ -30,7 +32,7 @@ from orchestrator.cli.values import (
     usable_directory,
     write_beside,
 )
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.process import ending_signals, first_signal_waits
 
 if TYPE_CHECKING:
@@ -41,12 +43,14 @@ if TYPE_CHECKING:
     from orchestrator.cli.documents import TargetsDocument
     from orchestrator.cli.output import Output
     from orchestrator.cli.progress import ProgressView
+    from orchestrator.packs.growing import GrowingPack
     from orchestrator.process import StageClock
     from orchestrator.run.options import CompileOptions
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Settlement, Steering
     from orchestrator.sets.pipeline_set import PipelineSet
     from orchestrator.sets.prepare import Subset
+    from orchestrator.stores.pack import PackManifest
     from orchestrator.supervise.server import CompileServer
     from orchestrator.supervise.targets import TargetResult
 
@@ -57,16 +61,8 @@ _MANIFEST = "manifest.json"  # of orchestrator.stores.pack, which few compiles n
 _LEAST_STORE = 4 << 20
 
 
-class _Company(NamedTuple):
-    """Who is told how far a compile is, and who steers it.
-
-    Attributes:
-        view: Shows how far it is.
-        control: Commands, where some may come.
-        settled: Told which pipelines came to their end.
-        saved: Told that a cache file was saved, and its size.
-    """
-
+@frozen
+class _Listeners:
     view: ProgressView
     control: ControlLines | None
     settled: Callable[[Settlement], None] | None = None
@@ -212,41 +208,39 @@ def _compile_one(
     output: Output,
     clock: StageClock,
 ) -> ExitCode:
+    from orchestrator.cli.progress import progress_view
+    from orchestrator.sets.opening import open_paths
+
+    if arguments.key is not None:
+        raise UsageError("--key signs packs", "name the pack's directory with --out")
+    if arguments.in_process:
+        _check_in_process(arguments)
+        restart_for(selector)
+    paths = archive_paths(sets)
+    options = compile_options(arguments, selector)
+    directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
+    require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
     unwritten: list[OutputError] = []
     with ExitStack() as held:
-        if arguments.key is not None:
-            raise UsageError("--key signs packs", "name the pack's directory with --out")
-        if arguments.in_process:
-            _check_in_process(arguments)
-            restart_for(selector)
-        paths = archive_paths(sets)
-        options = compile_options(arguments, selector)
-        directory = None if arguments.mode == "none" else usable_directory(arguments.cache_dir)
-        require_writable(arguments.trace, arguments.pipeline_stats, arguments.driver_log, inputs=paths)
         server: CompileServer | None = None
         if not arguments.in_process:
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
-        from orchestrator.cli.output import write_document
-        from orchestrator.cli.progress import progress_view
-        from orchestrator.run.records import encode_report
-        from orchestrator.sets.opening import open_paths
-
         if lines is not None:
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
         with progress_view(output) as shown:
-            company = _Company(shown, control)
+            listeners = _Listeners(shown, control)
             if lines is not None:
                 from orchestrator.cli.control import LinesBeside
 
                 view = LinesBeside(shown, lines, selector)
-                company = _Company(view, control, view.settled, view.saved)
+                listeners = _Listeners(view, control, view.settled, view.saved)
             if server is None:
-                report = _compile_here(paths, options, directory, company, clock)
+                report = _compile_here(paths, options, directory, listeners, clock)
             else:
                 log = held.enter_context(_log_file(arguments.driver_log, unwritten))
-                report = _compile_supervised(server, paths, options, directory, company, log)
+                report = _compile_supervised(server, paths, options, directory, listeners, log)
                 for name in report.clock.__struct_fields__:
                     clock.move(getattr(report.clock, name), name.removesuffix("_ns"))
                 clock.enter("report")
@@ -256,21 +250,28 @@ def _compile_one(
             lines.ends(selector, report, report.cache_file.error or "")
         code = _exit_code(report, allow_damaged=arguments.allow_damaged)
         try:
-            if output.json:
-                write_document([encode_report(report, clock)])
-            elif not display.quiet or code:
-                from orchestrator.cli.compile_report import show_clock, show_end, show_report
-
-                if not display.quiet:
-                    show_report(output, report)
-                    show_clock(output, clock)
-                show_end(output, report, code)
+            _show_one(output, report, clock, code)
         finally:
             # After the report, whose reader may be gone: that they cannot be written costs nothing but them.
             _write_extras(report, trace=arguments.trace, pipeline_stats=arguments.pipeline_stats)
     for error in unwritten:
         raise error
     return code
+
+
+def _show_one(output: Output, report: CompileReport, clock: StageClock, code: ExitCode) -> None:
+    if output.json:
+        from orchestrator.cli.output import write_document
+        from orchestrator.run.records import encode_report
+
+        write_document([encode_report(report, clock)])
+    elif not display.quiet or code:
+        from orchestrator.cli.compile_report import show_clock, show_end, show_report
+
+        if not display.quiet:
+            show_report(output, report)
+            show_clock(output, clock)
+        show_end(output, report, code)
 
 
 @contextmanager
@@ -320,7 +321,7 @@ def _compile_supervised(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    company: _Company,
+    listeners: _Listeners,
     log: BinaryIO | None,
 ) -> CompileReport:
     import trio
@@ -332,25 +333,24 @@ def _compile_supervised(
             paths,
             options,
             cache_directory=directory,
-            stop=steering.beside(company.settled, company.saved),
-            on_stage=company.view.stage,
-            on_progress=company.view.progress,
+            stop=steering.beside(listeners.settled, listeners.saved),
+            on_stage=listeners.view.stage,
+            on_progress=listeners.view.progress,
             server=server,
             log=log,
         )
 
-    return trio.run(_until_signal, job, company.view.say, company.control)
+    return trio.run(_until_signal, job, listeners.view.say, listeners.control)
 
 
 def _compile_here(
     paths: Sequence[str],
     options: CompileOptions,
     directory: Path | None,
-    company: _Company,
+    listeners: _Listeners,
     clock: StageClock,
 ) -> CompileReport:
     import trio
-    from attrs import evolve
 
     from orchestrator.run.compile import compile_set
     from orchestrator.sets.opening import open_paths
@@ -360,14 +360,14 @@ def _compile_here(
     with open_paths(paths, indexed=False) as opened:
 
         async def job(steering: Steering) -> CompileReport:
-            own = evolve(steering.beside(company.settled, company.saved), try_pipelines=try_pipelines)
+            own = evolve(steering.beside(listeners.settled, listeners.saved), try_pipelines=try_pipelines)
             return await compile_set(
                 opened,
                 options,
                 cache_directory=directory,
                 stop=own,
-                on_stage=company.view.stage,
-                on_progress=company.view.progress,
+                on_stage=listeners.view.stage,
+                on_progress=listeners.view.progress,
                 clock=clock,
             )
 
@@ -376,7 +376,7 @@ def _compile_here(
 
         keep_freed_memory()
         own_process(options.selector, driver_caches=options.driver_caches)
-        return trio.run(_until_signal, job, company.view.say, company.control)
+        return trio.run(_until_signal, job, listeners.view.say, listeners.control)
 
 
 def _planned(source: PipelineSet, subset: Subset, control: ControlLines | None) -> int:
@@ -394,47 +394,31 @@ def _compile_targets(
     output: Output,
 ) -> ExitCode:
     import trio
-    from attrs import evolve
 
-    from orchestrator.cli.compile_report import show_failed
     from orchestrator.cli.control import ProgressLines
-    from orchestrator.cli.output import styled
-    from orchestrator.cli.packs import show_pack, show_results
     from orchestrator.cli.progress import progress_view
     from orchestrator.cli.targets_view import TargetsView
     from orchestrator.packs.growing import GrowingPack
     from orchestrator.sets.opening import open_paths
-    from orchestrator.stores.files.atomic_file import SaveError
-    from orchestrator.stores.pack import PackError
     from orchestrator.supervise.targets import compile_targets, selectors_of
 
-    of_one = {
-        "--trace": arguments.trace is not None,
-        "--pipeline-stats": arguments.pipeline_stats is not None,
-        "--driver-log": arguments.driver_log is not None,
-        "--in-process": arguments.in_process,
-    }
-    _refuse_given(of_one, "is for one device", "name one, without --out")
-    if arguments.out is None and arguments.key is not None:
-        raise UsageError("--key signs packs", "name the pack's directory with --out")
-    if arguments.out is not None and arguments.mode == "none":
-        raise UsageError("--out: mode none keeps nothing, so there would be nothing in the pack")
+    _check_targets(arguments)
     paths, targets = archive_paths(sets), selectors_of(arguments.device or ())
     options = [compile_options(arguments, each) for each in targets]
     key = read_key(arguments.key)
     out = arguments.out
-    with ExitStack() as writes:
+    manifest = unwritten = None
+    with ExitStack() as held:
         # First, so that a mistake in the command takes no target out of a good pack.
-        source = writes.enter_context(open_paths(paths))
+        source = held.enter_context(open_paths(paths))
         pipelines = _planned(source, options[0].subset, control)
         directory = None if out is None else out.absolute()
         if arguments.mode != "none" and (out is None or arguments.cache_dir is not None):
             directory = usable_directory(arguments.cache_dir).absolute()
-        pack = None if out is None else writes.enter_context(GrowingPack.writing(out, key, targets))
-        with ExitStack() as held:
-            lines = lines or ProgressLines(None)
-            lines.start(targets, pipelines)
-            shown = held.enter_context(progress_view(output))
+        pack = None if out is None else held.enter_context(GrowingPack.writing(out, key, targets))
+        lines = lines or ProgressLines(None)
+        lines.start(targets, pipelines)
+        with progress_view(output) as shown:
             view = TargetsView(shown, lines, len(targets), says_ends=not output.json)
 
             async def job(steering: Steering) -> list[TargetResult]:
@@ -449,12 +433,8 @@ def _compile_targets(
                 )
 
             results = trio.run(_until_signal, job, view.say, control)
-        manifest, unwritten = None, None
         if pack is not None:
-            try:
-                manifest = pack.finish(results)
-            except (PackError, SaveError) as error:
-                unwritten = error  # it costs the pack, not the report
+            manifest, unwritten = _finished(pack, results)
             lost = pack.problems
             results = [evolve(each, error=lost.get(each.selector, each.error)) for each in results]
         if directory is not None and (out is None or not directory.samefile(out)):
@@ -463,21 +443,61 @@ def _compile_targets(
                 evolve(each, report=each.report and _with_notes(each.report, notes)) for each in results
             ]
     with _reporting():
-        output.document(lambda: _targets_document(results, arguments.out))
-        if not display.quiet:
-            show_results(output, results)
-            for result in results:
-                if result.report is not None and result.report.failed:
-                    output.line("")
-                    output.line(styled(result.selector, "head"))
-                    show_failed(output, result.report.failed)
-            if manifest is not None and arguments.out is not None:
-                show_pack(output, arguments.out, manifest, signed=key is not None)
-        if not output.json:
-            _show_ends(output, results, allow_damaged=arguments.allow_damaged)
+        _show_targets(output, arguments, results, manifest)
     if unwritten is not None:
         raise unwritten
     return _targets_exit_code(results, allow_damaged=arguments.allow_damaged)
+
+
+def _check_targets(arguments: CompileArguments) -> None:
+    of_one = {
+        "--trace": arguments.trace is not None,
+        "--pipeline-stats": arguments.pipeline_stats is not None,
+        "--driver-log": arguments.driver_log is not None,
+        "--in-process": arguments.in_process,
+    }
+    _refuse_given(of_one, "is for one device", "name one, without --out")
+    if arguments.out is None and arguments.key is not None:
+        raise UsageError("--key signs packs", "name the pack's directory with --out")
+    if arguments.out is not None and arguments.mode == "none":
+        raise UsageError("--out: mode none keeps nothing, so there would be nothing in the pack")
+
+
+def _finished(
+    pack: GrowingPack, results: Sequence[TargetResult]
+) -> tuple[PackManifest | None, OrchestratorError | None]:
+    # The error costs the pack, not the report: it is raised after that.
+    from orchestrator.stores.files.atomic_file import SaveError
+    from orchestrator.stores.pack import PackError
+
+    try:
+        return pack.finish(results), None
+    except (PackError, SaveError) as error:
+        return None, error
+
+
+def _show_targets(
+    output: Output,
+    arguments: CompileArguments,
+    results: Sequence[TargetResult],
+    manifest: PackManifest | None,
+) -> None:
+    from orchestrator.cli.compile_report import show_failed
+    from orchestrator.cli.output import styled
+    from orchestrator.cli.packs import show_pack, show_results
+
+    output.document(lambda: _targets_document(results, arguments.out))
+    if not display.quiet:
+        show_results(output, results)
+        for result in results:
+            if result.report is not None and result.report.failed:
+                output.line("")
+                output.line(styled(result.selector, "head"))
+                show_failed(output, result.report.failed)
+        if manifest is not None and arguments.out is not None:
+            show_pack(output, arguments.out, manifest, signed=arguments.key is not None)
+    if not output.json:
+        _show_ends(output, results, allow_damaged=arguments.allow_damaged)
 
 
 def _show_ends(output: Output, results: Sequence[TargetResult], *, allow_damaged: bool) -> None:

@@ -376,10 +376,8 @@ class RequirementChecker:
             missing = self._arrays(plan, value, dynamic)
         if missing is None and plan.context is not None:
             missing = plan.context(self._answers, value, dynamic)
-        if missing is not None:
+        if missing is not None or plan.child_values is None:
             return missing
-        if plan.child_values is None:
-            return None
         ignored = _ignored(value, dynamic) if graphics else frozenset()
         for name, child in zip(plan.children, plan.child_values(value), strict=True):
             if child is None or name in ignored:
