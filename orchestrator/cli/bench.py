@@ -215,15 +215,6 @@ def bench_verb(
 
 
 def _write_extras(out: Path, report: ContentionReport, trace: Path | None) -> Path | None:
-    """Write the tables, the timelines and, if plotly is installed, the page.
-
-    Returns:
-        The path of the page; None without plotly.
-
-    Raises:
-        OutputError: The timelines cannot be written.
-        SaveError: Another one cannot be.
-    """
     from orchestrator.bench.html_report import ReportError, html_report
     from orchestrator.bench.runner import timelines_of
     from orchestrator.bench.tables import csv_text, markdown_text

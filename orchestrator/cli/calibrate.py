@@ -118,13 +118,7 @@ def calibrate_verb(
 
 
 class Expectation:
-    """Shows the progress of a calibration and, once before the first sample, the upper bound of its time.
-
-    Args:
-        output: Receives the message about the time.
-        bar: Shows the progress.
-        limit_s: The time limit, s.
-    """
+    """Shows the progress of a calibration and, once before the first sample, the upper bound of its time."""
 
     def __init__(self, output: Output, bar: MeasurementBar, limit_s: float) -> None:
         self._output, self._bar, self._limit_s = output, bar, limit_s

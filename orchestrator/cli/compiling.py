@@ -189,11 +189,6 @@ def _check_in_process(arguments: CompileArguments) -> None:
 
 
 def _refuse_given(options: Mapping[str, bool], why: str, step: str) -> None:
-    """Refuse the first of some options that is given.
-
-    Raises:
-        UsageError: One is.
-    """
     for option, is_given in options.items():
         if is_given:
             raise UsageError(f"{option} {why}", step)
@@ -581,11 +576,6 @@ def _targets_exit_code(results: Sequence[TargetResult], *, allow_damaged: bool) 
 
 
 def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: Path | None) -> None:
-    """Write the timeline and the statistics that were asked for.
-
-    Raises:
-        OutputError: One cannot be written.
-    """
     if trace is not None:
         from orchestrator.bench.trace import compile_spans, encode_trace
 
@@ -601,11 +591,8 @@ def _write_extras(report: CompileReport, *, trace: Path | None, pipeline_stats: 
 async def _until_signal(
     job: Callable[[Steering], Awaitable[_T]], say: Callable[[str], None], control: ControlLines | None
 ) -> _T:
-    """Run a job that the first ending signal stops, and commands steer; the report of what was done.
-
-    Raises:
-        KeyboardInterrupt: It was stopped and has no report, because there is no device to go on with.
-    """
+    # The first ending signal stops the job, and commands steer it. A stopped job without a report, because
+    # there is no device to go on with, is an interrupt.
     import trio
 
     from orchestrator.run.first_error import first_error

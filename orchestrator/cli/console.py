@@ -34,13 +34,7 @@ class _Console(Console):
 
 
 def make_console(stream: IO[str], color: str, *, plain: bool) -> Console:
-    """A console on a stream, as plain as the stream asks for.
-
-    Args:
-        stream: The stream.
-        color: What the user said; see `Display`.
-        plain: Whether the stream can show no line that changes.
-    """
+    """A console on a stream, as plain as the stream asks for; `plain` if no line on it can change."""
     terminal = stream.isatty()
     given = os.environ.get("COLUMNS", "")
     width = None if terminal else (int(given) if given.isdigit() and int(given) > 0 else PIPE_WIDTH)

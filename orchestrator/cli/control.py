@@ -345,10 +345,8 @@ class ControlLines:
 
 
 def _lines_of(descriptor: int) -> Iterator[bytes]:
-    """Lines; of one that is too long the beginning, which is no command. b"" once none are there.
-
-    An empty line is given as a line break, for it counts.
-    """
+    # Of a line that is too long the beginning, which is no command; b"" once none are there. An empty line is
+    # given as a line break, for it counts.
     held, skips, waits = bytearray(), False, False
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

@@ -49,12 +49,7 @@ def show_keys(
 ) -> ExitCode:
     """Find what a device's keys depend on, show it, and save it if it is all of the driver's own.
 
-    Args:
-        output: Receives the results.
-        device: The selector.
-        directory: The directory of cache files; must exist and be writable.
-        only: Words that select what to try; empty for everything.
-        time_limit_s: Stop after this time, s.
+    The directory of cache files must exist and be writable. Without words in `only`, everything is tried.
     """
     require_family(device)
     with MeasurementBar(output) as bar:

@@ -262,15 +262,7 @@ def _explain_other(error: OrchestratorError, message: str) -> Failure:
 
 
 def report(failure: Failure, *, json: bool) -> ExitCode:
-    """Print the message to stderr and, with --json, the document to stdout.
-
-    Args:
-        failure: The error.
-        json: Whether to print the document.
-
-    Returns:
-        The exit code.
-    """
+    """Print the message to stderr and, with --json, the document to stdout; returns the exit code."""
     console = Output(json=json).err
     console.print(styled("error: ", "bad"), styled(failure.message), sep="", soft_wrap=True)
     if failure.next_step:

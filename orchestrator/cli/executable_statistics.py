@@ -30,12 +30,7 @@ COLUMNS = (
 
 
 def statistics_csv(database: str, pipelines: Sequence[InspectedPipeline]) -> str:
-    """The CSV, with a heading; pipelines without executables have no row.
-
-    Args:
-        database: The archive that they came from.
-        pipelines: What the driver said of each.
-    """
+    """The CSV, with a heading; pipelines without executables have no row."""
     from orchestrator.bench.tables import spreadsheet_safe  # loaded where a table is asked for
 
     names = list(

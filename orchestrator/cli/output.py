@@ -186,11 +186,7 @@ class Messages(_Stream):
 
 @contextmanager
 def own_streams(*, json: bool = False) -> Iterator[Results]:
-    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere.
-
-    Args:
-        json: Whether stdout is to hold a document.
-    """
+    """stdout and stderr as above, for the block; for one that the caller closed (`>&-`), one to nowhere."""
     before = sys.stdout, sys.stderr
     out, err = (
         open(os.devnull, "w", encoding="utf-8") if each is None else each  # noqa: SIM115, PTH123
@@ -208,10 +204,7 @@ def own_streams(*, json: bool = False) -> Iterator[Results]:
 
 @contextmanager
 def _apart(stream: TextIO) -> Iterator[TextIO]:
-    """A stream to where stdout leads; what C libraries print there goes to stderr, for the block.
-
-    Drivers and layers do: the validation layer, by default.
-    """
+    # What C libraries print to stdout goes to stderr: drivers and layers do, the validation layer by default.
     try:
         is_stdout = stream.fileno() == _STDOUT
     except (OSError, ValueError):
@@ -445,12 +438,7 @@ def styled(text: object, style: Style = "") -> Text:
 
 
 def table(*columns: str, numbers: Iterable[int] = ()) -> Table:
-    """An empty table.
-
-    Args:
-        columns: Headings.
-        numbers: Which columns hold numbers and stand to the right.
-    """
+    """An empty table; `numbers` are the columns that stand to the right."""
     from rich import box
     from rich.table import Table
 

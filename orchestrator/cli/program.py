@@ -28,13 +28,9 @@ the process, with exit code 1."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program.
+    """Run the program; returns the exit code.
 
-    Args:
-        arguments: What stands behind the program's name; None for those of the process, which then ends.
-
-    Returns:
-        The exit code.
+    Without arguments, those of the process are taken, and the process ends.
     """
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     problem = ""

@@ -76,11 +76,6 @@ class _Description(TextColumn):
 
 
 class _Bar(Progress):
-    """A bar that is drawn when it is told to, and not left behind; a line of counts may stand below it.
-
-    On a terminal too narrow for it, the time to go stands below the bar too.
-    """
-
     counts: Text | None = None
 
     def __init__(self, output: Output) -> None:

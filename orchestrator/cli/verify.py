@@ -43,17 +43,6 @@ _SIGNED = ("pack", _BINARIES, "unreadable")
 
 @frozen
 class _Checked:
-    """The result of checking one file or directory.
-
-    Attributes:
-        path: Its path.
-        kind: What it is.
-        facts: Further fields of `CheckedFile`.
-        summary: Its contents, in words.
-        problems: What is wrong.
-        next_step: What to do about problems, where there are some.
-    """
-
     path: Path
     kind: str
     facts: dict[str, Any] = field(factory=dict)
