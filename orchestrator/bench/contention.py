@@ -22,7 +22,6 @@ from attrs import field, frozen
 
 from orchestrator.bench.rows import (
     Arm,
-    CacheSize,
     Cell,
     Conditions,
     FailedSample,
@@ -74,7 +73,6 @@ class CellReport:
         overhead_share: Share of the calls' time outside the driver.
         efficiency: Throughput per worker against one worker; None if one worker was not measured.
         inflation: CPU time per pipeline against one worker; None if one worker was not measured.
-        cache_sizes: Cache sizes of its warm-up; see `Sample`.
     """
 
     cell: Cell
@@ -87,7 +85,6 @@ class CellReport:
     overhead_share: Estimate
     efficiency: Estimate | None
     inflation: Estimate | None
-    cache_sizes: tuple[CacheSize, ...] = field(default=(), repr=False)
 
     def of(self, value: Callable[[Sample], float]) -> Estimate:
         """Median of a figure over its samples, with its interval."""
@@ -151,7 +148,7 @@ class ContentionReport:
 
 
 def contention_report(rows: Iterable[Row]) -> ContentionReport:
-    """Summarize the rows of a benchmark. Warm-ups contribute cache sizes only.
+    """Summarize the rows of a benchmark. Warm-ups do not count.
 
     Raises:
         ValueError: There are no samples besides warm-ups.
@@ -161,9 +158,7 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
     if not counted:
         raise ValueError("there are no samples to report on")
     cells = cells_of(counted)
-    warm_ups = [each for each in rows if isinstance(each, Sample) and not each.counts and not each.control]
-    sizes = {each.cell: each.cache_sizes for each in warm_ups}
-    reports = tuple(_cell_report(cell, cells, sizes.get(cell, ())) for cell in sorted(cells))
+    reports = tuple(_cell_report(cell, cells) for cell in sorted(cells))
     conditions = sorted({cell.conditions for cell in cells})
     comparisons = tuple(_comparison(each, cells, counted) for each in conditions)
     return ContentionReport(
@@ -176,9 +171,7 @@ def contention_report(rows: Iterable[Row]) -> ContentionReport:
     )
 
 
-def _cell_report(
-    cell: Cell, cells: Mapping[Cell, Sequence[Sample]], cache_sizes: tuple[CacheSize, ...]
-) -> CellReport:
+def _cell_report(cell: Cell, cells: Mapping[Cell, Sequence[Sample]]) -> CellReport:
     samples = cells[cell]
     alone = cells.get(cell._replace(workers=1))
 
@@ -197,7 +190,6 @@ def _cell_report(
         # Groups are not taken side by side, so any run's sample of the round will do.
         efficiency=_against(alone, samples, lambda each: each.throughput / each.workers, by_run=False),
         inflation=_against(alone, samples, lambda each: each.cpu_per_pipeline_ns, by_run=False),
-        cache_sizes=cache_sizes,
     )
 
 

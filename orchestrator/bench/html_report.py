@@ -90,7 +90,6 @@ def section_plots(cells: Sequence[CellReport], timelines: Mapping[Cell, bytes]) 
         _latencies(cells, most, "compiled", lambda each: each.compiled_latency),
         _latencies(cells, most, "found in the cache", lambda each: each.hit_latency),
         _by_kind(cells, most),
-        _sizes(cells, most),
         *(
             _timeline(each.cell, timelines[each.cell])
             for each in cells
@@ -241,26 +240,6 @@ def _by_kind(cells: Sequence[CellReport], most: int) -> Plot | None:
             data.append(_bar(mode, number, [each.replace("_", " ") for each in kinds], seconds))
     y = {"title": {"text": "s, all workers"}, "rangemode": "tozero"}
     return _plot(f"Driver time by kind of pipeline, {most} workers", data, {"type": "category"}, y)
-
-
-def _sizes(cells: Sequence[CellReport], most: int) -> Plot | None:
-    data = []
-    for mode, number, cell in _with_most_workers(cells, most):
-        if not (sizes := cell.cache_sizes):
-            continue
-        line = _line(
-            mode, number, [each.at_ns / 1e6 for each in sizes], [each.size_bytes / 1024 for each in sizes]
-        )
-        line["line"]["shape"] = "hv"  # a size holds until the next measurement
-        line["marker"] = {"size": 4}
-        line["hovertemplate"] = "%{y:,.0f} KiB after %{x:,.1f} ms"
-        data.append(line)
-    return _plot(
-        f"Size of the caches over a run, KiB, merge included, {most} workers",
-        data,
-        {"title": {"text": "ms since the first job"}, "rangemode": "tozero"},
-        {"rangemode": "tozero"},
-    )
 
 
 def _slowest(cells: Sequence[CellReport]) -> str:

@@ -244,18 +244,6 @@ class SlowPipeline(msgspec.Struct, frozen=True):
     driver_ns: Whole
 
 
-class CacheSize(msgspec.Struct, frozen=True, array_like=True):
-    """Total size of a run's caches at one moment.
-
-    Attributes:
-        at_ns: Time since the first job of the run.
-        size_bytes: Sum of the sizes of all caches.
-    """
-
-    at_ns: Whole
-    size_bytes: Whole
-
-
 class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     """One run in its own process. Times are sums over all workers, unless described as elapsed time.
 
@@ -302,8 +290,6 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
         preemptions: Involuntary context switches of the worker threads.
         kinds_ns: Driver time of compiled pipelines, by kind.
         slowest: The compiled pipelines with the longest driver time, slowest first.
-        cache_sizes: In a warm-up: total size of the caches during the run and after the merge; empty in modes
-            that cannot report it.
         notes: Remarks that affect the figures, such as a fallback.
     """
 
@@ -349,7 +335,6 @@ class Sample(Turn, frozen=True, kw_only=True, tag_field="row", tag="sample"):
     preemptions: Whole = 0
     kinds_ns: dict[str, Whole] = {}
     slowest: tuple[SlowPipeline, ...] = ()
-    cache_sizes: tuple[CacheSize, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -34,7 +34,6 @@ import numpy.typing as npt
 import trio
 from attrs import define, field
 
-from orchestrator.bench.cache_sizes import SIZED_MODES, SizeWatch, joined
 from orchestrator.bench.jobs import (
     Answer,
     CacheJob,
@@ -49,7 +48,6 @@ from orchestrator.bench.jobs import (
 )
 from orchestrator.bench.rows import (
     SLOWEST,
-    CacheSize,
     Environment,
     Latencies,
     Sample,
@@ -131,11 +129,7 @@ def _sample(job: SampleJob, device: Device, whole: CreateInfoImage, image: Creat
     costs, settings = _costs(job, device), settings_of(job)
     if job.mode is not CacheMode.BINARIES:
         data = _warm_data(job, device) if job.start == Start.WARM else b""
-        if job.round >= 0 or job.mode not in SIZED_MODES:
-            return _run(device, image, settings, data, costs)
-        watch = SizeWatch(device, len(image))  # only in the warm-up, whose time no figure includes
-        done = _run(watch.device, image, settings, data, costs)
-        return done._replace(cache_sizes=watch.sizes(done.report))
+        return _run(device, image, settings, data, costs)
     if job.start != Start.WARM:
         with _binaries(device) as source:
             return _run(device, image, settings, source, costs)
@@ -300,7 +294,6 @@ class _Done(NamedTuple):
     schedule: CompileSchedule
     memory_before: int
     prepare_ns: int
-    cache_sizes: tuple[CacheSize, ...] = ()
 
 
 def settings_of(job: SampleJob) -> RunSettings:
@@ -432,7 +425,6 @@ class _Totals:
     hit_ns: list[npt.NDArray[np.uint64]] = field(factory=list)
     kinds_ns: Counter[str] = field(factory=Counter)
     slow: list[SlowPipeline] = field(factory=list)
-    cache_sizes: list[tuple[CacheSize, ...]] = field(factory=list)
     notes: dict[str, None] = field(factory=dict)
     opened_as: list[str] = field(factory=list)
     spans: list[Span] = field(factory=list)
@@ -440,7 +432,6 @@ class _Totals:
     def add(self, done: _Done) -> None:
         report = done.report
         self.memory_before = self.memory_before or done.memory_before
-        self.cache_sizes.append(done.cache_sizes)
         if self.job.trace:
             self.spans += run_spans(report)
         of = report.pipelines
@@ -508,7 +499,6 @@ class _Totals:
             hit_latency=Latencies.of(np.concatenate(self.hit_ns)),
             kinds_ns=dict(self.kinds_ns),
             slowest=tuple(sorted(self.slow, key=lambda each: -each.driver_ns)[:SLOWEST]),
-            cache_sizes=joined(self.cache_sizes),
             notes=tuple(self.notes),
         )
         if job.trace:

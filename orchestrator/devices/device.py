@@ -503,7 +503,14 @@ class PipelineExecutable(msgspec.Struct, frozen=True):
 
 
 class PipelineExecutables(msgspec.Struct, frozen=True):
-    """A pipeline that was created for its statistics: VkResult, wall and driver time, executables."""
+    """A pipeline that was created for its statistics.
+
+    Attributes:
+        result: VkResult of its creation.
+        wall_ns: Elapsed time of the call.
+        driver_ns: Driver time by creation feedback; 0 without.
+        executables: Its executables.
+    """
 
     result: int
     wall_ns: int

@@ -30,7 +30,12 @@ OnOutput = Callable[[bytes], None]
 
 
 class DeadDriver(msgspec.Struct, frozen=True):
-    """A driver that ended the process that listed its devices: its manifest, how, and its last words."""
+    """A driver that ended the process that listed its devices.
+
+    Attributes:
+        manifest: Its manifest.
+        problem: How the process ended, and its last words.
+    """
 
     manifest: str
     problem: str

@@ -835,9 +835,8 @@ def _drop(sql: sqlite3.Connection, pipelines: Sequence[int], keep: Iterable[int]
     sql.executemany("DELETE FROM binary_use WHERE pipeline = ?", [(each,) for each in pipelines])
     sql.executemany("DELETE FROM binary_pipeline WHERE id = ?", [(each,) for each in pipelines])
     sql.executemany(
-        "DELETE FROM binary_payload WHERE id = ?1"
-        " AND NOT EXISTS (SELECT 1 FROM binary_use WHERE payload = ?1)",
-        [(each,) for each in payloads.difference(keep)],
+        "DELETE FROM binary_payload WHERE id = ? AND NOT EXISTS (SELECT 1 FROM binary_use WHERE payload = ?)",
+        [(each, each) for each in payloads.difference(keep)],
     )
 
 

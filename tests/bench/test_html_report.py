@@ -17,7 +17,7 @@ import pytest
 
 from orchestrator.bench.contention import contention_report
 from orchestrator.bench.html_report import TIMELINE_CALLS, html_report
-from orchestrator.bench.rows import CacheSize, Latencies, Row, Sample, SlowPipeline
+from orchestrator.bench.rows import Latencies, Row, Sample, SlowPipeline
 from orchestrator.bench.tables import markdown_text
 from orchestrator.bench.trace import MAIN_ROW, Span, encode_trace
 from orchestrator.devices.device import CacheMode
@@ -66,9 +66,10 @@ def samples(**figures: object) -> list[Sample]:
                 **figures,
             )
         found += series(reversed(WALLS), workers=workers, control=True, **figures)
-    sizes = (CacheSize(0, 32), CacheSize(10**6, 2048), CacheSize(2 * 10**6, 1024))
-    for warm_up in series([1.0], workers=4, mode="per-worker", cache_sizes=sizes, **figures):
-        found.append(msgspec.structs.replace(warm_up, round=-1))
+    found += [
+        msgspec.structs.replace(warm_up, round=-1)
+        for warm_up in series([1.0], workers=4, mode="per-worker", **figures)
+    ]
     return found
 
 
@@ -98,8 +99,8 @@ def test_the_page_stands_alone_and_says_the_verdict_first() -> None:
         assert not {"src", "href"} & attributes.keys()
     plots = figures(text)
     # Throughput, seconds, efficiency, two shares, memory, merge, size at the end, a distribution, kinds,
-    # sizes over a run, two timelines.
-    assert len(plots) == 13
+    # two timelines.
+    assert len(plots) == 12
     places = [attributes["id"] for tag, attributes in page.tags if tag == "div" and "id" in attributes]
     assert places == list(plots)
     titles = [each["title"] for each in plots.values()]
@@ -165,16 +166,7 @@ def test_one_number_of_workers_makes_no_lines() -> None:
         "Seconds until the whole set is ready, merge included, 4 workers",
         "Driver time of pipelines that were compiled, 4 workers",
         "Driver time by kind of pipeline, 4 workers",
-        "Size of the caches over a run, KiB, merge included, 4 workers",
     ]
-
-
-def test_the_size_of_the_caches_is_drawn_over_the_warm_up_of_each_mode() -> None:
-    plots = figures(html_report(contention_report(samples()))).values()
-    (plot,) = (each for each in plots if each["title"].startswith("Size of the caches over"))
-    (line,) = plot["data"]  # shared was not asked here
-    assert (line["name"], line["x"], line["y"]) == ("per-worker", [0.0, 1.0, 2.0], [0.03125, 2.0, 1.0])
-    assert line["line"]["shape"] == "hv"
 
 
 def test_points_of_modes_stand_beside_each_other_and_nothing_is_not_blown_up() -> None:
@@ -301,7 +293,7 @@ def test_on_a_phone_in_the_dark_nothing_is_cut_covered_or_pale(tmp_path: Path) -
     page.write_text(_PHONE, "utf-8")
     found = titled(page, "--allow-file-access-from-files", "--blink-settings=preferredColorScheme=0")
     assert found == (
-        "plots 11 wider false cut 0 covered 0 pale 0 colours rgb(230, 230, 230) on rgb(22, 25, 29)"
+        "plots 10 wider false cut 0 covered 0 pale 0 colours rgb(230, 230, 230) on rgb(22, 25, 29)"
     )
 
 
@@ -314,4 +306,4 @@ def test_a_browser_draws_it_offline(tmp_path: Path) -> None:
     page.write_text(
         text.replace("<style>", _WATCH + "<style>", 1).replace("</body>", _PROBE + "</body>"), "utf-8"
     )
-    assert titled(page) == "drawn 13 loaded 0 errors 0"
+    assert titled(page) == "drawn 12 loaded 0 errors 0"

@@ -322,9 +322,9 @@ async def test_a_reason_that_is_a_subclass_of_str_ends_no_report(tmp_path: Path)
         add_sample(writer, ())
         parsed = msgspec.json.decode(sample.payload(RecordTag.GRAPHICS_PIPELINE, key))
         (pipeline,) = parsed["graphicsPipelines"].values()
-        del pipeline["rasterizationState"]
+        pipeline["stages"].append(pipeline["stages"][0])
         writer.add(RecordTag.GRAPHICS_PIPELINE, key, msgspec.json.encode(parsed))
     report = await compiled(path, tmp_path / "cache", Opener())
     (failed,) = report.failed
-    assert failed.reason == "no rasterizationState"
+    assert failed.reason == "pStages: VK_SHADER_STAGE_VERTEX_BIT is there twice"
     assert decode_json(encode_json(report), CompileReport) == report
