@@ -26,7 +26,6 @@ from orchestrator.sets.archive.reader import FLAG_RAW, Archive, StoredPayload
 from orchestrator.sets.archive.writer import ArchiveWriter
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path
-from orchestrator.stores import kinds
 from orchestrator.stores.binary_store import BinaryStore, DiskFullError
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 from orchestrator.stores.files import atomic_file
@@ -595,7 +594,6 @@ def test_what_could_not_be_saved_is_exit_code_2_and_the_last_line(
     obstacle: Callable[[Path, ExitStack], str],
 ) -> None:
     monkeypatch.setattr(keeping, "LAST_LOCK_WAIT_S", 0.0)
-    monkeypatch.setattr(kinds, "writer_lock", lambda path, ops, wait_s: writer_lock(path, ops, wait_s=0))
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o700)
     with ExitStack() as stack:

@@ -115,7 +115,7 @@ def test_nothing_new_writes_nothing_but_makes_the_name_last(path: Path) -> None:
     assert report.skipped == "nothing is new: what is there holds all of it"
     assert path.stat().st_mtime_ns == before
     names = [call.name for call in operations.calls]
-    assert names.count("sync_directory") == 1
+    assert "sync_directory" in names
     assert "rename" not in names
 
     class Broken(FileOperations):
@@ -210,7 +210,11 @@ def test_what_cannot_be_read_is_not_replaced(path: Path, suffix: str) -> None:
     assert report.lost
     assert report.skipped is not None
     assert "is not replaced, since it may be good: UNREADABLE: " in report.skipped
-    after = sorted((each.name, each.read_bytes()) for each in path.parent.iterdir() if each.suffix != ".lock")
+    after = sorted(
+        (each.name, each.read_bytes())
+        for each in path.parent.iterdir()
+        if each.suffix != ".lock" and not each.name.startswith("state.sqlite")
+    )
     assert after == before
 
 
