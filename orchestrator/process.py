@@ -11,9 +11,7 @@ import atexit
 import contextlib
 import ctypes
 import gc
-import mmap
 import os
-import resource
 import signal
 import sys
 import time
@@ -172,15 +170,6 @@ def kill_group(process_id: int) -> None:
         os.killpg(process_id, signal.SIGKILL)
 
 
-def has_room(size: int) -> bool:
-    """Whether this process may have so many bytes of address space more."""
-    try:
-        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS).close()
-    except OSError:
-        return False
-    return True
-
-
 def wants_a_thread(error: BaseException | None) -> bool:
     """Whether a thread could not be started, which only the text of Python's exception says."""
     while error is not None:
@@ -188,10 +177,3 @@ def wants_a_thread(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-def address_space_limit() -> str:
-    """What a message says of the limit on this process's address space, "" where it has none."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    unlimited = limit == resource.RLIM_INFINITY
-    return "" if unlimited else f"{limit >> 20} MiB of address space (`ulimit -v`)"

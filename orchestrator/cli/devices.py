@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from rich.text import Text
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, JsonFlag
-from orchestrator.cli.errors import ExitCode, memory_step
+from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, driver_text, styled, table, version_text
 from orchestrator.cli.values import show_words
 
@@ -71,7 +71,7 @@ def devices_verb(
 def without_dead(listing: Listing) -> str:
     """What to do about drivers that end their process."""
     if not listing.driver_files:
-        return memory_step("update or remove the driver, or use `--device simulated`, which needs none")
+        return "update or remove the driver, or use `--device simulated`, which needs none"
     return f"for the other drivers set VK_DRIVER_FILES={listing.driver_files}, or update this one"
 
 

@@ -18,7 +18,7 @@ from cyclopts import Parameter
 
 from orchestrator.cli.application import DEVICE, DEVICE_HELP, CacheDirectory, Flag, JsonFlag
 from orchestrator.cli.devices import without_dead
-from orchestrator.cli.errors import ExitCode, UsageError, memory_step
+from orchestrator.cli.errors import ExitCode, UsageError
 from orchestrator.cli.output import (
     Output,
     Style,
@@ -187,7 +187,7 @@ def _loader() -> DoctorFinding:
 def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity]) -> Iterator[DoctorFinding]:
     from orchestrator.devices.listing import Listing, list_all, list_one
 
-    step = memory_step("`orchestrator devices` lists the devices; `--device simulated` needs no driver")
+    step = "`orchestrator devices` lists the devices; `--device simulated` needs no driver"
     if selector is not None:
         try:
             listing = Listing((list_one(selector, all_features=True, on_output=show_words),))
@@ -195,7 +195,7 @@ def _devices(selector: str | None, directory: Path, found: list[DeviceIdentity])
             yield _bad(f"device {selector}", str(error), step)
             return
     else:
-        install = memory_step(
+        install = (
             "install a driver (Debian: mesa-vulkan-drivers), or use `--device simulated`, which needs none"
         )
         try:

@@ -28,7 +28,7 @@ from orchestrator.errors import (
     RecordError,
     UnknownPipelineError,
 )
-from orchestrator.process import address_space_limit, wants_a_thread
+from orchestrator.process import wants_a_thread
 
 
 class ExitCode(enum.IntEnum):
@@ -136,16 +136,16 @@ def explain(error: OrchestratorError) -> Failure:
                 "`orchestrator devices` lists the devices, `orchestrator doctor` says what is missing; "
                 "`--device simulated` needs no driver"
             )
-            return Failure("no_device", message, memory_step(step), no_device, {})
+            return Failure("no_device", message, step, no_device, {})
         case DriverError():
             step = (
                 "try another device (`orchestrator devices`); the driver's own log, and the loader's with "
                 "VK_LOADER_DEBUG=all, may say more"
             )
             where = {"command": error.command, "result": error.result}
-            return Failure("driver", message, memory_step(step), no_device, where)
+            return Failure("driver", message, step, no_device, where)
         case DeviceError():
-            step = memory_step("`orchestrator devices` shows what each offers")
+            step = "`orchestrator devices` shows what each offers"
             return Failure("device", message, step, no_device, {})
         case _:
             return _explain_other(error, message)
@@ -183,12 +183,6 @@ _SYSTEM_STEPS: Final = {
 _TEMPORARY = "orchestrator-calibrate-", "orchestrator-keys-", "orchestrator-spirv-"
 
 
-def memory_step(step: str) -> str:
-    """What to do about an error that a limit on the address space may cause: raise it, where there is one."""
-    limit = address_space_limit()
-    return f"allow more than {limit}, if that is too little; else {step}" if limit else step
-
-
 def explain_system(error: BaseException) -> Failure | None:
     """The message for an unexpected error of the operating system; None for a bug."""
     if wants_a_thread(error):
@@ -206,8 +200,6 @@ def explain_system(error: BaseException) -> Failure | None:
     )
     place = f"{where['path']}: " if where else ""
     message = f"{place}{os.strerror(error.errno or 0)}"
-    if error.errno in (errno.EAGAIN, errno.ENOMEM):
-        step = memory_step(step)
     step = _temporary_step(where.get("path", "")) or step
     return Failure("system", message, step, ExitCode.BAD_INPUT, where)
 

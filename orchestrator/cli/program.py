@@ -14,17 +14,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Final
 
 from orchestrator.cli.errors import ExitCode, Failure, UsageError, explain, explain_system, report
 from orchestrator.cli.output import OutputError, Results, discard, own_streams, take_display
 from orchestrator.errors import ExternalSynchronizationError, OrchestratorError
-from orchestrator.process import address_space_limit, has_room, hold_signals, let_through
-
-_ENDS_AT_ONCE: Final = frozenset({"--help", "-h", "--version"})
-_LIBRARIES: Final = 96 << 20
-"""Address space that any verb needs, bytes. Where numpy's library of linear algebra gets too little, it ends
-the process, with exit code 1."""
+from orchestrator.process import hold_signals, let_through
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,8 +79,6 @@ def _last_words(failure: Failure, results: Results, *, json: bool) -> int:
 
 
 def _run(tokens: Sequence[str], results: Results, *, json: bool) -> int:
-    if address_space_limit() and not (has_room(_LIBRARIES) or _ENDS_AT_ONCE.intersection(tokens)):
-        raise MemoryError
     from orchestrator.cli.application import help_step, parse
 
     try:

@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import resource
-from functools import partial
 from pathlib import Path
 
 from orchestrator.cli.errors import ExitCode
@@ -59,19 +56,6 @@ def test_without_a_driver_the_package_is_named(tmp_path: Path) -> None:
     assert done.code == ExitCode.NO_DEVICE
     assert f"VK_DRIVER_FILES={folder} names no file that is there" in done.err
     assert "mesa-vulkan-drivers" in done.err
-
-
-def test_a_driver_that_may_not_fit_into_the_address_space_is_not_said_to_be_missing(tmp_path: Path) -> None:
-    manifest = tmp_path / "driver.json"
-    icd = {"library_path": str(manifest), "api_version": "1.3.0"}  # as a library that the loader cannot load
-    manifest.write_text(json.dumps({"file_format_version": "1.0.0", "ICD": icd}))
-    done = run_program(
-        "doctor",
-        environment={"VK_DRIVER_FILES": str(manifest), "VK_ICD_FILENAMES": str(manifest)},
-        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (1 << 36, 1 << 36)),
-    )
-    assert "the driver does not fit into the 65536 MiB of address space (`ulimit -v`), or" in done.out
-    assert "next: allow more than 65536 MiB of address space" in done.out
 
 
 def test_variables_that_hide_a_driver_are_named() -> None:

@@ -6,20 +6,16 @@ The main job through the command line on a real driver, each call in a process o
 from __future__ import annotations
 
 import re
-import resource
-from functools import partial
 from pathlib import Path
 
 import pytest
 
 from orchestrator.cli.errors import ExitCode
-from orchestrator.stores.culprits import QUARANTINE
 from orchestrator.version import VERSION
 from tests.cli.conftest import Done, run_program
 from tests.cli.test_compile import check_outcomes, handed_over
 from tests.drivers import driver_environment, driver_manifest, unsupported
 from tests.stores.packs import make_pack
-from tests.stores.stored import names
 
 pytestmark = pytest.mark.driver
 UNSET = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
@@ -149,22 +145,6 @@ def test_a_family_that_mesa_does_not_know_ends_nobody(verb: str, tmp_path: Path)
 def test_a_pattern_where_one_device_is_expected_ends_nobody(verb: str, tmp_path: Path) -> None:
     driver_manifest("radv:navi21")
     assert "'radv:navi2*' stands for several devices" in refusal(verb, "radv:navi2*", tmp_path)
-
-
-def test_no_pipeline_is_blamed_where_the_address_space_is_too_small(tmp_path: Path) -> None:
-    """The driver crashes at the limit, in one pipeline or another."""
-    driver_manifest("lavapipe")
-    size = 900 << 20
-    done = run_program(
-        *("compile", "sample", "-d", "lavapipe", "-j", "2", "--cache-dir", tmp_path, "--json"),
-        unset=UNSET,
-        preexec_fn=partial(resource.setrlimit, resource.RLIMIT_AS, (size, size)),
-    )
-    if done.code == ExitCode.OK:
-        unsupported("a lavapipe for which 900 MiB of address space are too little")
-    assert done.code == ExitCode.BAD_INPUT
-    assert "900 MiB of address space (`ulimit -v`)" in done.err
-    assert not names(tmp_path, QUARANTINE)
 
 
 def test_radv_without_a_gpu_says_what_needs_none() -> None:

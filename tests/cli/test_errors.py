@@ -131,34 +131,6 @@ def test_what_the_system_refuses_is_no_bug(error: BaseException, step: str) -> N
 @pytest.mark.parametrize(
     "error",
     [
-        BlockingIOError(errno.EAGAIN, ""),
-        unstarted_thread(),
-        OSError(errno.ENOMEM, ""),
-        MemoryError(),
-        NoDeviceError("no driver"),
-        DriverError("vkCreateInstance", -1, "VK_ERROR_OUT_OF_HOST_MEMORY"),
-        DeviceError("a driver ended its process"),
-    ],
-    ids=repr,
-)
-def test_a_limit_on_the_address_space_is_named_first(
-    error: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def step() -> str:
-        failure = explain(error) if isinstance(error, OrchestratorError) else explain_system(error)
-        assert failure is not None
-        return failure.next_step
-
-    without = step()
-    limits = {resource.RLIMIT_AS: (250 << 20, resource.RLIM_INFINITY)}
-    monkeypatch.setattr("resource.getrlimit", limits.__getitem__)
-    more = "allow more than 250 MiB of address space (`ulimit -v`), if that is too little"
-    assert step() == f"{more}; else {without}"
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
         OSError(errno.ENOSPC, "", "set.foz"),
         SaveError(Path("set.foz"), "writing", os.strerror(errno.ENOSPC)),
         SaveError(Path("set.foz"), "writing", "others may write it"),
@@ -191,18 +163,8 @@ def test_a_working_directory_that_was_removed_is_no_bug(tmp_path: Path) -> None:
 def test_files_may_not_be_large(small_set: Path, tmp_path: Path) -> None:
     command = ("compile", small_set, "-d", "simulated", "--cache-dir", tmp_path / "cache")
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (512, 512))
-    done = run_program(*command, preexec_fn=limit)
+    # Python keeps byte code that was cut off.
+    done = run_program(*command, preexec_fn=limit, environment={"PYTHONDONTWRITEBYTECODE": "1"})
     assert done.code == ExitCode.BAD_INPUT
     assert "File too large" in done.err + done.out
     assert "Traceback" not in done.err
-
-
-@pytest.mark.parametrize("mebibytes", [40, 60, 80, 97])
-def test_an_address_space_too_small_for_the_libraries_is_no_failed_pipeline(mebibytes: int) -> None:
-    """Some of them raise errors of their own, and one ends the process with exit code 1."""
-    limit = partial(resource.setrlimit, resource.RLIMIT_AS, (mebibytes << 20, mebibytes << 20))
-    done = run_program("list", "sample", preexec_fn=limit)
-    assert done.code == ExitCode.BAD_INPUT
-    message, step = done.err.splitlines()
-    assert message == f"error: {os.strerror(errno.ENOMEM)}"
-    assert f"allow more than {mebibytes} MiB of address space (`ulimit -v`)" in step

@@ -22,7 +22,6 @@ from orchestrator.devices.device import check as check
 from orchestrator.devices.request import ApplicationInfo
 from orchestrator.devices.vulkan._generated import COMMANDS, ffi
 from orchestrator.errors import DeviceError, DriverError, NoDeviceError
-from orchestrator.process import address_space_limit
 from orchestrator.registry.tables import registry
 
 LIBRARY_VARIABLE = "ORCHESTRATOR_VULKAN_LIBRARY"
@@ -238,8 +237,6 @@ def _none_found() -> NoDeviceError:
     why = _NO_GPU if there else _NO_DRIVER.format(wrong)
     if filters:
         why = f"no device among the drivers that {filters} leaves to the Vulkan loader: correct or unset that"
-    elif (there or not named) and (limit := address_space_limit()):
-        why = f"the driver does not fit into the {limit}, or {why}"
     return NoDeviceError(f"{why}; with VK_LOADER_DEBUG=all the loader prints what it passes over")
 
 
