@@ -47,7 +47,6 @@ class CapturedPipeline(msgspec.Struct, frozen=True):
         index: Which one of the image.
         pipeline_key: vkGetPipelineKeyKHR; None where the driver gives none.
         binaries: Its binaries, in the driver's order.
-        driver_ns: What compiling it took, by creation feedback; 0 where that is not known.
         identifiers: vkGetShaderModuleIdentifierEXT of the module of each stage, in order; none where the
             device has no identifiers.
     """
@@ -55,7 +54,6 @@ class CapturedPipeline(msgspec.Struct, frozen=True):
     index: int
     pipeline_key: bytes | None
     binaries: tuple[PipelineBinary, ...]
-    driver_ns: int = 0
     identifiers: tuple[bytes, ...] = ()
 
 

@@ -1,33 +1,24 @@
 """`HeldPipelines`: the source of a run in mode BINARIES, which looks up in a store and stores what is new.
 
-    pull_in   store ──> binaries of all known pipelines, in one pass before the first is created
-    hold      ──────>   their handles, for one call
-    release   ──────>   a binary is destroyed when the last pipeline that needs it was created
-    take      captured ──> one thread that writes batches into the store
-
-A pipeline is looked up by its state: kind and hash of its record. The driver's key was stored with it and
-holds as long as the global key (proposal of VK_KHR_pipeline_binary, 6.4), so a warm start asks the driver for
-no key, reads no SPIR-V and makes no module. Where modules are known by their identifiers alone, the driver's
-key and those name a pipeline, unless it is for ray tracing.
-
-Guarantees: after `settle` everything that was taken is stored, or a note says why not. A worker waits for the
-store only where that is far behind. Creation reads nothing from disk but for what did not fit the bound on
-memory. A store that fails costs compiles, never a pipeline.
+A pipeline is looked up by its state: kind and hash of its record. So a warm start asks the driver for no key,
+reads no SPIR-V and makes no module. A pipeline whose modules are known by their identifiers alone is found by
+those and the driver's key. A store that fails costs compiles, never a pipeline.
 """
 
 from __future__ import annotations
 
+import queue
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import define, field, frozen
+from attrs import define, field
 
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.binary_data import CapturedPipeline, HeldBinaries, PipelineBinary
@@ -39,7 +30,7 @@ from orchestrator.run.records import BinariesRecord
 from orchestrator.stores.files.atomic_file import content_hash128
 
 if TYPE_CHECKING:
-    from orchestrator.stores.binary_store import BinaryStore, Generation, StoredPipeline, StoreReader
+    from orchestrator.stores.binary_store import BinaryStore, Generation, StoredPipeline
 
 DEFAULT_MEMORY: Final = 256 << 20
 """Bytes of binaries that are pulled in ahead of time, at most."""
@@ -48,11 +39,10 @@ VULKAN_1_1: Final = 1 << 22 | 1 << 12
 """Below this, no device has VK_KHR_pipeline_binary."""
 
 _RAY_TRACING: Final = KINDS.index(PipelineKind.RAY_TRACING)
-_AT_ONCE: Final = 1024  # binaries that one driver call makes
-_A_BATCH: Final = 256  # pipelines
-_A_BATCH_BYTES: Final = 16 << 20
-_MOST_WAITING_BYTES: Final = 64 << 20
-_WAIT_S: Final = 1.0  # for a batch to be full; a death of the process loses at most so much
+_MADE_AT_ONCE: Final = 1024  # binaries that one driver call makes
+_STORED_AT_ONCE: Final = 256  # pipelines
+_MOST_WAITING: Final = 512  # pipelines; beyond, workers wait for the disk
+_WAIT_S: Final = 1.0  # for more to store; a death of the process loses at most so much
 _STATE: Final = struct.Struct("<BBQ")
 _FORMAT_OF_STATE: Final = 1
 
@@ -69,21 +59,14 @@ def _state_keys(prepared: PreparedPipelines, indices: Sequence[int]) -> list[byt
     return list(map(state_key, kinds, keys))
 
 
-def identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
-    """What a pipeline is stored by beside its state: the identifiers of its stages' modules, in order.
-
-    They hold as long as shaderModuleIdentifierAlgorithmUUID, which is part of it. Empty where there are none.
-    """
-    algorithm = identifier_algorithm(device.capabilities)
+def _identifiers_key(device: Device, stages: Sequence[bytes]) -> bytes:
+    """What a pipeline is stored by beside its state: the identifiers of its stages' modules; or nothing."""
+    algorithm = identifier_algorithm(device.capabilities)  # identifiers hold as long as it
     return content_hash128(msgspec.msgpack.encode((algorithm, tuple(stages)))) if stages else b""
 
 
 def binary_device(device: Device) -> Device:
-    """A device as one with binaries.
-
-    Raises:
-        DeviceError: It has none; the message names what to do.
-    """
+    """A device as one with binaries; raises DeviceError, which says what to do, where it has none."""
     if device.features.pipeline_binaries:
         return device
     lacks = "it has no VK_KHR_pipeline_binary"
@@ -95,114 +78,92 @@ def binary_device(device: Device) -> Device:
     )
 
 
-class NoBinaries(BinarySource):
-    """Nothing is found and nothing is kept: for an application that cannot have binaries."""
+@define(eq=False)
+class _Made:
+    """A VkPipelineBinaryKHR; handle 0: not made, or destroyed."""
 
-    keeps = False
-    name = "no binaries"
-    captures = False
-
-    def pull_in(self, prepared: PreparedPipelines) -> None:
-        """There is nothing to look up."""
-
-    def hold(self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32]) -> HeldBinaries:
-        """None of anything."""
-        del prepared
-        return HeldBinaries(np.zeros(len(indices), np.uint32), np.zeros(0, np.uint64))
-
-    def release(
-        self, prepared: PreparedPipelines, indices: npt.NDArray[np.int32], refused: npt.NDArray[np.int32]
-    ) -> None:
-        """Nothing was held."""
-
-    def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
-        """Nothing is captured."""
-
-    def settle(self) -> None:
-        """Nothing was taken."""
-
-    def size(self) -> int:
-        """Nothing."""
-        return 0
-
-    def destroy(self) -> None:
-        """There is nothing to destroy."""
-
-
-@frozen
-class _KeptReader:
-    """Looks up what is kept without a store, as a `StoreReader` does."""
-
-    kept: dict[bytes, StoredPipeline]
-    is_empty = True
-
-    def find_all(self, states: Sequence[bytes]) -> Iterator[tuple[bytes, str, StoredPipeline | None]]:
-        for each in states:
-            yield each, "found" if each in self.kept else "missing", self.kept.get(each)
+    size: int
+    handle: int = 0
+    users: int = 0
 
 
 @define(eq=False)
 class _Pulled:
-    """Binaries of pipelines that were prepared together, each made once, many in one call.
+    """Binaries of pipelines that were prepared together. Guarded by its owner's lock once it is filled."""
 
-    Guarded by its owner's lock once it is filled.
-    """
-
-    device: Device
-    most_bytes: int
-    slots: dict[int, list[int]] = field(factory=dict)  # of each pipeline's binaries, in order: which handle
-    handles: list[int] = field(factory=list)  # 0: refused, or not needed any more
-    sizes: list[int] = field(factory=list)
-    users: list[int] = field(factory=list)  # of each handle: uses to come
+    of: dict[int, list[_Made]] = field(factory=dict)  # by pipeline, in the driver's order
     later: set[int] = field(factory=set)  # pipelines that did not fit the bound on memory
-    refused: list[DriverError] = field(factory=list)
-    _slot_of: dict[tuple[bytes, int], int] = field(factory=dict)
-    _new: list[PipelineBinary] = field(factory=list)
-    _added_bytes: int = 0
+
+    def release(self, index: int) -> list[int]:
+        """Forget a pipeline; the handles that nothing needs any more."""
+        dead = []
+        for each in self.of.pop(index, ()):
+            each.users -= 1
+            if not each.users:
+                dead.append(each.handle)
+        return dead
+
+    def release_all(self) -> list[int]:
+        return [handle for index in [*self.of] for handle in self.release(index)]
 
     @property
     def bytes(self) -> int:
-        return sum(size for size, users in zip(self.sizes, self.users, strict=True) if users)
+        return sum({id(each): each.size for binaries in self.of.values() for each in binaries}.values())
 
-    @property
-    def made(self) -> int:
-        return sum(handle != 0 for handle in self.handles)
+
+@define(eq=False)
+class _Filler:
+    """Makes the binaries of pipelines that are pulled in together, each once, many in one call."""
+
+    device: Device
+    most_bytes: float
+    pulled: _Pulled = field(factory=_Pulled)
+    made: int = 0
+    made_bytes: int = 0
+    refused: list[DriverError] = field(factory=list)
+    _known: dict[tuple[bytes, int], _Made] = field(factory=dict)
+    _new: list[tuple[PipelineBinary, _Made]] = field(factory=list)
+    _added_bytes: int = 0
 
     def add(self, index: int, binaries: Sequence[PipelineBinary]) -> None:
         """Give a pipeline its binaries, or note that it gets them later."""
-        # Equal memory is one object here: a reader gives each binary once.
-        names = [(each.key, id(each.data)) for each in binaries]
-        fresh = sum(len(b.data) for name, b in zip(names, binaries, strict=True) if name not in self._slot_of)
-        if self._added_bytes + fresh > self.most_bytes:
-            self.later.add(index)
+        # Equal data is one object here: a reader gives each binary once.
+        named = {(each.key, id(each.data)): each for each in binaries}
+        fresh = {name: each for name, each in named.items() if name not in self._known}
+        size = sum(len(each.data) for each in fresh.values())
+        if self._added_bytes + size > self.most_bytes:
+            self.pulled.later.add(index)
             return
-        self._added_bytes += fresh
-        for name, each in zip(names, binaries, strict=True):
-            if name not in self._slot_of:
-                self._slot_of[name] = len(self.sizes)
-                self.sizes.append(len(each.data))
-                self.users.append(0)
-                self._new.append(each)
-            self.users[self._slot_of[name]] += 1
-        self.slots[index] = [self._slot_of[each] for each in names]
-        if len(self._new) >= _AT_ONCE:
+        self._added_bytes += size
+        for name, each in fresh.items():
+            self._known[name] = _Made(len(each.data))
+            self._new.append((each, self._known[name]))
+        self._give(index, [self._known[each.key, id(each.data)] for each in binaries])
+        if len(self._new) >= _MADE_AT_ONCE:
             self.make()
 
-    def add_made(self, index: int, handles: npt.NDArray[np.uint64]) -> None:
-        """Give a pipeline binaries that were made already."""
-        first = len(self.sizes)
-        self.handles += handles.tolist()
-        self.sizes += [0] * len(handles)
-        self.users += [1] * len(handles)
-        self.slots[index] = list(range(first, len(self.sizes)))
+    def add_made(self, index: int, handles: Iterable[int]) -> None:
+        """Give a pipeline binaries that the driver had."""
+        binaries = [_Made(0, each) for each in handles]
+        self.made += len(binaries)
+        self._give(index, binaries)
+
+    def _give(self, index: int, binaries: list[_Made]) -> None:
+        for each in binaries:
+            each.users += 1
+        self.pulled.of[index] = binaries
 
     def make(self) -> None:
-        """Make what was added. The data is not needed any more."""
+        """Make what was added. Its data is not needed any more."""
         new, self._new = self._new, []
-        if new:
-            self.handles += self._made_of(new)
+        if not new:
+            return
+        for (_, made), handle in zip(new, self._handles([each for each, _ in new]), strict=True):
+            made.handle = handle
+            self.made += handle != 0
+            self.made_bytes += made.size if handle else 0
 
-    def _made_of(self, binaries: list[PipelineBinary]) -> list[int]:
+    def _handles(self, binaries: list[PipelineBinary]) -> list[int]:
         """Their handles; 0 for one that the driver refuses, which takes no other with it."""
         try:
             handles: list[int] = self.device.create_binaries(binaries).tolist()
@@ -211,45 +172,24 @@ class _Pulled:
                 self.refused.append(error)
                 return [0]
             half = len(binaries) // 2
-            return self._made_of(binaries[:half]) + self._made_of(binaries[half:])
+            return self._handles(binaries[:half]) + self._handles(binaries[half:])
         return handles
 
-    def end_filling(self) -> None:
-        """Forget the data; whoever needs what was not made is compiled."""
-        self._slot_of, self._new = {}, []
-        missing = len(self.sizes) - len(self.handles)
-        self.handles += [0] * missing
-        for index in [at for at, slots in self.slots.items() if not all(self.handles[s] for s in slots)]:
-            self.destroy(self.release(index))
-
-    def release(self, index: int) -> list[int]:
-        """Forget a pipeline; the handles that nothing needs any more."""
-        dead = []
-        for slot in self.slots.pop(index, ()):
-            self.users[slot] -= 1
-            if not self.users[slot]:
-                dead.append(self.handles[slot])
-                self.handles[slot] = 0
-        return dead
-
-    def destroy(self, handles: Sequence[int]) -> None:
-        self.device.destroy_binaries(np.array(handles, np.uint64))
-
-    def absorb(self, more: _Pulled) -> None:
-        """Take over what another one has."""
-        base = len(self.sizes)
-        self.handles += more.handles
-        self.sizes += more.sizes
-        self.users += more.users
-        self.slots |= {index: [slot + base for slot in slots] for index, slots in more.slots.items()}
+    def end(self) -> None:
+        """Take out the pipelines whose binaries were not all made: they are compiled."""
+        lacking = [index for index, made in self.pulled.of.items() if not all(each.handle for each in made)]
+        dead = [handle for index in lacking for handle in self.pulled.release(index)]
+        self.device.destroy_binaries(np.array(dead, np.uint64))
 
 
 @define(eq=False)
 class HeldPipelines(BinarySource):
     """Binaries of one device, with a store behind them or only in memory. Made by `HeldPipelines.of`.
 
-    `destroy` ends its thread and everything that it holds; the store is somebody else's to close. Without a
-    store it keeps what it takes for as long as it lives.
+    `pull_in` makes the binaries of all known pipelines, `hold` gives those of one call, and `release`
+    destroys what no later pipeline needs. A thread stores what is taken, so that a worker waits only where
+    the store is far behind; after `settle` it is stored, or a note says why not. `destroy` ends that thread;
+    the store is somebody else's to close. Without a store it keeps what it takes for as long as it lives.
 
     Attributes:
         captures: See `BinarySource`. False where the driver would rather have nothing captured.
@@ -257,7 +197,6 @@ class HeldPipelines(BinarySource):
     """
 
     keeps = True
-    name = "binaries"
 
     device: Device
     store: BinaryStore | None
@@ -266,19 +205,13 @@ class HeldPipelines(BinarySource):
     probes: bool
     memory_bytes: int
     notes: list[str] = field(factory=list)
-    _record: BinariesRecord = field(factory=BinariesRecord)
+    _counts: Counter[str] = field(factory=Counter)
+    _lock: threading.RLock = field(factory=threading.RLock)
     _pulled_of: dict[PreparedPipelines, _Pulled] = field(factory=dict)
-    _kept: dict[bytes, StoredPipeline] = field(factory=dict)
+    _kept: dict[bytes, StoredPipeline] = field(factory=dict)  # without a store
     _used: set[bytes] = field(factory=set)
-    _refused: int = 0
-    _lock: threading.Lock = field(factory=threading.Lock)
-    _pulling: threading.Lock = field(factory=threading.Lock)
-    _changed: threading.Condition = field(factory=threading.Condition)
-    _waiting: list[StoredPipeline] = field(factory=list)  # to be stored
-    _waiting_bytes: int = 0  # of those, and of those that are being stored
-    _ends: bool = False
+    _waiting: queue.Queue[StoredPipeline | None] = field(factory=lambda: queue.Queue(_MOST_WAITING))
     _writer: threading.Thread | None = None
-    _destroyed: bool = False
 
     @classmethod
     def of(
@@ -301,15 +234,13 @@ class HeldPipelines(BinarySource):
             DeviceError: The device has no pipeline binaries.
             DriverError: The driver refused its global key.
         """
-        able = binary_device(device)
-        says = able.binary_properties
+        says = binary_device(device).binary_properties
         generation = None
         if store is not None:
             from orchestrator.stores.binary_store import Generation
 
-            key = able.global_pipeline_key()
+            key = device.global_pipeline_key()
             generation = Generation.of(device.identity, key, compressed=says.compressed_data)
-        asks = says.internal_cache and (says.prefers_internal_cache or says.precompiled_internal_cache)
         notes = []
         if captures is None:
             captures = not says.prefers_internal_cache
@@ -318,8 +249,9 @@ class HeldPipelines(BinarySource):
                     "the driver prefers its own cache to binaries that are captured, so none are "
                     "(pipelineBinaryPrefersInternalCache)"
                 )
+        asks = says.internal_cache and (says.prefers_internal_cache or says.precompiled_internal_cache)
         probes = asks and device.features.driver_caches == "enabled"
-        return cls(able, store, generation, captures, probes, memory_bytes, notes)
+        return cls(device, store, generation, captures, probes, memory_bytes, notes)
 
     @property
     def is_filled(self) -> bool:
@@ -334,60 +266,65 @@ class HeldPipelines(BinarySource):
         """Look all pipelines of an image up, and make their binaries. Blocking."""
         began = time.perf_counter_ns()
         chosen = [each for each in range(len(prepared.image)) if each not in prepared.unusable]
-        pulled = _Pulled(self.device, self.memory_bytes)
+        filler = _Filler(self.device, self.memory_bytes)
+        self._fill(filler, prepared, chosen, self.probes)
+        with self._lock:
+            before = self._pulled_of.get(prepared, _Pulled())  # a run that was stopped did not need all
+            self._pulled_of[prepared] = filler.pulled
+            self._counts.update(
+                looked_up=len(chosen),
+                pulled_in=len(filler.pulled.of),
+                look_up_ns=time.perf_counter_ns() - began,
+            )
+        self.device.destroy_binaries(np.array(before.release_all(), np.uint64))
+
+    def _fill(
+        self, filler: _Filler, prepared: PreparedPipelines, indices: Sequence[int], probes: bool
+    ) -> None:
         try:
-            missing = self._look_up(pulled, prepared, chosen)
-            if self.probes and missing:
-                self._probe(pulled, prepared, missing)
+            missing = self._look_up(filler, prepared, indices)
+            if probes and missing:
+                self._probe(filler, prepared, missing)
         except OrchestratorError as error:
             self._say(f"binaries were not looked up: {error}")
         finally:
-            pulled.end_filling()
-            with self._lock:
-                before = self._pulled_of.get(prepared)
-                self._pulled_of[prepared] = pulled
-                elapsed = time.perf_counter_ns() - began
-                self._add(looked_up=len(chosen), pulled_in=len(pulled.slots), look_up_ns=elapsed)
-                self._count(pulled)
-            if before is not None:  # a run that was stopped did not need all
-                before.destroy(before.handles)
+            filler.end()
+        with self._lock:
+            self._counts.update(pulled_bytes=filler.made_bytes, pulled_binaries=filler.made)
+        if filler.refused:
+            self._say(
+                f"the driver refused {len(filler.refused)} binaries; pipelines that need them are compiled: "
+                f"{filler.refused[0]}"
+            )
 
-    @contextmanager
-    def _reading(self) -> Iterator[StoreReader | _KeptReader]:
-        if self.store is None or self.generation is None:
-            yield _KeptReader(self._kept)
-        else:
-            with self.store.reading(self.generation) as reader:
-                yield reader
-
-    def _look_up(self, pulled: _Pulled, prepared: PreparedPipelines, chosen: Sequence[int]) -> list[int]:
-        """Add what is stored; returns the pipelines that are not."""
-        outcomes: dict[str, int] = {}
+    def _look_up(self, filler: _Filler, prepared: PreparedPipelines, indices: Sequence[int]) -> list[int]:
+        """Add what is kept; returns the pipelines that are not."""
+        states = _state_keys(prepared, indices)
+        outcomes: Counter[str] = Counter()
         missing: list[int] = []
 
         def add(index: int, outcome: str, stored: StoredPipeline | None) -> None:
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            outcomes[outcome] += 1
             if stored is None:
                 missing.append(index)
             else:
                 self._used.add(stored.state_key)
-                pulled.add(index, stored.binaries)
+                filler.add(index, stored.binaries)
 
-        with self._reading() as reader:
-            found = reader.find_all(_state_keys(prepared, chosen))
-            for index, (_, outcome, stored) in zip(chosen, found, strict=True):
-                add(index, outcome, stored)
-            if not isinstance(reader, _KeptReader) and not reader.is_empty:
-                unknown, missing = missing, []
-                names = self._identified(prepared, unknown)
+        if self.store is None or self.generation is None:
+            for index, state in zip(indices, states, strict=True):
+                add(index, "", self._kept.get(state))
+        else:
+            with self.store.reading(self.generation) as reader:
+                for index, (_, outcome, stored) in zip(indices, reader.find_all(states), strict=True):
+                    add(index, outcome, stored)
+                named = {} if reader.is_empty else self._identified(prepared, missing)
+                unknown, missing[:] = list(named), [each for each in missing if each not in named]
                 for index in unknown:
-                    if index in names:
-                        add(index, *reader.find_identified(*names[index]))
-                    else:
-                        missing.append(index)
-            pulled.make()
+                    add(index, *reader.find_identified(*named[index]))
+        filler.make()
         with self._lock:
-            self._add(damaged=outcomes.get("damaged", 0), ambiguous=outcomes.get("collides", 0))
+            self._counts.update(damaged=outcomes["damaged"], ambiguous=outcomes["collides"])
         return missing
 
     def _identified(self, prepared: PreparedPipelines, missing: list[int]) -> dict[int, tuple[bytes, bytes]]:
@@ -402,85 +339,57 @@ class HeldPipelines(BinarySource):
         keys = self.device.pipeline_keys(prepared, indices)
         stages = (map(known.identifier, prepared.image.modules_of(index)) for index in indices.tolist())
         return {
-            index: (identifiers_key(self.device, tuple(own)), key)
+            index: (_identifiers_key(self.device, tuple(own)), key)
             for index, own, key in zip(indices.tolist(), stages, keys, strict=True)
             if key is not None
         }
 
-    def _probe(self, pulled: _Pulled, prepared: PreparedPipelines, missing: list[int]) -> None:
+    def _probe(self, filler: _Filler, prepared: PreparedPipelines, missing: list[int]) -> None:
         """Ask the driver's own cache for what the store lacks, unless it links libraries."""
         # They do not exist yet. RADV (25.0.7) ends the process when such a pipeline is asked for.
         missing = [each for each in missing if not prepared.image.links[each]]
         found = self.device.probe_internal_cache(prepared, np.array(missing, np.int32))
-        hits = [
-            (index, handles)
-            for index, handles in zip(missing, found, strict=True)
-            if handles is not None and len(handles)
-        ]
-        for index, handles in hits:
-            pulled.add_made(index, handles)
-        with self._lock:
-            self._add(from_internal_cache=len(hits))
+        for index, handles in zip(missing, found, strict=True):
+            if handles is not None and len(handles):
+                filler.add_made(index, handles.tolist())
+                self._counts.update(from_internal_cache=1)
 
     # --- around a call
 
     def hold(self, prepared: PreparedPipelines, indices: _Indices) -> HeldBinaries:
-        """See `BinarySource.hold`."""
-        while (pulled := self._pulled(prepared)) is None:  # an image that came later
-            with self._pulling:
-                if self._pulled(prepared) is None:
-                    self.pull_in(prepared)
-        if pulled.later:
-            self._catch_up(pulled, prepared, [each for each in indices.tolist() if each in pulled.later])
+        """The binaries of some pipelines, which stay until `release`."""
         with self._lock:
-            slots = [pulled.slots.get(each, ()) for each in indices.tolist()]
-            handles = [pulled.handles[slot] for each in slots for slot in each]
-        return HeldBinaries(np.array([len(each) for each in slots], np.uint32), np.array(handles, np.uint64))
+            if prepared not in self._pulled_of:  # an image that came later
+                self.pull_in(prepared)
+            pulled = self._pulled_of[prepared]
+            wanted = indices.tolist()
+            if late := [each for each in wanted if each in pulled.later]:
+                self._pull_in_late(pulled, prepared, late)
+            held = [pulled.of.get(each, []) for each in wanted]
+            handles = [each.handle for binaries in held for each in binaries]
+        return HeldBinaries(np.array([len(each) for each in held], np.uint32), np.array(handles, np.uint64))
+
+    def _pull_in_late(self, pulled: _Pulled, prepared: PreparedPipelines, indices: list[int]) -> None:
+        """Pull in what did not fit the bound on memory, now that it is needed."""
+        filler = _Filler(self.device, float("inf"))
+        self._fill(filler, prepared, indices, False)
+        pulled.later.difference_update(indices)
+        pulled.of |= filler.pulled.of
+        self._counts.update(pulled_late=len(filler.pulled.of))
 
     def release(self, prepared: PreparedPipelines, indices: _Indices, refused: _Indices) -> None:
-        """See `BinarySource.release`."""
-        pulled = self._pulled(prepared)
-        if pulled is None:
-            return
+        """End what `hold` began, and destroy what nothing needs any more."""
         with self._lock:
-            held = [each for each in indices.tolist() if each in pulled.slots]
+            pulled = self._pulled_of[prepared]
+            held = [each for each in indices.tolist() if each in pulled.of]
             dead = [handle for each in held for handle in pulled.release(each)]
-            self._add(created=len(held) - len(refused), refused=len(refused))
-            self._refused += len(refused)
-        pulled.destroy(dead)
-
-    def _pulled(self, prepared: PreparedPipelines) -> _Pulled | None:
-        with self._lock:
-            return self._pulled_of.get(prepared)
-
-    def _catch_up(self, pulled: _Pulled, prepared: PreparedPipelines, wanted: list[int]) -> None:
-        """Pull in what did not fit, now that it is needed."""
-        if not wanted:
-            return
-        more = _Pulled(self.device, 1 << 62)
-        try:
-            self._look_up(more, prepared, wanted)
-        except OrchestratorError as error:
-            self._say(f"binaries were not read: {error}")
-        more.end_filling()
-        with self._lock:
-            pulled.later.difference_update(wanted)
-            pulled.absorb(more)
-            self._add(pulled_late=len(more.slots))
-            self._count(more)
-
-    def _count(self, pulled: _Pulled) -> None:
-        self._add(pulled_bytes=pulled.bytes, pulled_binaries=pulled.made)
-        if pulled.refused:
-            self._say(
-                f"the driver refused {len(pulled.refused)} binaries; pipelines that need them are compiled: "
-                f"{pulled.refused[0]}"
-            )
+            self._counts.update(created=len(held) - len(refused), refused=len(refused))
+        self.device.destroy_binaries(np.array(dead, np.uint64))
 
     # --- what is new
 
     def take(self, prepared: PreparedPipelines, captured: Sequence[CapturedPipeline]) -> None:
-        """See `BinarySource.take`."""
+        """Take what was compiled and captured; waits where the store is far behind."""
         if not captured:
             return
         from orchestrator.stores.binary_store import StoredPipeline
@@ -488,85 +397,57 @@ class HeldPipelines(BinarySource):
         states = _state_keys(prepared, [each.index for each in captured])
         pipelines = [
             StoredPipeline(
-                state, each.pipeline_key or b"", each.binaries, identifiers_key(self.device, each.identifiers)
+                state,
+                each.pipeline_key or b"",
+                each.binaries,
+                _identifiers_key(self.device, each.identifiers),
             )
             for state, each in zip(states, captured, strict=True)
         ]
-        size = sum(each.size for each in pipelines)
         with self._lock:  # whether or not it can be stored
-            self._add(captured=len(captured), captured_bytes=size)
+            size = sum(each.size for each in pipelines)
+            self._counts.update(captured=len(captured), captured_bytes=size)
             if self.store is None:
                 self._kept.update((each.state_key, each) for each in pipelines)
                 return
-        with self._changed:
-            # Far behind, the disk sets the pace: memory is bounded too.
-            self._changed.wait_for(lambda: self._waiting_bytes < _MOST_WAITING_BYTES)
-            self._waiting += pipelines
-            self._waiting_bytes += size
             if self._writer is None:
                 self._writer = threading.Thread(target=self._store_all, name="binary store", daemon=True)
                 self._writer.start()
-            self._changed.notify_all()
+        for each in pipelines:
+            self._waiting.put(each)
 
     def _store_all(self) -> None:
-        """Store batches, until it is to end and nothing waits."""
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._ends)
-                self._changed.wait_for(lambda: self._ends or self._is_full(), _WAIT_S)
-                batch, self._waiting = self._waiting[:_A_BATCH], self._waiting[_A_BATCH:]
-            if not batch:
-                return
-            self._store(batch)
-            with self._changed:
-                self._waiting_bytes -= sum(each.size for each in batch)
-                self._changed.notify_all()
+        for batch in _batches(self._waiting):
+            began = time.perf_counter_ns()
+            counts = self._store(batch)
+            with self._lock:
+                self._counts.update(counts, store_ns=time.perf_counter_ns() - began)
 
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= _A_BATCH or self._waiting_bytes >= _A_BATCH_BYTES
-
-    def _store(self, batch: list[StoredPipeline]) -> None:
+    def _store(self, batch: list[StoredPipeline]) -> dict[str, int]:
         assert self.store is not None  # noqa: S101 - the writer is started for a store
         assert self.generation is not None  # noqa: S101
-        began = time.perf_counter_ns()
         try:
-            report = self.store.put(self.generation, batch)
+            put = self.store.put(self.generation, batch)
         except Exception as error:  # noqa: BLE001 - whatever it is, it costs no pipeline
             kind = "" if isinstance(error, OrchestratorError) else f"{type(error).__name__}: "
-            with self._lock:
-                self._say(f"binaries were not stored: {kind}{error}")
-                self._add(lost=len(batch), store_ns=time.perf_counter_ns() - began)
-            return
-        with self._lock:
-            self._add(
-                stored=report.pipelines,
-                collisions=report.collisions,
-                shared_keys=report.shared_keys,
-                too_large=report.too_large,
-                stored_bytes=report.stored_bytes,
-                evicted=report.evicted,
-                store_ns=time.perf_counter_ns() - began,
-                commits=1,
-            )
+            self._say(f"binaries were not stored: {kind}{error}")
+            return {"lost": len(batch)}
+        names = ("collisions", "shared_keys", "too_large", "stored_bytes", "evicted")
+        return {name: getattr(put, name) for name in names} | {"stored": put.pipelines, "commits": 1}
 
     def settle(self) -> None:
         """Wait until everything that was taken is stored, and note what was used. Blocking."""
-        with self._changed:
-            self._ends = True
-            self._changed.notify_all()
-        writer, self._writer = self._writer, None
-        if writer is not None:
-            writer.join()
-        self._ends = False
+        if self._writer is not None:
+            self._waiting.put(None)
+            self._writer.join()
+            self._writer = None
         if self.store is None or self.generation is None:
             return
-        if not self.store.is_there and (stored := self._record.stored):
-            with self._lock:
-                self._add(stored=-stored, lost=stored)
+        if not self.store.is_there and (stored := self._counts["stored"]):
+            self._counts.update(stored=-stored, lost=stored)
             self._say(f"binaries were not stored: {self.store.path} was removed while it was in use")
         used, self._used = self._used, set()
-        refused, self._refused = self._refused, 0
-        if self.store.read_only:
+        if self.store.read_only or not used:
             return
         began = time.perf_counter_ns()
         try:
@@ -574,9 +455,8 @@ class HeldPipelines(BinarySource):
             self.store.touch(self.generation, used)
         except OrchestratorError as error:
             self._say(f"what was used was not noted: {error}")
-        with self._lock:
-            self._add(store_ns=time.perf_counter_ns() - began)
-        if refused:
+        self._counts.update(store_ns=time.perf_counter_ns() - began)
+        if refused := self._counts["refused"]:
             self._say(f"the driver did not make {refused} pipelines from their binaries; they were compiled")
 
     def _say(self, note: str) -> None:
@@ -585,14 +465,10 @@ class HeldPipelines(BinarySource):
 
     # --- figures and the end
 
-    def _add(self, **gained: int) -> None:
-        sums = {name: getattr(self._record, name) + value for name, value in gained.items()}
-        self._record = msgspec.structs.replace(self._record, **sums)
-
     def record(self) -> BinariesRecord:
         """What it did so far."""
         with self._lock:
-            return self._record
+            return BinariesRecord(**self._counts)
 
     @property
     def held_bytes(self) -> int:
@@ -603,17 +479,30 @@ class HeldPipelines(BinarySource):
     def size(self) -> int:
         """Bytes of binaries that were pulled in or captured."""
         with self._lock:
-            return self._record.pulled_bytes + self._record.captured_bytes
+            return self._counts["pulled_bytes"] + self._counts["captured_bytes"]
 
     def destroy(self) -> None:
         """Store what is left, and destroy all binaries. Idempotent."""
-        if self._destroyed:
-            return
-        self._destroyed = True
         try:
             self.settle()
         finally:
             with self._lock:
-                left, self._pulled_of = self._pulled_of, {}
-            for pulled in left.values():
-                pulled.destroy(pulled.handles)
+                left = [handle for each in self._pulled_of.values() for handle in each.release_all()]
+                self._pulled_of = {}
+            self.device.destroy_binaries(np.array(left, np.uint64))
+
+
+def _batches(waiting: queue.Queue[StoredPipeline | None]) -> Iterator[list[StoredPipeline]]:
+    """What comes within a second, some at a time, until None comes."""
+    while (first := waiting.get()) is not None:
+        batch, until = [first], time.monotonic() + _WAIT_S
+        while len(batch) < _STORED_AT_ONCE:
+            try:
+                each = waiting.get(timeout=max(0.0, until - time.monotonic()))
+            except queue.Empty:
+                break
+            if each is None:
+                yield batch
+                return
+            batch.append(each)
+        yield batch

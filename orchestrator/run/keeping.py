@@ -29,6 +29,7 @@ import numpy.typing as npt
 import trio
 from attrs import define, evolve, field, frozen
 
+from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
     CACHE_HEADER_SIZE,
     CacheMode,
@@ -800,7 +801,7 @@ class CompileCache:
 
     def _open_binaries(self, device: Device) -> GroupCache:
         """The binaries of a device; they are looked up when its run begins."""
-        from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, NoBinaries, binary_device
+        from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
         from orchestrator.stores.binary_store import BinaryStore, StoreError
 
         if device.capabilities.api_version < VULKAN_1_1 and not device.features.pipeline_binaries:
@@ -809,7 +810,7 @@ class CompileCache:
                 "driver with it (`orchestrator devices` says whether this one has pipeline binaries); the "
                 "application's pipelines are compiled and not kept; use another --mode for it"
             )
-            return GroupCache(NoBinaries(), CacheMode.BINARIES)
+            return GroupCache(BinarySource(), CacheMode.BINARIES)
         memory = self.options.binary_memory_bytes
         if self.directory is None:
             return GroupCache(HeldPipelines.of(device, memory_bytes=memory), CacheMode.BINARIES)

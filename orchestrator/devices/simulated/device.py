@@ -398,7 +398,6 @@ class SimulatedDevice(Device):
                     index,
                     self._key(bound, index),
                     self.driver.binaries_of(bound.keys[index], modules),
-                    int(batch.durations_ns[place]),
                     tuple(map(self.driver.module_identifier, named)),
                 )
             )

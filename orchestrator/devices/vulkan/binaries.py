@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from orchestrator.devices.binaries import PIPELINE_BINARY_MISSING
 from orchestrator.devices.binary_data import CapturedPipeline, HeldBinaries, PipelineBinary
-from orchestrator.devices.device import ERROR_UNKNOWN, FEEDBACK_VALID, NO_SOURCE, SUCCESS, CreationBatch
+from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, SUCCESS, CreationBatch
 from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
@@ -207,9 +207,7 @@ class Binaries:
                 if not bound.image.libraries_of(index):  # as `VulkanDevice.pipeline_keys`
                     with bound.one_info(index) as infos:
                         key = self.pipeline_key(infos)
-                timed = int(batch.feedback_flags[place]) & FEEDBACK_VALID
-                driver_ns = int(batch.durations_ns[place]) if timed else 0
-                captured.append(CapturedPipeline(index, key, binaries, driver_ns))
+                captured.append(CapturedPipeline(index, key, binaries))
         return batch, captured
 
     def _submit(
