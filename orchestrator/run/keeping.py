@@ -348,7 +348,7 @@ class CacheKeeper:
         # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
         self._told += merge.pipelines
-        self._decider.created(now, merge.pipelines, merge.primary_bytes)
+        self._decider.created(now, merge.pipelines, merge.primary_bytes or None)  # 0: it is not known
         due = due or self._decider.due(now)
         if due is not None:
             with self._saving():

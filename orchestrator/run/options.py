@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from attrs import Attribute, converters, field, frozen, validators
+from attrs import Attribute, converters, evolve, field, frozen, validators
 
 from orchestrator.devices.device import CacheMode
 from orchestrator.errors import NoDeviceError
@@ -451,6 +451,14 @@ class CompileOptions:
         """Whether `open_ahead` holds beside the other options."""
         bounded = self.time_limit_s is not None or self.trial_limits.memory_bytes
         return self.open_ahead and not bounded and not self.identifiers
+
+    def left_s(self, spent_s: float) -> float | None:
+        """Seconds of the time limit that are left after so many; None where there is none."""
+        return None if self.time_limit_s is None else max(0.0, self.time_limit_s - spent_s)
+
+    def after(self, spent_s: float) -> CompileOptions:
+        """These options when so many seconds of their time limit are over."""
+        return evolve(self, time_limit_s=self.left_s(spent_s))
 
 
 COMPILE_DEFAULTS = CompileOptions()

@@ -1,7 +1,7 @@
 """Starts the process that compiles, with the memory that it shares with this one; it can be begun ahead.
 
-A program that will compile begins that process before it imports anything large (`start_ahead`): both import
-at the same time. So this module imports little.
+A program that will compile begins that process before it imports anything large (`server_ahead`): both
+import at the same time. So this module imports little.
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ SERVICE = "compile"
 
 
 class StartedServer:
-    """A process that waits to be told what to compile, and descriptors of memory that it has, too.
-
-    Attributes:
-        process: The process.
-        table: Of an `InFlightTable`.
-        payloads: For what is longer than a frame.
-    """
+    """A process that waits to be told what to compile, and memory that it has, too, as descriptors."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        self.table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)
-        self.payloads = os.memfd_create("orchestrator-payloads", os.MFD_CLOEXEC)
+        self.table = os.memfd_create("orchestrator-in-flight", os.MFD_CLOEXEC)  # of an `InFlightTable`
+        self.payloads = os.memfd_create("orchestrator-payloads", os.MFD_CLOEXEC)  # for long messages
         try:
             self.process: subprocess.Popen[bytes] = start_service(
                 SERVICE,
@@ -64,7 +58,7 @@ def server_ahead() -> Iterator[None]:
 
 
 def started_server(environment: Mapping[str, str]) -> StartedServer:
-    """A server; one that was started ahead where nothing must be added to its environment.
+    """A server; the one that was started ahead where nothing must be added to its environment.
 
     Raises:
         OSError: It cannot be started.

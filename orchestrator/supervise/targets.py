@@ -201,12 +201,8 @@ async def compile_targets(
             for each in options:
                 await limiter.acquire()
                 await job.wait_for_memory()
-                if each.time_limit_s is not None:
-                    left_s = each.time_limit_s - (trio.current_time() - job.began)
-                    if left_s <= 0:
-                        break
-                    each = evolve(each, time_limit_s=left_s)
-                if job.steering.stop.is_set():
+                each = each.after(trio.current_time() - job.began)
+                if each.left_s(0.0) == 0.0 or job.steering.stop.is_set():
                     break
                 job.running += 1
                 nursery.start_soon(job.run, each, limiter)

@@ -3,23 +3,20 @@
     suspects ──> a trial process: survived, survived, died ──> that one in a process of its own: died
 
 Guarantees: blamed is what ends a process in which it is the first that the driver is given, or what the
-driver does not return from in time. A trial process that somebody else kills says nothing. No process is
-left.
-Assumptions: most drivers crash alike every time. A crash that depends on what was compiled before can still
-come in a run.
+driver does not return from in time. A trial process that somebody else kills says nothing. None is left.
+Assumptions: most drivers crash alike every time. One that depends on what was compiled before may come later.
 """
 
 from __future__ import annotations
 
 import math
 import signal
-from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final
 
 import msgspec
 import trio
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from orchestrator.children.parent import Ended
 from orchestrator.devices.device import DriverStep
@@ -31,18 +28,9 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.run.vetting import Trials
 from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.culprits import Cause
-from orchestrator.supervise.server import (
-    Answer,
-    CompileServer,
-    Connection,
-    Entering,
-    Exited,
-    Failed,
-    Kill,
-    Survived,
-    Try,
-    Trying,
-)
+from orchestrator.supervise.connection import Connection, Mail
+from orchestrator.supervise.messages import Answer, Entering, Exited, Kill, Raised, Survived, Try
+from orchestrator.supervise.server import CompileServer
 
 _FROM_OUTSIDE: Final = frozenset(
     -each
@@ -61,35 +49,12 @@ _ALONE: Final = "in a process of its own"
 _MORE_MEMORY: Final = 4
 _MOST_KILLED: Final = 3
 _MOST_UNREADY: Final = 3
-
-
-class _UnreadyError(DeviceError):
-    """A trial process died before it gave the driver a pipeline."""
+_FEW: Final = 8
 
 
 def is_from_outside(status: int) -> bool:
     """Whether a process ended by a signal that people and systems send, and no driver raises."""
     return status in _FROM_OUTSIDE
-
-
-def in_seconds(limit_s: float) -> str:
-    """A limit in words, such as "60 s" or "0.003 s"."""
-    return f"{round(limit_s, 1 if limit_s >= 1 else 6):g} s"
-
-
-async def answer_in_time(
-    mail: trio.MemoryReceiveChannel[Answer | Ended], limit_s: float
-) -> Answer | Ended | None:
-    """The next answer; None where none came in time.
-
-    Time in which this process was paused does not count: whoever pauses it may pause all processes.
-    """
-    while limit_s > 0:
-        slice_s = min(limit_s, _SLICE_S)
-        with trio.move_on_after(slice_s):
-            return await mail.receive()
-        limit_s -= slice_s
-    return None
 
 
 async def end_when(stop: trio.Event, scope: trio.CancelScope) -> None:
@@ -107,25 +72,23 @@ class Blame:
     signal: str = ""
 
 
-@frozen
-class _Attempt:
-    """What became of a trial process.
+class _UnreadyError(DeviceError):
+    """A trial process died before it gave the driver a pipeline."""
 
-    Attributes:
-        survived: Pipelines from which the driver returned, the first ones.
-        end: How it ended on the next one, or when it had returned from all; None where it ended well.
-        late: Whether it was killed because the driver did not return.
-        peak_bytes: The most memory that it had.
-        step: What it did for that pipeline then.
-        too_little: Whether it said that its memory is too little.
-    """
 
-    survived: int
-    end: Ended | None = None
-    late: bool = False
+@define(eq=False)
+class _Trial:
+    """A trial process, as its answers tell of it."""
+
+    jobs: Sequence[PipelineJob]
+    survived: int = 0  # pipelines from which the driver returned, the first ones
+    step: DriverStep = DriverStep.CREATE  # what it does for the next one
+    has_begun: bool = False
+    late: bool = False  # it was killed because the driver did not return
+    too_little: bool = False  # it said that its memory is too little
     peak_bytes: int = 0
-    step: DriverStep = DriverStep.CREATE
-    too_little: bool = False
+    end: Ended | None = None  # how it ended on the next one, or after all; None where it ended well
+    limit_s: float = _OPENING_S
 
     @property
     def is_killed(self) -> bool:
@@ -134,6 +97,18 @@ class _Attempt:
     @property
     def during(self) -> str:
         return "" if self.step is DriverStep.CREATE else f", {self.step.words}"
+
+    def failed(self, error: Exception) -> None:
+        if not (isinstance(error, MemoryLimitError) and self.has_begun):
+            raise error
+        self.too_little = True
+
+    def ended(self, exited: Exited) -> None:
+        if self.survived == len(self.jobs) and (self.late or not exited.status):
+            return  # late it was closing the device: no pipeline is to blame
+        self.end, self.peak_bytes = Ended(exited.status), exited.peak_bytes
+        if not self.has_begun and not is_from_outside(exited.status):
+            raise _UnreadyError(f"a process that tries pipelines did not get ready: {self.end.how}")
 
 
 @define(eq=False)
@@ -171,38 +146,48 @@ class SuspectTrials:
         Raises:
             DeviceError: A trial process could not get ready.
         """
-        waiting, most = deque(suspects), len(suspects)
-        while waiting and not (self.connection.lost or self._is_out_of_time()):
-            some = [waiting[place] for place in range(min(most, len(waiting)))]
-            tried = await self._attempt(some)
-            if tried.end is not None and tried.survived == len(some) > 1:
-                most = 1  # one of them spoiled what the driver needed later
-                continue
-            done = min(tried.survived, len(some) - 1) if tried.end is not None else tried.survived
-            if tried.end is not None and not await self._accuse(some[done], tried, is_first=not done):
-                return
-            for _ in range(done + (tried.end is not None)):
-                waiting.popleft()
-            if tried.end is None and done < len(some):
-                return  # the server is lost
+        while suspects:
+            suspects = await self._try_some(suspects, len(suspects))
 
-    async def _accuse(self, accused: PipelineJob, tried: _Attempt, *, is_first: bool) -> bool:
-        """Judge a pipeline on which a process ended; False where there is no time to."""
-        if not is_first:
-            if self._is_out_of_time():
-                return False
-            tried = await self._attempt([accused])
-        blame = await self._judge(accused, tried)
-        if blame is not None:
-            self.blamed[accused] = blame
-            await self.on_blame(accused, blame)
-        return True
+    async def run_while_they_die(self, others: Sequence[PipelineJob]) -> None:
+        """Try pipelines as `run` does, until some in a row survive."""
+        blamed = -1
+        while others and len(self.blamed) > blamed:
+            blamed = len(self.blamed)
+            others = await self._try_some(others, _FEW)
 
-    def _is_out_of_time(self) -> bool:
+    async def _try_some(self, waiting: Sequence[PipelineJob], most: int) -> Sequence[PipelineJob]:
+        """Try pipelines in one process until it ends, and judge; the rest, () where no time is left."""
+        if self._ends_now():
+            return ()
+        some = waiting[:most]
+        tried = await self._attempt(some)
+        if tried.end is None:
+            return waiting[tried.survived :] if tried.survived == len(some) else ()  # the server is lost
+        if tried.survived == len(some) > 1:  # one of them spoiled what the driver needed later
+            for job in some:
+                if self._ends_now():
+                    return ()
+                await self._accuse(job, await self._attempt([job]))
+            return waiting[len(some) :]
+        done = min(tried.survived, len(some) - 1)
+        if done:
+            if self._ends_now():
+                return ()
+            tried = await self._attempt([some[done]])
+        await self._accuse(some[done], tried)
+        return waiting[done + 1 :]
+
+    def _ends_now(self) -> bool:
         self.is_over = self.is_over or trio.current_time() >= self.ends_at
-        return self.is_over
+        return self.is_over or self.connection.lost
 
-    async def _judge(self, job: PipelineJob, tried: _Attempt) -> Blame | None:
+    async def _accuse(self, job: PipelineJob, tried: _Trial) -> None:
+        if (blame := await self._judge(job, tried)) is not None:
+            self.blamed[job] = blame
+            await self.on_blame(job, blame)
+
+    async def _judge(self, job: PipelineJob, tried: _Trial) -> Blame | None:
         """What the end of a process says of the pipeline that it was given first."""
         kills = 0
         while tried.is_killed and kills < _MOST_KILLED:
@@ -212,7 +197,8 @@ class SuspectTrials:
         if ended is None:
             return None
         if tried.late:
-            within = in_seconds(self._limit_s(job))
+            limit_s = self._limit_s(job)
+            within = f"{round(limit_s, 1 if limit_s >= 1 else 6):g} s"
             late = f"the driver did not come back from it within {within}{tried.during}, {_ALONE}"
             return Blame(Cause.TIMEOUT, late)
         if tried.is_killed:
@@ -230,88 +216,69 @@ class SuspectTrials:
         return Blame(Cause.EXIT, f"the driver ended {_ALONE[3:]} with exit status {ended.status}")
 
     async def _lives_with_more(self, job: PipelineJob, limit: int) -> bool:
-        more = await self._attempt([job], memory_bytes=_MORE_MEMORY * limit)
+        limits = evolve(self.options.trial_limits, memory_bytes=_MORE_MEMORY * limit)
+        more = await self._attempt([job], evolve(self.options, trial_limits=limits))
         return more.end is None or more.late or more.peak_bytes > limit
 
     def _limit_s(self, job: PipelineJob) -> float:
         return self.options.trial_limits.limit_now_s(self.recorded_ns.get(job.key, 0))
 
-    async def _attempt(self, jobs: Sequence[PipelineJob], memory_bytes: int | None = None) -> _Attempt:
+    async def _attempt(self, jobs: Sequence[PipelineJob], options: CompileOptions | None = None) -> _Trial:
         """Try pipelines in one process, or in another one if it dies before it is ready."""
         for _ in range(_MOST_UNREADY):
             self.processes += 1
-            number, mail = self.connection.mailbox()
             try:
-                return await self._talk(number, mail, jobs, memory_bytes)
+                return await self._talk(jobs, options or self.options)
             except _UnreadyError as error:
                 problem = error
             finally:
                 self.trying = None
         raise problem
 
-    async def _talk(
-        self,
-        number: int,
-        mail: trio.MemoryReceiveChannel[Answer | Ended],
-        jobs: Sequence[PipelineJob],
-        memory_bytes: int | None,
-    ) -> _Attempt:
-        if memory_bytes is None:
-            memory_bytes = self.options.trial_limits.memory_bytes
+    async def _talk(self, jobs: Sequence[PipelineJob], options: CompileOptions) -> _Trial:
+        number, mail = self.connection.mailbox()
         pairs = tuple((each.kind.value, each.key) for each in jobs)
-        options = msgspec.msgpack.encode(self.options)
-        await self.connection.send(Try(number, options, self.request, pairs, memory_bytes))
+        await self.connection.send(Try(number, msgspec.msgpack.encode(options), self.request, pairs))
         trial = _Trial(jobs)
         while True:
-            match answer := await answer_in_time(mail, trial.limit_s):
+            match answer := await _answer_in_time(mail, trial.limit_s):
                 case None if not trial.has_begun:
                     raise DeviceError("a process that tries pipelines did not get ready in time")
                 case None:
                     trial.late = True
                     await self.connection.send(Kill(number))
-                case Trying():
-                    job = jobs[trial.survived]
-                    trial.has_begun, trial.limit_s = True, self._limit_s(job)
-                    self.trying = job, trio.current_time()
+                case Entering():
+                    trial.has_begun, trial.step = True, DriverStep(answer.step)
+                    if trial.survived < len(jobs):
+                        job = jobs[trial.survived]
+                        trial.limit_s = self._limit_s(job)
+                        if self.trying is None or self.trying[0] is not job:
+                            self.trying = job, trio.current_time()
                 case Survived():
                     self.took_ns[answer.key] = answer.took_ns
                     trial.survived, trial.step = trial.survived + 1, DriverStep.CREATE
+                case Raised():
+                    trial.failed(answer.error())
                 case Exited():
-                    return trial.ended(answer)
+                    trial.ended(answer)
+                    return trial
                 case Ended():
-                    return _Attempt(trial.survived)
+                    return trial  # the server is lost
                 case _:
-                    trial.hear(answer)
+                    pass
 
 
-@define
-class _Trial:
-    """A trial process, as its answers tell of it."""
+async def _answer_in_time(mail: Mail, limit_s: float) -> Answer | Ended | None:
+    """The next answer; None where none came in time.
 
-    jobs: Sequence[PipelineJob]
-    survived: int = 0
-    has_begun: bool = False
-    late: bool = False
-    step: DriverStep = DriverStep.CREATE
-    too_little: bool = False
-    limit_s: float = _OPENING_S
-
-    def hear(self, answer: Answer) -> None:
-        if isinstance(answer, Entering):
-            self.step = DriverStep(answer.step)
-        elif isinstance(answer, Failed):
-            error = answer.error()
-            if not (isinstance(error, MemoryLimitError) and self.has_begun):
-                raise error
-            self.too_little = True
-
-    def ended(self, exited: Exited) -> _Attempt:
-        if self.survived == len(self.jobs) and (self.late or not exited.status):
-            return _Attempt(self.survived)  # late it was closing the device: no pipeline is to blame
-        ended = Ended(exited.status)
-        if not self.has_begun and not is_from_outside(exited.status):
-            raise _UnreadyError(f"a process that tries pipelines did not get ready: {ended.how}")
-        return _Attempt(self.survived, ended, self.late, exited.peak_bytes, self.step, self.too_little)
+    Time in which this process was paused does not count: whoever pauses it may pause all processes.
+    """
+    while limit_s > 0:
+        slice_s = min(limit_s, _SLICE_S)
+        with trio.move_on_after(slice_s):
+            return await mail.receive()
+        limit_s -= slice_s
+    return None
 
 
 async def try_pipelines(

@@ -17,8 +17,9 @@ from orchestrator.devices.image import PipelineKind
 from orchestrator.run.limits import MemoryLimitError
 from orchestrator.run.options import TrialLimits
 from orchestrator.sets.records import PipelineJob
+from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import OF_PIPELINES, Flight
-from orchestrator.supervise.server import Connection, ImageTables, Kill, Prepared
+from orchestrator.supervise.messages import ImagePrepared, ImageTables, Kill
 from orchestrator.supervise.trial import is_from_outside
 
 _LOOK_S: Final = 0.1
@@ -39,6 +40,7 @@ class WorkerDeath:
         hung: Whether it was killed because a driver call did not return.
         steps: The driver calls in flight.
         suspects: Pipelines in the driver, of which it may have died.
+        others: All other pipelines of its image.
         from_binaries: Keys of the pipelines that were created from stored binaries.
         request: How its device was opened, encoded; b"" where it had no image.
         recorded_ns: Recorded compile times of the pipelines of its image, by key.
@@ -49,6 +51,7 @@ class WorkerDeath:
     hung: bool
     steps: frozenset[DriverStep]
     suspects: tuple[PipelineJob, ...] = ()
+    others: tuple[PipelineJob, ...] = ()
     from_binaries: frozenset[int] = frozenset()
     request: bytes = b""
     recorded_ns: dict[int, int] = field(factory=dict)
@@ -106,7 +109,7 @@ class Watch:
 
     Attributes:
         compiled: Receives the keys of the pipelines that it compiled.
-        ending: Whether it was asked to stop.
+        ending: Set when it was asked to stop.
         identity: Identity of the device of its image; None before there is one.
     """
 
@@ -120,7 +123,7 @@ class Watch:
     _keys: npt.NDArray[np.uint64] = field(factory=lambda: np.zeros(0, np.uint64))
     _overdue: list[Flight] = field(factory=list)
 
-    def prepare(self, prepared: Prepared) -> None:
+    def prepare(self, prepared: ImagePrepared) -> None:
         """The process compiles another image from now on."""
         self.remember()
         payload = self.connection.payload(prepared)
@@ -186,12 +189,14 @@ class Watch:
             return death
         if not self._overdue and steps <= _AFTERWARDS:
             flights = table.flights(ended=True)
-        keys, kinds = self._keys.tolist(), np.frombuffer(tables.kinds, np.uint8)
+        keys, kinds = self._keys.tolist(), np.frombuffer(tables.kinds, np.uint8).tolist()
+        jobs = [PipelineJob(key, _KINDS[kind]) for key, kind in zip(keys, kinds, strict=True)]
         made = [each for each in flights if each.step is DriverStep.FROM_BINARIES]
         numbers = {each for flight in flights if flight not in made for each in _pipelines_of(flight, tables)}
         return evolve(
             death,
-            suspects=tuple(PipelineJob(keys[each], _KINDS[kinds[each]]) for each in sorted(numbers)),
+            suspects=tuple(jobs[each] for each in sorted(numbers)),
+            others=tuple(job for number, job in enumerate(jobs) if number not in numbers),
             from_binaries=frozenset(keys[each] for flight in made for each in flight.numbers),
             request=tables.request,
             recorded_ns=dict(zip(keys, np.frombuffer(tables.recorded_ns, np.int64).tolist(), strict=True)),
@@ -203,18 +208,18 @@ def _pipelines_of(flight: Flight, tables: ImageTables) -> Iterable[int]:
     if flight.step in (DriverStep.CREATE, DriverStep.FROM_BINARIES, DriverStep.KEYS):
         return flight.numbers
     if flight.step is DriverStep.MODULE:
-        return _holding(tables.module_start, np.frombuffer(tables.module_index, np.int32), flight.numbers)
+        return _holding(tables.module_start, tables.module_index, flight.numbers)
     if flight.step is DriverStep.OBJECT:
         wanted = set(flight.numbers)
         for number, needs in enumerate(tables.dependencies):  # dependencies come first
             if wanted.intersection(needs):
                 wanted.add(number)
-        return _holding(tables.object_start, np.frombuffer(tables.object_index, np.int32), wanted)
+        return _holding(tables.object_start, tables.object_index, wanted)
     return ()
 
 
-def _holding(start: bytes, index: npt.NDArray[np.int32], wanted: Iterable[int]) -> Iterable[int]:
+def _holding(start: bytes, index: bytes, wanted: Iterable[int]) -> Iterable[int]:
     """Pipelines with a wanted entry, in tables grouped by pipeline."""
-    places = np.flatnonzero(np.isin(index, list(wanted)))
+    places = np.flatnonzero(np.isin(np.frombuffer(index, np.int32), list(wanted)))
     found = np.searchsorted(np.frombuffer(start, np.int64), places, side="right") - 1
     return [int(each) for each in found]

@@ -14,8 +14,10 @@ import trio.testing
 from orchestrator.children.parent import Ended
 from orchestrator.children.protocol import WHOLE
 from orchestrator.stores.files.atomic_file import SaveError
+from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, Connection, Failed, Kill
+from orchestrator.supervise.messages import Kill, Raised
+from orchestrator.supervise.server import CompileServer
 
 
 @attrs.define
@@ -70,9 +72,9 @@ async def test_who_sends_waits_for_no_pipe_that_was_closed() -> None:
 
 def test_an_error_is_told_whole_in_one_frame() -> None:
     short = SaveError(Path("cache"), "fsync", "no space", leftover=Path("cache.1"))
-    frame = msgspec.msgpack.encode(Failed.of(1, short))
-    again = msgspec.msgpack.decode(frame, type=Failed).error()
+    frame = msgspec.msgpack.encode(Raised.of(1, short))
+    again = msgspec.msgpack.decode(frame, type=Raised).error()
     assert isinstance(again, SaveError)
     assert (str(again), vars(again)) == (str(short), vars(short))
     long = SaveError(Path("ゲ" * 1300), "語" * 3000, "\udcff" * 3000, leftover=Path("é" * 2000))
-    assert len(msgspec.msgpack.encode(Failed.of(2**63, long))) < WHOLE - 64
+    assert len(msgspec.msgpack.encode(Raised.of(2**63, long))) < WHOLE - 64

@@ -39,8 +39,9 @@ from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.cache_file import LoadStatus, cache_path, read_cache_file
 from orchestrator.stores.culprits import Cause, load_quarantine
 from orchestrator.stores.files.recovery import previous_path
+from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.in_flight import InFlightTable
-from orchestrator.supervise.server import CompileServer, Connection, first_request
+from orchestrator.supervise.server import CompileServer, first_request
 from orchestrator.supervise.supervisor import (
     compile_supervised,
 )
@@ -125,7 +126,7 @@ async def test_progress_says_what_goes_on_after_a_death(archive: Path) -> None:
     assert report.outcomes.failed == 4
     trials = [number for number, name in enumerate(stages) if "alone, after" in name]
     assert trials
-    assert all(stages[number + 1] == "compiling" for number in trials)
+    assert stages[-1] == "compiling"
     assert {each.total for each in told} <= {0, len(KEYS)}
     done = [each.done for each in told]
     assert done == sorted(done)
@@ -295,7 +296,8 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
         step = name.rpartition("_")[2]
         try:
             subset = Subset(keys=frozenset(KEYS[3:5])) if step == "module" else WHOLE
-            options = CompileOptions(workers=2, trial_limits=limits, subset=subset)
+            merge = MergePolicy(rolling=True, batches=1) if step == "read" else None
+            options = CompileOptions(workers=2, trial_limits=limits, subset=subset, merge=merge)
             reports[step] = await compile_supervised([str(archive)], options, cache_directory=tmp_path / step)
         except DeviceError as error:
             errors.append(str(error))
@@ -328,7 +330,7 @@ async def test_no_call_into_the_driver_is_waited_for_for_ever(archive: Path, tmp
             assert said in report.notes
     assert reports["create"].mode is CacheMode.NONE
     assert reports["merge"].mode is CacheMode.SHARED
-    assert reports["read"].cache_file.error or reports["read"].cache_file.not_saved
+    assert "reading a pipeline cache" in (reports["read"].cache_file.error or "")
     # The file is kept, and named; another one begins.
     notes = reports["load"].notes
     assert any("died while the driver was given this data" in each for each in notes)

@@ -18,7 +18,8 @@ from orchestrator.run.options import CompileOptions, TrialLimits
 from orchestrator.run.vetting import Trials, run_with_children
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv.validation import ValidationLimits, validate_modules
-from orchestrator.supervise.server import CompileServer, Connection
+from orchestrator.supervise.connection import Connection
+from orchestrator.supervise.server import CompileServer
 from orchestrator.supervise.trial import SuspectTrials, try_pipelines
 from tests.run.small_sets import MARKER, compute_keys, opener
 from tests.supervise.processes import children

@@ -37,7 +37,7 @@ from orchestrator.stores.cache_file import (
     prove_content,
 )
 from orchestrator.stores.inspection import inspect_cache_file
-from orchestrator.supervise.server import Answer, Exited, Failed, Open, Request, Survived, Try
+from orchestrator.supervise.messages import Answer, Exited, Open, Raised, Request, Survived, Try
 from tests.stores.faults.sets import OURS, file_of
 
 MIB = 1 << 20
@@ -231,7 +231,7 @@ def frames() -> tuple[bytes, ...]:
     messages: list[msgspec.Struct] = [
         Open(("set.foz",), 3, 4, "", "radv:navi21"),
         Try(1, b"", msgspec.msgpack.encode(request), (("graphics", 7),)),
-        Failed.of(0, OrchestratorError("no")),
+        Raised.of(0, OrchestratorError("no")),
         Survived(1, 7, 1_000),
         Exited(1, -11),
     ]
