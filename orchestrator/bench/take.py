@@ -63,7 +63,7 @@ from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
-from orchestrator.run.accounting import Usage
+from orchestrator.run.accounting import USAGE
 from orchestrator.run.binaries import HeldPipelines
 from orchestrator.run.compile import with_features
 from orchestrator.run.compile_schedule import CompileSchedule
@@ -466,7 +466,7 @@ class _Totals:
             "run_delay_ns": timing.run_delay_ns,
             "blocked_ns": timing.blocked_ns,
             "blocked_without_faults_ns": timing.blocked_without_faults_ns,
-            **{name: getattr(timing, name) for name in Usage._fields},
+            **{name: getattr(timing, name) for name in USAGE},
             "barrier_wait_ns": sum(report.barrier.waits_ns),
             "duplicate_keys": duplicate_keys,
             "duplicate_ns": duplicate_ns,

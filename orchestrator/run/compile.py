@@ -633,7 +633,7 @@ class CompileJob:
                 content_hash=Hash(facts.content_hash),
                 pipelines=chosen.counts(),
                 unique=len(chosen),
-                subset=None if subset.is_whole else SubsetRecord.of_set(subset, facts.pipelines),
+                subset=SubsetRecord.of_set(subset, facts.pipelines),
                 applications=facts.applications,
                 groups=tuple(each for _, each in self._groups),
                 damage=tuple(map(DamageRecord.of, facts.damage)),

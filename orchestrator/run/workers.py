@@ -42,7 +42,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, unexpected
-from orchestrator.run.accounting import CallLog, ThreadMeter, Usage, driver_time_ns
+from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
 from orchestrator.run.caches import (
     Creator,
     MergedHook,
@@ -86,7 +86,7 @@ class Worker:
         self.arrived_ns = 0
         self.waiting_ns = 0
         self.knows_run_delay = True
-        self.usage = Usage()
+        self.usage = np.zeros(len(USAGE), np.int64)
 
     async def run(self, limiter: trio.CapacityLimiter) -> None:
         """Work until nothing is left.
@@ -114,7 +114,7 @@ class Worker:
     def _stint(self) -> tuple[Wait | Done, int]:
         ended: Assignment | None = None
         result: BatchResult | None = None
-        began = Usage.now()
+        began = usage_now()
         with ThreadMeter() as meter:
             while True:
                 try:
@@ -130,7 +130,7 @@ class Worker:
                     break
                 ended, result = answer, self._create(answer.indices, meter)
             self.knows_run_delay &= meter.has_run_delay
-        self.usage = self.usage.plus(Usage.now(), began)
+        self.usage += usage_now() - began
         if isinstance(answer, Done):
             self.arrived_ns = time.perf_counter_ns()
         return answer, seen
@@ -398,7 +398,7 @@ class Run:
         )
 
     def _timing(self, calls: Calls, ending_ns: int, merge_ns: int) -> Timing:
-        usage = {name: sum(getattr(worker.usage, name) for worker in self.workers) for name in Usage._fields}
+        usage = np.sum([np.zeros(len(USAGE), np.int64), *(worker.usage for worker in self.workers)], axis=0)
         return timing_of(
             calls,
             workers=self.worker_count,
@@ -409,7 +409,7 @@ class Run:
             waiting_ns=sum(worker.waiting_ns for worker in self.workers),
             ending_ns=ending_ns,
             blocked_without_faults_ns=sum(each.log.blocked_without_faults_ns for each in self.workers),
-            **usage,
+            **dict(zip(USAGE, usage.tolist(), strict=True)),
         )
 
     def _notes(self, exchange: Exchange, calls: int) -> list[str]:

@@ -21,7 +21,7 @@ from orchestrator.bench.contention import contention_report
 from orchestrator.devices.simulated import (
     LockingStrategy,
 )
-from orchestrator.run.records import Calls, CreationCall, timing_of
+from orchestrator.run.records import Calls, timing_of
 from tests.bench.support import sample
 
 SERIAL = (LockingStrategy.TWO_LEVEL, LockingStrategy.WHOLE_COMPILE)
@@ -61,9 +61,7 @@ class Thread:
     run_delay_ns: int = 0
 
 
-def modelled(
-    strategy: LockingStrategy, workers: int, cores: int, jobs: int = 200
-) -> tuple[tuple[CreationCall, ...], int]:
+def modelled(strategy: LockingStrategy, workers: int, cores: int, jobs: int = 200) -> tuple[Calls, int]:
     """Calls of workers that queue for a lock, asleep, and for processors, runnable; and the true time at the
     lock.
 
@@ -74,7 +72,7 @@ def modelled(
     heapq.heapify(processors)
     waiting: deque[tuple[int, Thread]] = deque()
     held, truth, left = False, 0, jobs
-    calls: list[CreationCall] = []
+    calls: list[tuple[int, ...]] = []
     order = itertools.count()
     events: list[tuple[int, int, str, Thread]] = []
 
@@ -115,20 +113,12 @@ def modelled(
                 at(now, "enter", thread)
                 continue
             thread.segment = 0
-            wall = now - thread.start_ns
-            calls.append(
-                CreationCall(
-                    thread.number,
-                    thread.start_ns,
-                    wall,
-                    thread.cpu_ns,
-                    wall,
-                    thread.run_delay_ns,
-                    np.zeros(1, np.int32),
-                )
-            )
+            spent = now - thread.start_ns
+            calls.append((thread.number, thread.start_ns, spent, thread.cpu_ns, spent, thread.run_delay_ns))
             at(now, "begin", thread)
-    return tuple(calls), truth
+    worker, start, wall, cpu, driver, delay = np.array(calls, np.int64).T
+    one = np.ones(len(calls), np.int32)
+    return Calls(worker.astype(np.int32), start, wall, cpu, driver, delay, one, one - 1), truth
 
 
 @pytest.mark.parametrize("strategy", LockingStrategy)
@@ -136,16 +126,14 @@ def modelled(
 @pytest.mark.parametrize("cores", [2, 16])
 def test_modelled_waits_are_recovered(strategy: LockingStrategy, workers: int, cores: int) -> None:
     calls, truth = modelled(strategy, workers, cores)
-    timing = timing_of(
-        Calls.of(calls), workers=workers, wall_ns=max(each.start_ns + each.wall_ns for each in calls)
-    )
+    timing = timing_of(calls, workers=workers, wall_ns=int((calls.start_ns + calls.wall_ns).max()))
     row = sample(
         workers=workers,
         driver_ns=timing.driver_ns,
         cpu_ns=timing.cpu_ns,
         run_delay_ns=timing.run_delay_ns,
         blocked_ns=timing.blocked_ns,
-        call_ns=sum(each.wall_ns for each in calls),
+        call_ns=int(calls.wall_ns.sum()),
     )
     (cell,) = contention_report([row]).cells
     assert row.blocked_ns == pytest.approx(truth, rel=TOLERANCE)

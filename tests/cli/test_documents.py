@@ -9,7 +9,7 @@ from orchestrator.cli.documents import DOCUMENTS, Document
 from orchestrator.cli.events import EVENTS
 from orchestrator.run.commands import COMMANDS
 from tests.drivers import REPOSITORY
-from tests.run.report_page import control_page, documents_page, fields_of, parts_of, reachable
+from tests.run.report_page import fields_of, page, parts_of, reachable
 
 
 def test_every_verb_has_a_document() -> None:
@@ -34,5 +34,5 @@ def test_every_field_is_documented_and_every_documented_one_exists(kind: type) -
 
 
 def test_the_page_says_what_the_types_say() -> None:
-    assert (REPOSITORY / "docs" / "documents.md").read_text("utf-8") == documents_page()
-    assert (REPOSITORY / "docs" / "control.md").read_text("utf-8") == control_page()
+    assert (REPOSITORY / "docs" / "documents.md").read_text("utf-8") == page("documents")
+    assert (REPOSITORY / "docs" / "control.md").read_text("utf-8") == page("control")

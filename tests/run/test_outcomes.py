@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -71,34 +69,15 @@ def test_a_link_that_failed_has_failed() -> None:
     assert statuses(recorder)[1] is OutcomeStatus.FAILED
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_no_number_falls_while_a_batch_is_recorded(in_place: bool) -> None:
-    """Whoever counts beside the worker, between any two of its writes."""
-    image = simulated_image(
-        range(6), kinds=[PipelineKind.GRAPHICS] * 6, libraries={4: [0], 5: [0]}, modules={5: [5]}
-    )
-    recorder = OutcomeRecorder(image)
-    seen: list[dict[OutcomeStatus, int]] = [recorder.table.counts()]
-
-    class Watched:
-        def __init__(self, memory: memoryview[int]) -> None:
-            self.memory = memory
-
-        def __setitem__(self, key: Any, value: Any) -> None:
-            self.memory[key] = value
-            seen.append(recorder.table.counts())
-
-    recorder._status_bytes = Watched(recorder._status_bytes)  # type: ignore[assignment]
-    for indices, given in (
-        ([0, 1], batch(HIT, HIT)),
-        ([2, 3, 4], batch(VALID, HIT, 0, results=(-1, 0, 0))),
-        ([5], batch(HIT, results=(-1,))),
-    ):
-        given.span = slice(indices[0], indices[-1] + 1) if in_place else None
-        record(recorder, indices, given)
-    for status in set(OutcomeStatus) - {OutcomeStatus.NOT_RUN}:
-        counts = [each[status] for each in seen]
-        assert counts == sorted(counts), status
-    assert seen[-1] == recorder.table.counts()
-    assert seen[-1][OutcomeStatus.FAILED] == 2
-    assert seen[-1][OutcomeStatus.CACHE_HIT] == 4
+def test_a_refused_pipeline_is_told_with_the_name_of_its_result() -> None:
+    image = simulated_image(range(3), kinds=[PipelineKind.GRAPHICS] * 3)
+    recorder = OutcomeRecorder(image, keep=True, later=3)
+    recorder.extend(image)
+    given = batch(HIT, VALID, HIT, results=(0, -1, 0))
+    given.handles[:] = [7, 0, 9]
+    assert recorder.record(np.array([1, 4, 5], np.int32), given) == ({4: "VK_ERROR_OUT_OF_HOST_MEMORY"}, 2)
+    table = recorder.table
+    assert [each.key for each in table] == [0, 1, 2, 0, 1, 2]
+    assert [each.handle for each in table] == [0, 7, 0, 0, 0, 9]
+    assert table.row(4).reason == "VK_ERROR_OUT_OF_HOST_MEMORY"
+    assert table.counts() == dict(zip(OutcomeStatus, (0, 2, 0, 1, 3), strict=True))
