@@ -21,7 +21,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.process import own_interpreter
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts, SetPlan, decode_plan, encode_plan
 from orchestrator.sets.records import FeatureGroup
@@ -66,7 +66,7 @@ def from_plan(job: Job) -> Figures:
         built = build_image(source, source.pipelines, AnyDevice())
         group = FeatureGroup(DeviceRequest(), (), source.pipelines)
         plan = SetPlan(SetFacts.of(source), (PlannedGroup(group, built, ()),))
-        data = b"".join(encode_plan(plan, source.module_place))
+        data = encode_plan(plan, source.module_place)
     cpu, began = time.process_time(), time.perf_counter()
     with PipelineSet.open(job["set"], indexed=False) as source:
         source.hash_files(content_hash128)

@@ -26,7 +26,7 @@ from orchestrator.run.options import RunOptions, unsteered_schedule
 from orchestrator.run.records import RunReport
 from orchestrator.schedule import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.sample import sample_manifest_path
 
 _GROUPS = [32, 64, 128, 256]

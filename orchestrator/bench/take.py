@@ -80,7 +80,7 @@ from orchestrator.run.options import (
 from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
 from orchestrator.schedule import Followers
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener, opened_groups

@@ -411,7 +411,7 @@ class CompileJob:
 
     async def _vet(self, group: FeatureGroup, built: BuiltImage) -> BuiltImage:
         from orchestrator.run.vetting import Vetter
-        from orchestrator.sets.image.part import job_of, rest_of
+        from orchestrator.sets.image.rearranged import job_of, rest_of
 
         options = self.options
         isolates = options.spirv_val is ModulePolicy.ISOLATE

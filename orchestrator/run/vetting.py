@@ -25,7 +25,7 @@ from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, ModulePolicy
 from orchestrator.run.records import OutcomeStatus, OutcomeTable
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.image.part import blame_links, job_of
+from orchestrator.sets.image.rearranged import blame_links, job_of
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob
 from orchestrator.sets.spirv import validation

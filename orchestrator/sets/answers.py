@@ -16,80 +16,72 @@ import msgspec
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 
-Value = bool | int | float | tuple[int, ...] | None
-Question = Literal["version", "extension", "feature", "property", "format"]
-Asked = tuple[Question, str, str]
-"""A question: its kind, and name and member as in `DeviceAnswer`."""
+_Question = Literal["version", "extension", "feature", "property", "format"]
 
 
-class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """What was found out about a device to decide something; see `DeviceAnswers.decisions`.
+class DeviceQuestion(msgspec.Struct, frozen=True, array_like=True):
+    """A question about a device."""
 
-    Devices may answer otherwise, and be decided alike: a pipeline with 4 color attachments fits one that
-    takes 8 and one that takes 16, and a shader that needs one of two extensions fits a device with either.
-    """
-
-    what: str
-    arguments: dict[str, Any]
-    outcome: Any
+    enabled: bool  # whether about what is enabled, or about what is supported
+    kind: _Question
+    name: str  # extension, structure, or number of a format; "" for the version
+    member: str  # of the structure, or ""
 
 
 class DeviceAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """One question about a device, and its answer."""
+    """A question about a device, and its answer."""
 
-    enabled: bool  # whether it was about what is enabled, or about what is supported
-    question: Question
-    name: str  # extension, structure, or number of a format; "" for the version
-    member: str  # of the structure, or ""
-    value: Value
+    question: DeviceQuestion
+    value: bool | int | float | tuple[int, ...] | None
 
 
-def ask(capabilities: DeviceCapabilities, question: Question, name: str, member: str) -> Value:
-    """Ask about a device."""
-    if question == "version":
-        return capabilities.api_version
-    if question == "extension":
-        return capabilities.has_extension(name)
-    if question == "feature":
-        return capabilities.has_feature(name, member)
-    if question == "property":
-        return capabilities.property_value(name, member)
-    return tuple(capabilities.format_features(int(name)))
+def _ask(capabilities: DeviceCapabilities, question: DeviceQuestion) -> Any:
+    match question.kind:
+        case "version":
+            return capabilities.api_version
+        case "extension":
+            return capabilities.has_extension(question.name)
+        case "feature":
+            return capabilities.has_feature(question.name, question.member)
+        case "property":
+            return capabilities.property_value(question.name, question.member)
+    return tuple(capabilities.format_features(int(question.name)))
 
 
-class AskedCapabilities:
-    """Implements `DeviceCapabilities`: passes questions on and keeps the answers."""
+class _Asked:
+    """Implements `DeviceCapabilities`: keeps the answers in the order of the questions."""
 
-    def __init__(self, capabilities: DeviceCapabilities) -> None:
-        self._capabilities = capabilities
-        self.answers: Final[dict[Asked, Value]] = {}
+    def __init__(
+        self, capabilities: DeviceCapabilities, answers: dict[DeviceQuestion, Any], *, enabled: bool
+    ) -> None:
+        self._capabilities, self._answers, self._enabled = capabilities, answers, enabled
 
     @property
     def api_version(self) -> int:
-        """See `DeviceCapabilities`."""
-        version = self.answers["version", "", ""] = self._capabilities.api_version
-        return version
+        found: int = self._find("version")
+        return found
 
     def has_extension(self, name: str) -> bool:
-        """See `DeviceCapabilities.has_extension`."""
-        found = self.answers["extension", name, ""] = self._capabilities.has_extension(name)
+        found: bool = self._find("extension", name)
         return found
 
     def has_feature(self, struct: str, member: str) -> bool:
-        """See `DeviceCapabilities.has_feature`."""
-        found = self.answers["feature", struct, member] = self._capabilities.has_feature(struct, member)
+        found: bool = self._find("feature", struct, member)
         return found
 
     def property_value(self, struct: str, member: str) -> int | float | tuple[int, ...] | None:
-        """See `DeviceCapabilities.property_value`."""
-        found = self.answers["property", struct, member] = self._capabilities.property_value(struct, member)
+        found: int | float | tuple[int, ...] | None = self._find("property", struct, member)
         return found
 
     def format_features(self, format_number: int) -> tuple[int, int, int]:
-        """See `DeviceCapabilities.format_features`."""
-        found = self._capabilities.format_features(format_number)
-        self.answers["format", str(format_number), ""] = found
+        found: tuple[int, int, int] = self._find("format", str(format_number))
         return found
+
+    def _find(self, kind: _Question, name: str = "", member: str = "") -> Any:
+        question = DeviceQuestion(self._enabled, kind, name, member)
+        if question not in self._answers:
+            self._answers[question] = _ask(self._capabilities, question)
+        return self._answers[question]
 
 
 class AskedDevice:
@@ -97,33 +89,33 @@ class AskedDevice:
 
     def __init__(self, device: Device) -> None:
         self.device: Final = device
-        self.capabilities: Final = AskedCapabilities(device.capabilities)
+        self._answers: dict[DeviceQuestion, Any] = {}
+        self.capabilities: Final[DeviceCapabilities] = _Asked(
+            device.capabilities, self._answers, enabled=True
+        )
 
     @cached_property
-    def supported(self) -> AskedCapabilities:
+    def supported(self) -> DeviceCapabilities:
         """What could be enabled; a device takes milliseconds to find that out, and few decodings ask."""
-        return AskedCapabilities(self.device.supported)
+        return _Asked(self.device.supported, self._answers, enabled=False)
 
     @property
     def answers(self) -> tuple[DeviceAnswer, ...]:
         """All questions so far, with their answers."""
-        asked = [(True, self.capabilities)]
-        if "supported" in vars(self):
-            asked.append((False, self.supported))
-        return tuple(
-            DeviceAnswer(enabled, *question, value)
-            for enabled, each in asked
-            for question, value in each.answers.items()
-        )
+        return tuple(DeviceAnswer(*each) for each in self._answers.items())
+
+    def note(self, answers: Iterable[DeviceAnswer]) -> None:
+        """Keep what a fork has asked the device."""
+        self._answers |= {each.question: each.value for each in answers}
 
 
 def changed_answer(device: Device, answers: Iterable[DeviceAnswer]) -> str:
     """The first answer that differs on a device, in words; "" where all are the same."""
     for each in answers:
-        asked = device.capabilities if each.enabled else device.supported
-        value = ask(asked, each.question, each.name, each.member)
+        question = each.question
+        value = _ask(device.capabilities if question.enabled else device.supported, question)
         if value != each.value:
-            name = f"{each.name}::{each.member}" if each.member else each.name
-            what = " ".join(filter(None, [each.question, name]))
+            name = f"{question.name}::{question.member}" if question.member else question.name
+            what = " ".join(filter(None, [question.kind, name]))
             return f"{what} was {each.value} and is {value}"
     return ""

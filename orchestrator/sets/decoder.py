@@ -1,6 +1,6 @@
-"""Decodes many pipelines in several processes: forks of this one take slices, and their parts are joined.
+"""Decodes many pipelines in several processes: forks of this one take slices, and their images are joined.
 
-Guarantees: an image is that of `builder.build_image`. Where a fork fails, this process decodes them all.
+Guarantees: an image holds what `builder.build_image` gives. Where a fork fails, this process decodes all.
 Assumptions: this process is ours, and no other thread of it is in the driver or holds a lock that decoding
 needs. One thread at a time. Linux: memfd_create(2).
 """
@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn
 
 import msgspec
@@ -20,12 +21,14 @@ import numpy as np
 from attrs import evolve
 
 from orchestrator.devices.device import DeviceCapabilities
-from orchestrator.sets.image.builder import build_image, build_part
-from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.image.layout import ImagePart, join_parts
-from orchestrator.sets.needs.rules import DeviceAnswers
+from orchestrator.devices.image import ImageModule
+from orchestrator.devices.request import Feature
+from orchestrator.sets.answers import AskedDevice, DeviceAnswer
+from orchestrator.sets.image.builder import build_image, build_with_code
+from orchestrator.sets.image.built import BuiltImage, ModuleCode, Needs, decode_value, encode_value
+from orchestrator.sets.image.rearranged import join_images
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJobs
+from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
 
 _DECODED_BY_ONE: Final = 3 << 17
 """Least bytes of a set for each of several processes: what each does anew takes as long as decoding them."""
@@ -37,6 +40,16 @@ _MOST_SLICES: Final = 4  # of a process
 _SAMPLE: Final = 32  # pipelines that are decoded before the forks are made, which then know what that takes
 
 
+class _Part(msgspec.Struct, array_like=True):
+    """What a fork made of a slice."""
+
+    built: BuiltImage  # without the modules of its image
+    modules: list[tuple[int, int, int]]  # hash, size and flags
+    code: dict[int, bytes]
+    damage: tuple[Damage, ...]
+    answers: tuple[DeviceAnswer, ...]
+
+
 def decoding_processes(set_bytes: int, processors: int) -> int:
     """How many processes should decode a set of this size."""
     least = max(_DECODED_BY_ONE, _DECODED_BY_ALL // processors)
@@ -44,21 +57,28 @@ def decoding_processes(set_bytes: int, processors: int) -> int:
 
 
 def build_in_slices(
-    source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities, processes: int
+    source: PipelineSet,
+    jobs: PipelineJobs,
+    capabilities: DeviceCapabilities,
+    processes: int,
+    asked: AskedDevice | None = None,
 ) -> BuiltImage:
-    """As `build_image`, in several processes where that pays. Blocking."""
+    """As `build_image`, in several processes where that pays. Blocking.
+
+    Args:
+        source: The set.
+        jobs: Which pipelines.
+        capabilities: What the device offers.
+        processes: How many processes decode.
+        asked: Whom the capabilities ask; it gets the answers that the forks have got.
+    """
     slices = _slices(jobs, processes)
-    if processes == 1 or len(slices) == 1 or len(jobs) < _FEWEST:
-        return build_image(source, jobs, capabilities)
-    build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], capabilities)
-    parts = _parts(source, slices, capabilities, min(processes, len(slices)))
-    if parts is None:
-        return build_image(source, jobs, capabilities)
-    joined = join_parts(source, jobs, parts)
-    # What the forks have asked of the device, this process asks too; mostly it is the same in all parts.
-    answers = DeviceAnswers(capabilities)
-    answers.agrees(joined.decisions)
-    return evolve(joined, decisions=answers.decisions)
+    if processes > 1 and len(slices) > 1 and len(jobs) >= _FEWEST:
+        build_image(source, jobs[:: max(1, len(jobs) // _SAMPLE)], capabilities)
+        forks = _Forks(source, slices, capabilities, asked)
+        if parts := forks.parts(min(processes, len(slices))):
+            return _joined(source, jobs, parts, asked)
+    return build_image(source, jobs, capabilities)
 
 
 def _slices(jobs: PipelineJobs, processes: int) -> list[PipelineJobs]:
@@ -67,51 +87,91 @@ def _slices(jobs: PipelineJobs, processes: int) -> list[PipelineJobs]:
     return [jobs[start : start + size] for start in range(0, len(jobs), size)]
 
 
-def _parts(
-    source: PipelineSet, slices: Sequence[PipelineJobs], capabilities: DeviceCapabilities, processes: int
-) -> list[ImagePart] | None:
-    """The part of each slice; None where a fork failed."""
-    queue, numbers = os.pipe()  # whoever reads a number has that slice to decode
-    os.write(numbers, np.arange(len(slices), dtype=np.uint16).tobytes())
-    os.close(numbers)
-    results = [os.memfd_create("orchestrator-decoded", os.MFD_CLOEXEC) for _ in range(processes)]
-    forks: list[int] = []
-    try:
-        gc.freeze()  # so that garbage collection does not copy shared pages
-        with suppress(OSError):  # the system has no more processes: those that are there decode all
-            for result in results:
-                process_id = os.fork()
-                if process_id == 0:
-                    _decode(source, slices, capabilities, queue, result)
-                forks.append(process_id)
-        if sum([os.waitpid(each, 0)[1] for each in forks]):
-            return None
-        found: dict[int, ImagePart] = {}
-        for result in results[: len(forks)]:
-            with mmap.mmap(result, 0, prot=mmap.PROT_READ) as encoded:
-                found |= msgspec.msgpack.decode(encoded, type=dict[int, ImagePart])
-        return [found[number] for number in range(len(slices))] if forks else None
-    finally:
-        for each in (queue, *results):
-            os.close(each)
+def _joined(
+    source: PipelineSet, jobs: PipelineJobs, parts: Sequence[_Part], asked: AskedDevice | None
+) -> BuiltImage:
+    code = ModuleCode(source)
+    images = []
+    for each in parts:
+        modules = (ImageModule(*one, load=partial(code.load, one[0])) for one in each.modules)
+        images.append(evolve(each.built.image, modules=tuple(modules)))
+        for key, words in each.code.items():
+            code.keep(key, words)
+        source.note_damage(each.damage)
+        if asked is not None:
+            asked.note(each.answers)
+    every = [each.built for each in parts]
+    dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in every))
+    return BuiltImage(
+        join_images(images, (each.key for each in dependencies)),
+        tuple(problem for each in every for problem in each.problems),
+        Needs(
+            frozenset[Feature]().union(*(each.needs.features for each in every)),
+            frozenset[str]().union(*(each.needs.extensions for each in every)),
+        ),
+        dependencies.difference(jobs) if dependencies else dependencies,
+    )
 
 
-def _decode(
-    source: PipelineSet,
-    slices: Sequence[PipelineJobs],
-    capabilities: DeviceCapabilities,
-    queue: int,
-    result: int,
-) -> NoReturn:
-    """Be a fork: decode slices as long as there are some."""
-    code = 1
-    try:
-        parts: dict[int, ImagePart] = {}
-        while taken := os.read(queue, 2):
-            number = int.from_bytes(taken, sys.byteorder)
-            parts[number] = build_part(source, slices[number], capabilities)
-        with os.fdopen(result, "wb") as file:
-            file.write(msgspec.msgpack.encode(parts))
-        code = 0
-    finally:
-        os._exit(code)
+class _Forks:
+    """Forks this process, which decode the slices of a set."""
+
+    def __init__(
+        self,
+        source: PipelineSet,
+        slices: Sequence[PipelineJobs],
+        capabilities: DeviceCapabilities,
+        asked: AskedDevice | None,
+    ) -> None:
+        self._source, self._slices = source, slices
+        self._capabilities, self._asked = capabilities, asked
+
+    def parts(self, processes: int) -> list[_Part] | None:
+        """The part of each slice; None where a fork failed."""
+        queue, numbers = os.pipe()  # whoever reads a number has that slice to decode
+        os.write(numbers, np.arange(len(self._slices), dtype=np.uint16).tobytes())
+        os.close(numbers)
+        results = [os.memfd_create("orchestrator-decoded", os.MFD_CLOEXEC) for _ in range(processes)]
+        forks: list[int] = []
+        try:
+            gc.freeze()  # so that garbage collection does not copy shared pages
+            with suppress(OSError):  # the system has no more processes: those that are there decode all
+                for result in results:
+                    process_id = os.fork()
+                    if process_id == 0:
+                        self._be_fork(queue, result)
+                    forks.append(process_id)
+            if sum([os.waitpid(each, 0)[1] for each in forks]):
+                return None
+            found: dict[int, _Part] = {}
+            for result in results[: len(forks)]:
+                with mmap.mmap(result, 0, prot=mmap.PROT_READ) as encoded:
+                    found |= decode_value(memoryview(encoded), dict[int, _Part])
+            return [found[number] for number in range(len(self._slices))] if forks else None
+        finally:
+            for each in (queue, *results):
+                os.close(each)
+
+    def _be_fork(self, queue: int, result: int) -> NoReturn:
+        code = 1
+        try:
+            parts: dict[int, _Part] = {}
+            while taken := os.read(queue, 2):
+                number = int.from_bytes(taken, sys.byteorder)
+                parts[number] = self._part(self._slices[number])
+            with os.fdopen(result, "wb") as file:
+                file.write(encode_value(parts))
+            code = 0
+        finally:
+            os._exit(code)
+
+    def _part(self, jobs: PipelineJobs) -> _Part:
+        built, kept = build_with_code(self._source, jobs, self._capabilities)
+        modules = [(each.key, each.code_size, each.flags) for each in built.image.modules]
+        return _Part(
+            evolve(built, image=evolve(built.image, modules=())),
+            modules,
+            kept.kept(),
+            self._source.damage,
+            self._asked.answers if self._asked is not None else (),
+        )

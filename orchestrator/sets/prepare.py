@@ -158,19 +158,21 @@ class OpenedGroup:
         """The same group, of which the driver is not given some pipelines; see `PipelineSet.left_out`."""
         whole = built = self.built
         if reasons:
-            from orchestrator.sets.image.part import leave_out  # most compiles leave nothing out
+            from orchestrator.sets.image.rearranged import leave_out  # most compiles leave nothing out
 
             built = leave_out(whole, reasons)
         return evolve(self, built=built, whole=whole)
 
 
-def _built(source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities) -> BuiltImage:
+def _built(
+    source: PipelineSet, jobs: Iterable[PipelineJob], capabilities: DeviceCapabilities, asked: AskedDevice
+) -> BuiltImage:
     processes, source.decoders = source.decoders, 1  # later there are threads that compile
     if processes > 1:
         from orchestrator.sets.decoder import build_in_slices
 
         columns = jobs if isinstance(jobs, PipelineJobs) else PipelineJobs.of(dict.fromkeys(jobs))
-        return build_in_slices(source, columns, capabilities, processes)
+        return build_in_slices(source, columns, capabilities, processes, asked)
     from orchestrator.sets.image.builder import build_image  # what a plan saves is not loaded either
 
     return build_image(source, jobs, capabilities)
@@ -222,7 +224,7 @@ def opened_group(
 def _part_of(source: PipelineSet, settled: OpenedGroup, subset: Subset, asked: AskedDevice) -> OpenedGroup:
     jobs = subset.of(settled.group.pipelines)
     problems = {each.job: each for each in settled.built.problems}
-    built = _built(source, [job for job in jobs if job not in problems], asked.capabilities)
+    built = _built(source, [job for job in jobs if job not in problems], asked.capabilities, asked)
     unfit = tuple(problems[job] for job in jobs if job in problems)
     return evolve(
         settled,
@@ -302,7 +304,7 @@ def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> Op
     if built.problems or decoded.split:
         problems = {each.job for each in built.problems}
         fit = [job for job in decoded.group.pipelines if job not in problems]
-        again = _built(source, fit, capabilities)
+        again = _built(source, fit, capabilities, device)
         built = evolve(again, problems=(*built.problems, *again.problems))
     request = group.request.plus(built.needs.features, built.needs.extensions)
     return evolve(decoded, group=evolve(decoded.group, request=request), built=built)
@@ -314,7 +316,7 @@ def _decode(
     device: AskedDevice,
     capabilities: DeviceCapabilities,
 ) -> OpenedGroup:
-    built = _built(source, group.pipelines, capabilities)
+    built = _built(source, group.pipelines, capabilities, device)
     if group.added or not group.applications or not built.problems:
         return OpenedGroup(group, device.device, built)
     split, lacking = _split(source, group, device, built)
@@ -343,7 +345,9 @@ def features_to_record(source: PipelineSet, api_version: int) -> frozenset[Featu
         source: The set; what an application of it records does not count.
         api_version: VkApplicationInfo::apiVersion of the application.
     """
-    needs = _built(source, source.pipelines, AnyDevice(api_version)).needs
+    from orchestrator.sets.image.builder import build_image
+
+    needs = build_image(source, source.pipelines, AnyDevice(api_version)).needs
     return frozenset(
         name for each in needs.features for name in same_members(*each) if name[0] in RECORDED_STRUCTURES
     )
@@ -376,7 +380,7 @@ def _split(
     sort(built, Needs())
     while waiting:
         needs, jobs = waiting.popitem()
-        tried = _built(source, jobs, with_more(needs))
+        tried = _built(source, jobs, with_more(needs), device)
         unfit = {each.job for each in tried.problems}
         if fit := [job for job in jobs if job not in unfit]:
             found.setdefault(needs, []).extend(fit)

@@ -246,7 +246,7 @@ class WorkerFork:
     def _try(self, request: Try) -> None:
         """Give pipelines to the driver, one after the other, and say before which step it is."""
         from orchestrator.sets.image.builder import build_image
-        from orchestrator.sets.image.part import job_of, only
+        from orchestrator.sets.image.rearranged import job_of, only
 
         _hear(self.control, lambda _: os._exit(0))
         device = self._open_device(msgspec.msgpack.decode(request.request, type=DeviceRequest))

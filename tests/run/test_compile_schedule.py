@@ -31,7 +31,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, MergePolicy, PipelineKeyUse, RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.run.small_sets import Opener, compiled

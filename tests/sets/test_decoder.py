@@ -12,18 +12,18 @@ import pytest
 
 from orchestrator.devices import open_device
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module
-from orchestrator.sets.answers import AskedCapabilities
+from orchestrator.sets.answers import AskedDevice
 from orchestrator.sets.decoder import build_in_slices, decoding_processes
-from orchestrator.sets.image.builder import build_image, build_part
+from orchestrator.sets.image.builder import build_image, build_with_code
 from orchestrator.sets.image.built import BuiltImage
-from orchestrator.sets.image.layout import join_parts
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_corpus, run_on_device
-from tests.sets.image.same_image import assert_same_image
+from tests.sets.image.meaning import Meaning
 from tests.supervise.processes import children
 
 DEVICE = AnyDevice(0x403000)
@@ -42,8 +42,10 @@ def sample() -> Iterator[PipelineSet]:
         yield opened
 
 
-def decoded(source: PipelineSet, processes: int = 3, device: Any = DEVICE) -> BuiltImage:
-    built = build_in_slices(source, source.pipelines, device, processes)
+def decoded(
+    source: PipelineSet, processes: int = 3, device: Any = DEVICE, asked: AskedDevice | None = None
+) -> BuiltImage:
+    built = build_in_slices(source, source.pipelines, device, processes, asked)
     # A fork has this process's command line; other children are those of other tests.
     assert [each for each in children() if command_of(each) == command_of(os.getpid())] == []
     return built
@@ -57,7 +59,8 @@ def command_of(process: int) -> bytes:
 
 
 def named(image: CreateInfoImage) -> list[tuple[Any, ...]]:
-    """What each pipeline refers to, by name."""
+    """What each pipeline refers to, by name, and all that its create info holds and points to."""
+    meaning = Meaning(image)
     objects = [(each.kind, each.key) for each in image.objects]
     keys, start, flat = image.keys.tolist(), image.object_start.tolist(), image.object_index.tolist()
     return [
@@ -69,6 +72,7 @@ def named(image: CreateInfoImage) -> list[tuple[Any, ...]]:
             [keys[each] for each in image.libraries_of(index)],
             bool(image.is_library[index]),
             bool(image.flags2_slots[index] >= 0),
+            meaning.pipeline(index),
         )
         for index, key in enumerate(keys)
     ]
@@ -80,18 +84,13 @@ def held(built: BuiltImage) -> tuple[Any, ...]:
     return named(built.image), built.problems, built.needs, built.dependencies, modules
 
 
-def test_one_part_is_the_image_byte_for_byte(sample: PipelineSet) -> None:
-    jobs = sample.pipelines
-    joined = join_parts(sample, jobs, [build_part(sample, jobs, DEVICE)])
-    alone = build_image(sample, jobs, DEVICE)
-    assert held(joined) == held(alone)
-    assert_same_image(joined.image, alone.image)
-
-
 def test_several_processes_make_the_image_of_one_thread_and_ask_the_same(sample: PipelineSet) -> None:
-    several, one = AskedCapabilities(DEVICE), AskedCapabilities(DEVICE)
-    assert held(decoded(sample, 4, several)) == held(build_image(sample, sample.pipelines, one))
-    assert several.answers == one.answers
+    device = SimulatedDevice(SimulatedOptions(capabilities=DEVICE))
+    several, one = AskedDevice(device), AskedDevice(device)
+    parts = decoded(sample, 4, several.capabilities, several)
+    assert held(parts) == held(build_image(sample, sample.pipelines, one.capabilities))
+    assert set(several.answers) == set(one.answers)
+    device.close()
 
 
 @each_corpus
@@ -144,10 +143,10 @@ def test_where_a_process_fails_this_one_decodes(
         try:
             (tmp_path / "first").touch(exist_ok=False)
         except FileExistsError:
-            return build_part(*given)
+            return build_with_code(*given)
         raise MemoryError
 
-    monkeypatch.setattr(module, "build_part", fails_once)
+    monkeypatch.setattr(module, "build_with_code", fails_once)
     assert held(decoded(sample)) == held(build_image(sample, sample.pipelines, DEVICE))
     assert (tmp_path / "first").exists()
 

@@ -47,8 +47,9 @@ from orchestrator.sets.image.documents import (
     decode_document,
     stages_of,
 )
-from orchestrator.sets.image.layout import ImageLayout, ImagePart
+from orchestrator.sets.image.layout import ImageLayout
 from orchestrator.sets.image.packed import FLAGS_2, Packed
+from orchestrator.sets.image.rearranged import without_unused
 from orchestrator.sets.image.stage_checks import StageChecks
 from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
@@ -57,7 +58,7 @@ from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.spirv.walk import SpirvError, SpirvModule, walk_modules
 
 _Read = TypeVar("_Read")
-
+_Key = TypeVar("_Key")
 
 _MOST_INFOS: Final = 1 << 12
 _READ_AHEAD: Final = 1024  # pipelines whose documents are decoded before any is looked at
@@ -135,18 +136,20 @@ def build_image(
         jobs = list(jobs)
         for each in jobs:
             expect(each, PipelineJob, "a pipeline of the set, such as PipelineSet.pipelines holds,")
+    return build_with_code(source, jobs, capabilities, module_bytes)[0]
+
+
+def build_with_code(
+    source: PipelineSet,
+    jobs: Iterable[PipelineJob],
+    capabilities: DeviceCapabilities,
+    module_bytes: int = DEFAULT_MODULE_BYTES,
+) -> tuple[BuiltImage, ModuleCode]:
+    """As `build_image`, and the code that is kept of its modules."""
     builder = _ImageBuilder(ModuleCode(source, module_bytes), capabilities)
     asked = dict.fromkeys(jobs)
     builder.add_all(list(asked))
-    return builder.finish(asked)
-
-
-def build_part(source: PipelineSet, jobs: PipelineJobs, capabilities: DeviceCapabilities) -> ImagePart:
-    """As `build_image`, for another process that joins several parts."""
-    builder = _ImageBuilder(ModuleCode(source), capabilities)
-    asked = dict.fromkeys(jobs)
-    builder.add_all(list(asked))
-    return builder.part(asked)
+    return builder.finish(asked), builder.code
 
 
 @define(eq=False)
@@ -246,7 +249,7 @@ class _ImageBuilder:
         self._source = source = code.source
         self._checker = RequirementChecker(capabilities)
         self._stage_checks = StageChecks(code, self._checker)
-        self._code = code
+        self.code = code
         self._heap = Heap()
         self._ahead = _ReadAhead(source)
         self._layout = ImageLayout(self._heap)
@@ -296,33 +299,15 @@ class _ImageBuilder:
         return next((each for each in libraries if each not in self._pipelines), None)
 
     def finish(self, asked: Collection[PipelineJob]) -> BuiltImage:
+        dependencies = frozenset[PipelineJob]()
+        if len(self._pipelines) > len(asked):
+            found = self._pipelines.items()
+            dependencies = frozenset(job for job, at in found if isinstance(at, int) and job not in asked)
         return BuiltImage(
-            self._layout.finish(),
-            self._problems_of(asked),
+            without_unused(self._layout.finish()),
+            tuple(each for each in self._problems if each.job in asked),
             self._checker.needs,
-            self._dependencies(asked),
-            self._checker.decisions,
-        )
-
-    def part(self, asked: Collection[PipelineJob]) -> ImagePart:
-        return ImagePart(
-            self._layout.columns(),
-            self._code.kept(),
-            self._problems_of(asked),
-            self._checker.needs,
-            self._dependencies(asked),
-            self._source.damage,
-            self._checker.decisions,
-        )
-
-    def _problems_of(self, asked: Collection[PipelineJob]) -> tuple[Problem, ...]:
-        return tuple(each for each in self._problems if each.job in asked)
-
-    def _dependencies(self, asked: Collection[PipelineJob]) -> frozenset[PipelineJob]:
-        if len(self._pipelines) == len(asked):  # all that was asked for is there
-            return frozenset()
-        return frozenset(
-            job for job, found in self._pipelines.items() if isinstance(found, int) and job not in asked
+            dependencies,
         )
 
     def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike]) -> int:
@@ -427,16 +412,7 @@ class _ImageBuilder:
             raise _UnusableError(str(error)) from None
 
     def _module(self, key: int) -> tuple[int, SpirvModule | None]:
-        known = self._modules.get(key)
-        if known is None:
-            try:
-                known = self._load_module(key)
-            except _UnusableError as error:
-                known = error.reason
-            self._modules[key] = known
-        if isinstance(known, _Reason):
-            raise _UnusableError(known)
-        return known
+        return _once(self._modules, key, lambda: self._load_module(key))
 
     def _load_module(self, key: int) -> tuple[int, SpirvModule | None]:
         if not key:
@@ -452,23 +428,14 @@ class _ImageBuilder:
         if isinstance(spirv, SpirvError):
             raise _UnusableError(f"module {key:016x}: {spirv}")
         self._require(self._checker.shaders.module(spirv))
-        self._code.keep(key, module.code)
+        self.code.keep(key, module.code)
         index = self._layout.add_module(
-            ImageModule(key, len(module.code), module.flags, partial(self._code.load, key))
+            ImageModule(key, len(module.code), module.flags, partial(self.code.load, key))
         )
         return index, spirv
 
     def _object(self, handle_type: str, key: int) -> int:
-        known = self._objects.get((handle_type, key))
-        if known is None:
-            try:
-                known = self._load_object(handle_type, key)
-            except _UnusableError as error:
-                known = error.reason
-            self._objects[handle_type, key] = known
-        if isinstance(known, _Reason):
-            raise _UnusableError(known)
-        return known
+        return _once(self._objects, (handle_type, key), lambda: self._load_object(handle_type, key))
 
     def _load_object(self, handle_type: str, key: int) -> int:
         value = _read(self._source, OBJECT_TAGS[handle_type], key, decode_document)
@@ -522,6 +489,19 @@ class _ImageBuilder:
         return self._layout.add_object(
             ImageObject(kind=kind, key=key, offset=offset, dependencies=tuple(sorted(dependencies)))
         )
+
+
+def _once(known: dict[_Key, _Read | _Reason], key: _Key, load: Callable[[], _Read]) -> _Read:
+    """What is known by a key, loaded if it is new; raises each time where it cannot be used."""
+    found = known.get(key)
+    if found is None:
+        try:
+            found = known[key] = load()
+        except _UnusableError as error:
+            found = known[key] = error.reason
+    if isinstance(found, _Reason):
+        raise _UnusableError(found)
+    return found
 
 
 def _normalize(value: Any) -> bool:

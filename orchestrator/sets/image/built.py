@@ -1,26 +1,24 @@
 """What decoding a set gives: an image, what was left out of it and why, and where the code of its modules is.
 
-It comes from the builder, or from a plan, which needs nothing of what decodes.
+It comes from the builder, or in bytes from another process or a plan, which need nothing of what decodes.
 """
 
 from __future__ import annotations
 
 import threading
+import typing
 from collections import OrderedDict
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+import numpy as np
 from attrs import define, field, frozen
 
 from orchestrator.devices.image import CreateInfoImage, ObjectKind, PipelineKind
 from orchestrator.devices.request import Feature
 from orchestrator.sets.archive.reader import Place
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import PipelineJob
-
-if TYPE_CHECKING:
-    from orchestrator.sets.answers import Decision
+from orchestrator.sets.records import PipelineJob, PipelineJobs
 
 CREATE_INFOS = {
     PipelineKind.GRAPHICS: "VkGraphicsPipelineCreateInfo",
@@ -59,21 +57,19 @@ class Problem(msgspec.Struct, frozen=True):
 
 @frozen(eq=False)
 class BuiltImage:
-    """An image with what was left out of it.
+    """An image, and what of the pipelines asked for was left out of it.
 
     Attributes:
         image: The create infos.
         problems: What of the pipelines asked for is not in it, in the order met.
         needs: What the device has of what the pipelines asked for need, those of the problems included.
         dependencies: Libraries that are in it because a pipeline links them, though nobody asked for them.
-        decisions: What the device decided; none in a plan.
     """
 
     image: CreateInfoImage
     problems: tuple[Problem, ...]
     needs: Needs
     dependencies: frozenset[PipelineJob] = frozenset()
-    decisions: Sequence[Decision] = field(default=(), repr=False)
 
 
 @define(eq=False)
@@ -113,3 +109,39 @@ class ModuleCode:
             while self._size > self.limit and len(self._kept) > 1:
                 _, dropped = self._kept.popitem(last=False)
                 self._size -= len(dropped)
+
+
+_T = TypeVar("_T")
+
+
+def encode_value(value: object) -> bytes:
+    """A value in msgpack that may hold images without modules, pipelines and reasons."""
+    return _encoder.encode(value)
+
+
+def decode_value(data: bytes | memoryview, kind: type[_T]) -> _T:
+    """The value of that type from what `encode_value` gave; ValueError where it is none."""
+    return msgspec.msgpack.decode(data, type=kind, dec_hook=_decode)
+
+
+def _encode(value: object) -> object:
+    match value:
+        case np.ndarray():
+            return value.tobytes()
+        case PipelineJobs():
+            return value.keys.tobytes(), value.kinds.tobytes()
+        case str():
+            return str(value)  # a reason of another class
+        case int() | np.integer():
+            return int(value)
+    raise NotImplementedError(type(value).__name__)
+
+
+def _decode(kind: Any, value: Any) -> object:
+    if kind is PipelineJobs:
+        return PipelineJobs(np.frombuffer(value[0], np.uint64), np.frombuffer(value[1], np.uint8))
+    _, element = typing.get_args(kind)  # of an array: its shape and type
+    return np.frombuffer(value, typing.get_args(element)[0])
+
+
+_encoder: Final = msgspec.msgpack.Encoder(enc_hook=_encode, order="deterministic")

@@ -1,62 +1,130 @@
-"""Lays decoded pipelines out as one image, and joins parts that several processes decoded.
+"""Lays pipelines out as one image: `ImageLayout` what the builder decodes, `ImageParts` any.
 
-Guarantees: parts that follow one another give the image that one process would have made of all their
-pipelines; what several parts have is in it once.
-Assumptions: one thread uses a layout.
+Behind the create infos stand the feedback of all pipelines, then the structures that chain it to their create
+infos, one for each, then the heap.
 """
 
 from __future__ import annotations
 
 import struct as binary
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import evolve, frozen
 
 from orchestrator.devices.image import (
+    KINDS,
     PNEXT,
     CreateInfoImage,
     ImageModule,
     ImageObject,
-    ModuleSource,
-    ObjectKind,
+    Indices,
     Offsets,
     PipelineKind,
 )
-from orchestrator.devices.request import Feature
 from orchestrator.registry import registry
-from orchestrator.sets.answers import Decision
-from orchestrator.sets.image.built import (
-    CREATE_INFOS,
-    BuiltImage,
-    ModuleCode,
-    Needs,
-    Problem,
-)
+from orchestrator.sets.image.built import CREATE_INFOS
 from orchestrator.sets.image.create_infos import Heap
-from orchestrator.sets.image.feedback import FeedbackTable
-from orchestrator.sets.image.packed import KindColumns, Packed, PackedRows, RowColumns
-from orchestrator.sets.image.part import without_unused
-from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.sets.records import Damage, PipelineJob, PipelineJobs
+from orchestrator.sets.image.packed import Packed, PackedRows
 
 _YCBCR_INFO: Final = "VkSamplerYcbcrConversionInfo"
+_FEEDBACK: Final = "VkPipelineCreationFeedback"
+_LINK: Final = "VkPipelineCreationFeedbackCreateInfo"
+
+SlotsOfPipelines = tuple[Offsets, Indices, Offsets]
+"""Places of handle fields, what each refers to, and where those of each pipeline begin, shape (n + 1,)."""
 
 
-class LayoutColumns(msgspec.Struct, array_like=True):
-    """What an `ImageLayout` holds, as a value that another process may add to its own."""
+@frozen(eq=False)
+class ImageParts:
+    """What an image is laid out of. A place is an offset in the heap, or -1 - offset in the create infos."""
 
-    heap: bytes
-    pointer_slots: bytes
-    pointer_targets: bytes
-    objects: list[tuple[ObjectKind, int, int, tuple[int, ...]]]  # kind, hash, offset, dependencies
-    object_slots: list[tuple[int, int]]  # fields in the heap that hold an object's handle, and which object's
-    modules: list[tuple[int, int, int]]  # hash, size and flags
-    rows: list[RowColumns]  # by kind
+    infos: npt.NDArray[np.uint8]  # create infos of all pipelines, kind by kind
+    heap: npt.NDArray[np.uint8]
+    keys: npt.NDArray[np.uint64]
+    kinds: npt.NDArray[np.uint8]
+    following: Offsets  # place of what is first in each one's pNext chain; -1 for nothing
+    flags_2: Offsets  # place of the 64-bit flags in each one's chain; -1 for nothing
+    pointers: tuple[Offsets, Offsets]  # places, but for pNext of create infos, and targets in the heap
+    objects: Sequence[ImageObject]  # at offsets in the heap
+    object_slots: tuple[Offsets, Indices]
+    object_start: Offsets
+    object_index: Indices
+    modules: tuple[ImageModule, ...]
+    module_slots: SlotsOfPipelines
+    library_slots: SlotsOfPipelines
+
+    def image(self) -> CreateInfoImage:
+        """The image."""
+        count = len(self.keys)
+        strides = strides_of_kinds()
+        sizes = np.array([strides[kind] for kind in KINDS], np.int64)[self.kinds]
+        offsets = np.cumsum(sizes) - sizes
+        feedback = len(self.infos)
+        links = feedback + registry().struct(_FEEDBACK).size * count
+        link = registry().struct(_LINK)
+        heap = heap_offset(count, feedback)
+
+        def at(places: Offsets) -> Offsets:
+            return np.where(places < 0, -1 - places, places + heap)
+
+        def in_heap(places: Offsets) -> Offsets:
+            return np.where(places < 0, -1, places + heap)
+
+        following, numbers = in_heap(self.following), np.arange(count, dtype=np.int64)
+        each_link, chained = links + link.size * numbers, following >= 0
+        pointers = (
+            (offsets + PNEXT, each_link),
+            (each_link[chained] + PNEXT, following[chained]),
+            (
+                each_link + link.member("pPipelineCreationFeedback").offset,
+                feedback + registry().struct(_FEEDBACK).size * numbers,
+            ),
+            (at(self.pointers[0]), self.pointers[1] + heap),
+        )
+        by_object = np.argsort(self.object_slots[1], kind="stable")
+        is_library = np.zeros(count, np.bool_)
+        is_library[self.library_slots[1]] = True
+        head = bytes(links - feedback) + binary.pack(f"<I{link.size - 4}x", link.s_type) * count
+        return CreateInfoImage(
+            buffer=np.concatenate([self.infos, np.frombuffer(head, np.uint8), self.heap]),
+            pointer_slots=np.concatenate([slots for slots, _ in pointers]),
+            pointer_targets=np.concatenate([targets for _, targets in pointers]),
+            objects=tuple(evolve(each, offset=each.offset + heap) for each in self.objects),
+            object_slots=at(self.object_slots[0])[by_object],
+            object_slot_object=self.object_slots[1][by_object],
+            modules=self.modules,
+            module_slots=at(self.module_slots[0]),
+            module_slot_module=self.module_slots[1],
+            module_slot_start=self.module_slots[2],
+            library_slots=at(self.library_slots[0]),
+            library_slot_pipeline=self.library_slots[1],
+            library_slot_start=self.library_slots[2],
+            object_start=self.object_start,
+            object_index=self.object_index,
+            keys=self.keys,
+            kinds=self.kinds,
+            offsets=offsets,
+            strides=strides,
+            counts=dict(zip(KINDS, np.bincount(self.kinds, minlength=len(KINDS)).tolist(), strict=True)),
+            feedback_offset=feedback,
+            feedback_slots=offsets + PNEXT,
+            feedback_next=following,
+            flags2_slots=in_heap(self.flags_2),
+            is_library=is_library,
+        )
+
+
+def strides_of_kinds() -> dict[PipelineKind, int]:
+    """Size of one create info of each kind."""
+    return {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
+
+
+def heap_offset(count: int, feedback_offset: int) -> int:
+    """Where the heap of an image of `count` pipelines begins."""
+    return feedback_offset + count * (registry().struct(_FEEDBACK).size + registry().struct(_LINK).size)
 
 
 class ImageLayout:
@@ -107,181 +175,59 @@ class ImageLayout:
         which, common = packed
         return self._rows[kind].add(key, which, self._heap.put(common.own), infos, numbers)
 
-    def columns(self) -> LayoutColumns:
-        """All that was collected."""
-        return LayoutColumns(
-            bytes(self._heap.data),
-            self._heap.pointer_slots.tobytes(),
-            self._heap.pointer_targets.tobytes(),
-            [(each.kind, int(each.key), each.offset, each.dependencies) for each in self._objects],
-            self._object_slots,
-            [(int(each.key), each.code_size, each.flags) for each in self._modules],
-            [each.encoded() for each in self._rows.values()],
-        )
-
-    def take(
-        self, more: LayoutColumns, load: Callable[[int], ModuleSource], repeated: npt.NDArray[np.uint64]
-    ) -> None:
-        """Add what another layout collected behind what is here. What both have is there once."""
-        base = len(self._heap.data)
-        self._heap.data += more.heap
-        for own, given in (
-            (self._heap.pointer_slots, more.pointer_slots),
-            (self._heap.pointer_targets, more.pointer_targets),
-        ):
-            own.frombytes((np.frombuffer(given, np.int64) + base).tobytes())
-        known = {(each.kind, each.key): number for number, each in enumerate(self._objects)}
-        objects: list[int] = []
-        for kind, key, offset, needed in more.objects:
-            if (kind, key) not in known:
-                dependencies = tuple(sorted(objects[each] for each in needed))
-                known[kind, key] = self.add_object(ImageObject(kind, key, base + offset, dependencies))
-            objects.append(known[kind, key])
-        self._object_slots += [(base + at, objects[number]) for at, number in more.object_slots]
-        known_modules = {each.key: number for number, each in enumerate(self._modules)}
-        modules: list[int] = []
-        for key, size, flags in more.modules:
-            if key not in known_modules:
-                known_modules[key] = self.add_module(ImageModule(key, size, flags, load(key)))
-            modules.append(known_modules[key])
-        numbers = {"objects": np.array(objects, np.int32), "modules": np.array(modules, np.int32)}
-        for own_rows, rows in zip(self._rows.values(), more.rows, strict=True):
-            own_rows.take(rows, base, numbers, repeated)
-
     def finish(self) -> CreateInfoImage:
-        """Lay everything out but what only pipelines need that are not in it."""
-        strides = {kind: registry().struct(name).size for kind, name in CREATE_INFOS.items()}
+        """Lay everything out."""
+        strides = strides_of_kinds()
         kinds = [self._rows[kind].columns(strides[kind]) for kind in PipelineKind]
-        counts = {kind: len(self._rows[kind]) for kind in PipelineKind}
-        starts = np.cumsum([0, *(len(each.data) for each in kinds)]).tolist()
-        offsets = np.concatenate(
-            [
-                start + strides[kind] * np.arange(counts[kind], dtype=np.int64)
-                for kind, start in zip(PipelineKind, starts, strict=False)
-            ]
-        )
-        feedback = FeedbackTable(len(offsets), starts[-1])
-        laid = _Laid(kinds, starts, feedback.end)
-        following, flags_2 = laid.in_heap("following"), laid.in_heap("flags_2")
-        pointers = [
-            feedback.pointers(offsets, following),
-            *laid.pointers(np.array(self._heap.pointer_slots), np.array(self._heap.pointer_targets)),
-        ]
-        objects, object_index, object_start = laid.slots("objects")
-        module_slots, module_index, module_start = laid.slots("modules")
-        library_slots, library_index, library_start = laid.slots("libraries")
-        direct_start, direct_index = _distinct(object_start, object_index)
-        held = np.array([slot for slot, _ in self._object_slots], np.int64) + feedback.end
-        holding = np.concatenate(
-            [np.array([index for _, index in self._object_slots], np.int32), object_index]
-        )
-        by_object = np.argsort(holding, kind="stable")
-        is_library = np.zeros(len(offsets), np.bool_)
-        is_library[library_index] = True
-        buffer = bytearray().join([*(each.data for each in kinds), feedback.data, self._heap.data])
-        image = CreateInfoImage(
-            buffer=np.frombuffer(buffer, np.uint8),
-            pointer_slots=np.concatenate([slots for slots, _ in pointers]),
-            pointer_targets=np.concatenate([targets for _, targets in pointers]),
-            objects=tuple(evolve(each, offset=feedback.end + each.offset) for each in self._objects),
-            object_slots=np.concatenate([held, objects])[by_object],
-            object_slot_object=holding[by_object],
-            modules=tuple(self._modules),
-            module_slots=module_slots,
-            module_slot_module=module_index,
-            module_slot_start=module_start,
-            library_slots=library_slots,
-            library_slot_pipeline=library_index,
-            library_slot_start=library_start,
-            object_start=direct_start,
-            object_index=direct_index,
+        counts = [len(each.keys) for each in kinds]
+        infos = np.cumsum([0, *(len(each.infos) for each in kinds)]).tolist()
+        firsts = np.cumsum([0, *counts]).tolist()
+
+        def of_all(what: str) -> SlotsOfPipelines:
+            """The slots of all kinds: libraries are numbered, and places counted, by kind."""
+            places, numbers, ends = [], [], [np.zeros(1, np.int64)]
+            before = 0
+            for each, start, first in zip(kinds, infos, firsts, strict=False):
+                found, referred, until = each.slots[what]
+                places.append(np.where(found < 0, found - start, found))
+                numbers.append(referred + np.int32(first if what == "libraries" else 0))
+                ends.append(until + before)
+                before += len(found)
+            return np.concatenate(places), np.concatenate(numbers), np.concatenate(ends)
+
+        pointers, targets = [np.array(self._heap.pointer_slots)], [np.array(self._heap.pointer_targets)]
+        for each, start in zip(kinds, infos, strict=False):
+            found, pointed = each.pointers
+            pointers.append(np.where(found < 0, found - start, found))
+            targets.append(pointed)
+        places, numbers, starts = of_all("objects")
+        object_start, object_index = _distinct(starts, numbers)
+        held = np.array(self._object_slots, np.int64).reshape(-1, 2)
+        return ImageParts(
+            infos=np.concatenate([each.infos for each in kinds]),
+            heap=np.frombuffer(self._heap.data, np.uint8),
             keys=np.concatenate([each.keys for each in kinds]),
-            kinds=np.repeat(np.arange(len(PipelineKind), dtype=np.uint8), list(counts.values())),
-            offsets=offsets,
-            strides=strides,
-            counts=counts,
-            feedback_offset=feedback.start,
-            feedback_slots=offsets + PNEXT,
-            feedback_next=following,
-            flags2_slots=flags_2,
-            is_library=is_library,
-        )
-        return without_unused(image)
+            kinds=np.repeat(np.arange(len(kinds), dtype=np.uint8), counts),
+            following=np.concatenate([each.following for each in kinds]),
+            flags_2=np.concatenate([each.flags_2 for each in kinds]),
+            pointers=(np.concatenate(pointers), np.concatenate(targets)),
+            objects=self._objects,
+            object_slots=(
+                np.concatenate([held[:, 0], places]),
+                np.concatenate([held[:, 1].astype(np.int32), numbers]),
+            ),
+            object_start=object_start,
+            object_index=object_index,
+            modules=tuple(self._modules),
+            module_slots=of_all("modules"),
+            library_slots=of_all("libraries"),
+        ).image()
 
 
-@frozen(eq=False)
-class _Laid:
-    """The pipelines of all kinds, and where create infos and heap are in the buffer."""
-
-    kinds: Sequence[KindColumns]
-    starts: Sequence[int]
-    heap_offset: int
-
-    def in_heap(self, column: str) -> Offsets:
-        offsets = np.concatenate([getattr(each, column) for each in self.kinds])
-        return np.where(offsets < 0, -1, offsets + self.heap_offset)
-
-    def pointers(self, slots: Offsets, targets: Offsets) -> Iterator[tuple[Offsets, Offsets]]:
-        """Pointer fields of create infos and heap, where the heap itself has these."""
-        for each, start in zip(self.kinds, self.starts, strict=False):
-            yield each.pointers[0] + start, each.pointers[1] + self.heap_offset
-        yield slots + self.heap_offset, targets + self.heap_offset
-        for each in self.kinds:
-            yield each.heap_pointers[0] + self.heap_offset, each.heap_pointers[1] + self.heap_offset
-
-    def slots(self, what: str) -> tuple[Offsets, npt.NDArray[np.int32], Offsets]:
-        """Handle fields of one sort, grouped by pipeline: offsets, numbers, starts."""
-        places, numbers, ends = [], [], [np.zeros(1, np.int64)]
-        before = first = 0
-        for each, start in zip(self.kinds, self.starts, strict=False):
-            at, referred, until = each.slots[what]
-            places.append(np.where(at < 0, start - 1 - at, at + self.heap_offset))
-            numbers.append(referred + np.int32(first if what == "libraries" else 0))
-            ends.append(until + before)
-            before += len(at)
-            first += len(each.keys)
-        return np.concatenate(places), np.concatenate(numbers), np.concatenate(ends)
-
-
-def _distinct(start: Offsets, index: npt.NDArray[np.int32]) -> tuple[Offsets, npt.NDArray[np.int32]]:
+def _distinct(start: Offsets, index: Indices) -> tuple[Offsets, Indices]:
     count = len(start) - 1
     size = int(index.max(initial=0)) + 1
     both = np.sort(np.repeat(np.arange(count), np.diff(start)) * size + index)  # np.unique imports numpy.ma
     owner, number = np.divmod(both[np.diff(both, prepend=-1) > 0], size)
     starts = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count)))).astype(np.int64)
     return starts, number.astype(np.int32)
-
-
-class ImagePart(msgspec.Struct, array_like=True):
-    """Part of an image, from a process that decoded some of its pipelines."""
-
-    layout: LayoutColumns
-    code: dict[int, bytes]
-    problems: tuple[Problem, ...]
-    needs: Needs
-    dependencies: frozenset[PipelineJob]
-    damage: tuple[Damage, ...]
-    decisions: list[Decision]
-
-
-def join_parts(source: PipelineSet, jobs: PipelineJobs, parts: Sequence[ImagePart]) -> BuiltImage:
-    """What `build_image` gives, of parts that follow one another."""
-    code = ModuleCode(source)
-    layout = ImageLayout(Heap())
-    dependencies = frozenset[PipelineJob]().union(*(each.dependencies for each in parts))
-    repeated = np.array([each.key for each in dependencies], np.uint64)
-    for each in parts:
-        layout.take(each.layout, lambda key: partial(code.load, key), repeated)
-        for key, words in each.code.items():
-            code.keep(key, words)
-        source.note_damage(each.damage)
-    return BuiltImage(
-        layout.finish(),
-        tuple(problem for each in parts for problem in each.problems),
-        Needs(
-            frozenset[Feature]().union(*(each.needs.features for each in parts)),
-            frozenset[str]().union(*(each.needs.extensions for each in parts)),
-        ),
-        dependencies.difference(jobs) if dependencies else dependencies,
-        [decision for each in parts for decision in each.decisions],
-    )

@@ -10,15 +10,15 @@ from __future__ import annotations
 
 import struct as binary
 from array import array
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Self
+from collections.abc import Callable, Sequence
+from typing import Final, Self
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 from attrs import frozen
 
-from orchestrator.devices.image import PNEXT, Offsets
+from orchestrator.devices.image import PNEXT, Indices, Offsets
 from orchestrator.registry import registry
 from orchestrator.sets.image.create_infos import Piece
 
@@ -85,41 +85,20 @@ def _find_flags_2(own: Piece, following: int) -> int:
     return -1 - at - struct.member("flags").offset
 
 
-class RowColumns(msgspec.Struct, array_like=True):
-    """`PackedRows` as a value that another process may add to its own."""
-
-    data: bytes
-    fields: dict[str, tuple[bytes, bytes]]
-    which: bytes
-    keys: bytes
-    own: bytes
-    infos: bytes
-    numbers: dict[str, bytes]
-
-
 @frozen(eq=False)
 class KindColumns:
     """The pipelines of one kind in columns.
 
-    Attributes:
-        data: Their create infos, contiguous.
-        keys: Hash of each.
-        following: What stands first in each one's pNext chain, in the heap; -1 for nothing.
-        flags_2: The 64-bit flags in each one's chain, in the heap; -1 for nothing.
-        pointers: Pointer fields in `data`, without the pNext of create infos, and their targets in the heap.
-        heap_pointers: Pointer fields in the heap, and their targets there.
-        slots: Fields that hold handles of "objects", "modules" and "libraries": the offset of each, in the
-            heap or, as a negative number, in `data`: -1 - offset; what each refers to; where each pipeline's
-            end.
+    A place is an offset in the heap, or in `infos` by a negative number: -1 - offset. Pointers do not include
+    the pNext of create infos; what it points to is `following`, -1 for nothing.
     """
 
-    data: bytes
+    infos: npt.NDArray[np.uint8]
     keys: npt.NDArray[np.uint64]
     following: Offsets
-    flags_2: Offsets
-    pointers: tuple[Offsets, Offsets]
-    heap_pointers: tuple[Offsets, Offsets]
-    slots: dict[str, tuple[Offsets, npt.NDArray[np.int32], Offsets]]
+    flags_2: Offsets  # places in the heap, or -1
+    pointers: tuple[Offsets, Offsets]  # places, and targets in the heap
+    slots: dict[str, tuple[Offsets, Indices, Offsets]]  # places, what each refers to, each pipeline's end
 
 
 class PackedRows:
@@ -153,12 +132,8 @@ class PackedRows:
     ) -> int:
         """Append a pipeline of a packed one, with its own part of the heap at `own`; returns its index.
 
-        Args:
-            key: Its hash.
-            which: Which packed one it is.
-            own: Where its own part of the heap begins.
-            infos: Offsets of its specialization infos in the heap.
-            numbers: What its handle fields refer to: objects, modules, and libraries' indices.
+        `infos` are offsets of its specialization infos in the heap; `numbers` is what its handle fields refer
+        to: objects, modules, and libraries' indices.
         """
         self._which.append(which)
         self._keys.append(key)
@@ -171,82 +146,17 @@ class PackedRows:
             self._libraries.extend(numbers[2])
         return len(self._which) - 1
 
-    def encoded(self) -> RowColumns:
-        """The rows as a value."""
-        fields = {name: (values.tobytes(), sizes.tobytes()) for name, (values, sizes) in self._fields.items()}
-        numbers = {what: each.tobytes() for what, each in self._numbers.items()}
-        return RowColumns(
-            bytes(self._data),
-            fields,
-            self._which.tobytes(),
-            self._keys.tobytes(),
-            self._own.tobytes(),
-            self._infos.tobytes(),
-            numbers,
-        )
-
-    def take(
-        self,
-        more: RowColumns,
-        base: int,
-        renumbered: Mapping[str, npt.NDArray[np.int32]],
-        repeated: npt.NDArray[np.uint64],
-    ) -> None:
-        """Add rows of another layout, but for those that are here: libraries that both needed.
-
-        Args:
-            more: The rows.
-            base: Where the heap of that layout begins in this one's.
-            renumbered: What its objects and its modules are here.
-            repeated: Keys of those that may be here.
-        """
-        keys = np.frombuffer(more.keys, np.uint64)
-        new, place = self._new(keys, repeated)
-        which, before = _from_bytes(more.which), len(self._fields["infos"][1])
-        sizes = {name: _from_bytes(each)[which] for name, (_, each) in more.fields.items()}
-        for name, (values, lengths) in self._fields.items():
-            found = _from_bytes(more.fields[name][0])
-            if name in _IN_HEAP:
-                found = np.where(found < 0, found, found + base)
-            _extend(values, found)
-            lengths.frombytes(more.fields[name][1])
-        self._data += more.data
-        _extend(self._which, which[new] + before)
-        _extend(self._keys, keys[new])
-        _extend(self._own, _from_bytes(more.own)[new] + base)
-        _extend(self._infos, (_from_bytes(more.infos) + base)[np.repeat(new, sizes["infos"])])
-        renumbered = {**renumbered, "libraries": place.astype(np.int32)}
-        for what, column in self._numbers.items():
-            numbers = renumbered[what][np.frombuffer(more.numbers[what], np.int32)]
-            _extend(column, numbers[np.repeat(new, sizes[what])])
-
-    def _new(
-        self, keys: npt.NDArray[np.uint64], repeated: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.bool_], Offsets]:
-        """Which of some pipelines are not here yet, and the indices of all."""
-        count, before = len(keys), len(self)
-        if not len(repeated):
-            return np.ones(count, np.bool_), np.arange(before, before + count)
-        here = np.array(self._keys, np.uint64)
-        new = ~(np.isin(keys, repeated) & np.isin(keys, here))
-        order = np.argsort(here)
-        place = before + np.cumsum(new) - 1
-        place[~new] = order[np.searchsorted(here, keys[~new], sorter=order)]
-        return new, place
-
     def columns(self, stride: int) -> KindColumns:
         """The rows in columns; `stride` is the size of a create info."""
         which = np.array(self._which)
         places = np.concatenate([self._places("pointers", stride), self._places("infos", stride)])
         targets = np.concatenate([self._targets("targets"), self._infos])
-        inside = places < 0
         return KindColumns(
-            np.array(self._data).reshape(-1, stride)[which].tobytes(),
+            np.array(self._data).reshape(-1, stride)[which].reshape(-1),
             np.array(self._keys, np.uint64),
             self._targets("following"),
             self._targets("flags_2"),
-            (-1 - places[inside], targets[inside]),
-            (places[~inside], targets[~inside]),
+            (places, targets),
             {
                 what: (
                     self._places(what, stride),
@@ -277,15 +187,6 @@ class PackedRows:
         return np.where(found == _NOTHING, -1, inside)
 
 
-def _from_bytes(data: bytes) -> Offsets:
-    return np.frombuffer(data, np.int64)
-
-
-def _extend(column: array[int], values: npt.NDArray[Any]) -> None:
-    column.frombytes(values.astype(column.typecode).tobytes())
-
-
-_IN_HEAP: Final = ("targets", "following")  # fields whose values are offsets in the heap, unless negative
 _FIELDS: Final[dict[str, Callable[[Packed], Sequence[int]]]] = {
     "pointers": lambda packed: packed.pointer_places,
     "targets": lambda packed: packed.pointer_targets,

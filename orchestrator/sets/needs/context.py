@@ -292,10 +292,8 @@ def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> 
         return None
     # Flags that hold its bit, or a greater one, are at least as great as the bit.
     bit = 1 << value.rasterizationSamples.bit_length() >> 1
-    known = [each for each in _SAMPLE_COUNTS if answers.unjudged(LIMITS, each)]
-    found = [answers.exceeded(LIMITS, each, bit) for each in known]
-    counts = [int(each) for each in found if each is not None]
-    if not counts or len(counts) < len(found):
+    counts = [each for name in _SAMPLE_COUNTS if isinstance(each := answers.property(LIMITS, name), int)]
+    if not any(counts) or max(counts) >= bit:
         return None
     most = 1 << max(counts).bit_length() - 1
     return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {most} < {value.rasterizationSamples}"
@@ -343,8 +341,8 @@ def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
     struct, size = "VkPhysicalDeviceSubgroupSizeControlProperties", required.requiredSubgroupSize
     if size.bit_count() != 1:
         return Malformed(f"requiredSubgroupSize {size} is no power of two")
-    least = answers.undercut(struct, "minSubgroupSize", size)
-    if least is not None:
+    least = answers.property(struct, "minSubgroupSize")
+    if isinstance(least, int) and size < least:
         return f"property {struct}::minSubgroupSize {least} > {size}"
     if not answers.has_any(struct, "requiredSubgroupSizeStages", value.stage):
         return f"property {struct}::requiredSubgroupSizeStages without stage {value.stage:#x}"

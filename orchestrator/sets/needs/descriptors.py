@@ -269,8 +269,6 @@ class DescriptorLimits:
         for bound in self._bounds:
             for kind, _ in bound.keys:
                 self._least[kind] = min(bound.most, self._least.get(kind, bound.most))
-        # The largest total of such a layout so far, by type, and what is missing for others.
-        self._largest: dict[int, int] = {}
         self._others: dict[frozenset[tuple[DescriptorCounts, int]], str | None] = {}
 
     def missing(self, sets: Sequence[DescriptorCounts]) -> str | None:
@@ -286,11 +284,6 @@ class DescriptorLimits:
             if key not in self._others:
                 self._others[key] = self._exceeded(several)
             return self._others[key]
-        new = {kind for each in sets for kind in each.types if total > self._largest.get(kind, 0)}
-        self._largest |= dict.fromkeys(new, total)
-        for bound in self._bounds if new else ():
-            if any(kind in new for kind, _ in bound.keys):
-                limit(self._answers, *bound.property, total)  # which it is within; others hear of that
         return None
 
     def _exceeded(self, several: Counter[DescriptorCounts]) -> str | None:
@@ -305,14 +298,12 @@ class DescriptorLimits:
         for bound, count in counted:
             text = limit(self._answers, *bound.property, count)
             if text is not None:
-                for each in _properties(bound.row):
-                    self._answers.property(*each)  # either may allow it where it is greater
                 return text
         return None
 
     def _bound(self, row: DescriptorLimit) -> _Bound | None:
         """The limit on this device; None where the device does not have the property."""
-        found = [(self._answers.unjudged(*each), each) for each in _properties(row)]
+        found = [(self._answers.property(*each), each) for each in _properties(row)]
         known = [(most, each) for most, each in found if isinstance(most, int)]
         if len(known) < len(found):
             return None

@@ -26,7 +26,6 @@ from attrs import define, field
 from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.registry import registry
 from orchestrator.registry.tables import EnumType, Member, Struct
-from orchestrator.sets.answers import Decision
 from orchestrator.sets.image.built import Needs
 from orchestrator.sets.image.documents import BARE_ARRAYS, SHARED_STATES, WORD_ARRAYS
 from orchestrator.sets.needs.context import (
@@ -333,11 +332,6 @@ class RequirementChecker:
     def needs(self) -> Needs:
         """Features and extensions of the device that the pipelines so far need, accepted or not."""
         return Needs(frozenset(self._answers.features_used), frozenset(self._answers.extensions_used))
-
-    @property
-    def decisions(self) -> list[Decision]:
-        """What was decided by the device so far."""
-        return self._answers.decisions
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage with its module, by its key too: entry point, feature, limits."""

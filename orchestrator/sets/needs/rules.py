@@ -13,9 +13,9 @@ that are always recorded. DeviceCapabilities is pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import lru_cache
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import msgspec
 
@@ -23,9 +23,6 @@ from orchestrator.devices.device import DeviceCapabilities
 from orchestrator.devices.request import Feature
 from orchestrator.registry import expressions, registry
 from orchestrator.registry.tables import Enable, Enabled, same_members
-from orchestrator.sets.answers import Decision
-
-_T = TypeVar("_T")
 
 BASE = "VkPhysicalDeviceFeatures"
 LIMITS = "VkPhysicalDeviceLimits"
@@ -477,7 +474,6 @@ _VERSION = re.compile(r"VK_(?:[A-Z]+_)?VERSION_(\d+)_(\d+)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_:]*")
 
 PropertyValue = int | float | tuple[int, ...] | None
-_GREATEST: Final = (1 << 64) - 1
 
 
 class DeviceAnswers:
@@ -495,50 +491,11 @@ class DeviceAnswers:
         self._properties: dict[Feature, PropertyValue] = {}
         self._expressions: dict[str, str | None] = {}
         self._formats: dict[int, tuple[int, int, int]] = {}
-        self._decided: dict[tuple[str, tuple[tuple[str, Any], ...]], Any] = {}
-        # The greatest values that limits allowed, and the least that a lower bound did: others follow.
-        self._greatest: dict[tuple[str, str, bool], float] = {}
-        self._greatest_elements: dict[tuple[str, str], tuple[int, ...]] = {}
-        self._least: dict[tuple[str, str], float] = {}
         self.features_used: Final[set[Feature]] = set()
         self.extensions_used: Final[set[str]] = set()
 
-    @property
-    def decisions(self) -> list[Decision]:
-        """All that was decided so far, so that another device can be asked whether it `agrees`.
-
-        Whole where one thread has asked.
-        """
-        found = [
-            Decision(what, dict(arguments), outcome) for (what, arguments), outcome in self._decided.items()
-        ]
-        for (struct, member, below), value in self._greatest.items():
-            given = {"struct": struct, "member": member, "value": value, "below": below}
-            found.append(Decision("exceeded", given, None))
-        for (struct, member), values in self._greatest_elements.items():
-            given = {"struct": struct, "member": member, "values": values}
-            found.append(Decision("exceeded_element", given, None))
-        for (struct, member), value in self._least.items():
-            found.append(Decision("undercut", {"struct": struct, "member": member, "value": value}, None))
-        return found
-
-    def agrees(self, decisions: Iterable[Decision]) -> bool:
-        """Whether all is decided alike here; all is asked in any case.
-
-        Args:
-            decisions: Of another device; arrays in them may be lists.
-        """
-        alike = True
-        for each in decisions:
-            outcome = getattr(self, each.what)(**each.arguments)
-            alike &= (list(outcome) if isinstance(outcome, tuple) else outcome) == each.outcome
-        return alike
-
     def extension(self, name: str) -> bool:
         """Whether an extension is enabled."""
-        return self._decide(self._extension(name), "extension", name=name)
-
-    def _extension(self, name: str) -> bool:
         enabled = self._capabilities.has_extension(name)
         if enabled:
             self.extensions_used.add(name)
@@ -546,9 +503,6 @@ class DeviceAnswers:
 
     def version(self, name: str) -> bool:
         """Whether the device has a core version, such as "VK_VERSION_1_2"."""
-        return self._decide(self._version(name), "version", name=name)
-
-    def _version(self, name: str) -> bool:
         match = _VERSION.fullmatch(name)
         if match is None:
             return False
@@ -558,23 +512,8 @@ class DeviceAnswers:
     def feature(self, struct: str, member: str, *, needed: bool = True) -> bool:
         """Whether a feature is enabled, by this structure or by one that a core version merged it with.
 
-        Args:
-            struct: Its structure.
-            member: Its member.
-            needed: Whether the pipeline needs it; False where it only selects other checks.
+        Where the pipeline does not need it, since it only selects other checks, `needed` is False.
         """
-        found = self._feature(struct, member, needed=needed)
-        return self._decide(found, "feature", struct=struct, member=member, needed=needed)
-
-    def one_of(self, features: Iterable[Feature], otherwise: Iterable[str]) -> bool:
-        """Whether one of some features is enabled, or the device has a version or extension instead."""
-        alternatives = tuple((struct, member) for struct, member in features)
-        found = any(self._feature(*each) for each in alternatives) or any(
-            self._version(each) or self._extension(each) for each in otherwise
-        )
-        return self._decide(found, "one_of", features=alternatives, otherwise=tuple(otherwise))
-
-    def _feature(self, struct: str, member: str, *, needed: bool = True) -> bool:
         key = (struct, member)
         known = self._features.get(key)
         if known is None:
@@ -584,62 +523,31 @@ class DeviceAnswers:
             self.features_used.add(key)
         return known
 
+    def one_of(self, features: Iterable[Feature], otherwise: Iterable[str]) -> bool:
+        """Whether one of some features is enabled, or the device has a version or extension instead."""
+        return any(self.feature(*each) for each in features) or any(
+            self.version(each) or self.extension(each) for each in otherwise
+        )
+
     def property(self, struct: str, member: str) -> PropertyValue:
-        """Value of a property, by this structure or one that a core version merged it with; or None.
-
-        Another value may decide otherwise. What a value is only compared with, the next methods tell.
-        """
-        return self._decide(self.unjudged(struct, member), "property", struct=struct, member=member)
-
-    def unjudged(self, struct: str, member: str) -> PropertyValue:
-        """The same, for who decides nothing by it alone."""
+        """Value of a property, by this structure or one that a core version merged it with; or None."""
         key = (struct, member)
         if key not in self._properties:
-            value: PropertyValue = None
-            for each in same_members(struct, member):
-                value = self._capabilities.property_value(*each)
-                if value is not None:
-                    break
-            self._properties[key] = value
+            values = (self._capabilities.property_value(*each) for each in same_members(struct, member))
+            self._properties[key] = next((each for each in values if each is not None), None)
         return self._properties[key]
 
     def exceeded(self, struct: str, member: str, value: float, *, below: bool = False) -> int | float | None:
         """The limit that a value exceeds (with `below`: reaches), or None; an unknown one bounds nothing."""
-        # Products and sums of what a shader says have no bound, but decisions are sent: no limit is as great.
-        value = min(value, _GREATEST)
-        most = self.unjudged(struct, member)
-        if isinstance(most, int | float) and not (value < most or (value == most and not below)):
-            return self._decide(most, "exceeded", struct=struct, member=member, value=value, below=below)
-        key = struct, member, below
-        self._greatest[key] = max(value, self._greatest.get(key, value))
-        return None
-
-    def exceeded_element(self, struct: str, member: str, values: Sequence[int]) -> tuple[int, int] | None:
-        """The first element of an array of limits that a value exceeds: which, and the limit; or None."""
-        most, wanted = self.unjudged(struct, member), tuple(values)
-        if isinstance(most, tuple):
-            for found in enumerate(most):
-                if found[0] < len(wanted) and wanted[found[0]] > found[1]:
-                    return self._decide(
-                        found, "exceeded_element", struct=struct, member=member, values=wanted
-                    )
-        before = self._greatest_elements.get((struct, member), wanted)
-        self._greatest_elements[struct, member] = tuple(map(max, before, wanted))
-        return None
-
-    def undercut(self, struct: str, member: str, value: float) -> int | float | None:
-        """The lower bound that a value is less than, or None; an unknown one bounds nothing."""
-        least = self.unjudged(struct, member)
-        if isinstance(least, int | float) and value < least:
-            return self._decide(least, "undercut", struct=struct, member=member, value=value)
-        self._least[struct, member] = min(value, self._least.get((struct, member), value))
-        return None
+        most = self.property(struct, member)
+        if not isinstance(most, int | float) or value < most or (value == most and not below):
+            return None
+        return most
 
     def has_any(self, struct: str, member: str, bits: int) -> bool:
         """Whether a property has one of some bits; an unknown one has them."""
-        have = self.unjudged(struct, member)
-        found = not isinstance(have, int) or bool(have & bits)
-        return self._decide(found, "has_any", struct=struct, member=member, bits=bits)
+        have = self.property(struct, member)
+        return not isinstance(have, int) or bool(have & bits)
 
     def format_has(self, format_number: int, *, image: int = 0, buffer: int = 0) -> bool:
         """Whether a format has one of some VkFormatFeatureFlags in any tiling of an image, or in a buffer.
@@ -651,12 +559,11 @@ class DeviceAnswers:
         if known is None:
             named = registry().formats.get(format_number)
             known = (0, 0, 0)
-            if named is not None and self._missing(named.requires) is None:
+            if named is not None and self.missing(named.requires) is None:
                 known = self._capabilities.format_features(format_number)
             self._formats[format_number] = known
         linear, optimal, in_buffer = known
-        found = bool((linear | optimal) & image or in_buffer & buffer)
-        return self._decide(found, "format_has", format_number=format_number, image=image, buffer=buffer)
+        return bool((linear | optimal) & image or in_buffer & buffer)
 
     def missing(self, expression: str) -> str | None:
         """What is missing for an expression of the registry on this device, or None where it holds.
@@ -664,9 +571,6 @@ class DeviceAnswers:
         A core version provides the extensions that were promoted to it: an expression says what defines a
         name, and what is optional in a version is checked as a feature.
         """
-        return self._decide(self._missing(expression), "missing", expression=expression)
-
-    def _missing(self, expression: str) -> str | None:
         if not expression:
             return None
         if expression not in self._expressions:
@@ -674,34 +578,25 @@ class DeviceAnswers:
             self._expressions[expression] = None if holds else self._text(expression)
         return self._expressions[expression]
 
-    def capability(self, number: int) -> bool:
-        """Whether one of the alternatives that enable a SPIR-V capability holds, or there are none."""
-        found = self._enabled(registry().spirv_capabilities[number])
-        return self._decide(found, "capability", number=number)
-
-    def spirv_extension(self, name: str) -> bool:
-        """The same for a SPIR-V extension."""
-        found = self._enabled(registry().spirv_extensions[name])
-        return self._decide(found, "spirv_extension", name=name)
-
-    def _enabled(self, thing: Enabled) -> bool:
+    def enabled(self, thing: Enabled) -> bool:
+        """Whether one of the alternatives that enable a SPIR-V name holds, or there are none."""
         return not thing.enable or any(self._enable(each) for each in thing.enable)
 
     def _enable(self, way: Enable) -> bool:
-        if self._missing(way.requires) is not None:
+        if self.missing(way.requires) is not None:
             return False
         if way.version:
-            return self._version(way.version)
+            return self.version(way.version)
         if way.extension:
-            return self._extension(way.extension)
+            return self.extension(way.extension)
         if way.struct:
-            return self._feature(way.struct, way.feature)
+            return self.feature(way.struct, way.feature)
         if way.property:
             return self._property_holds(way.property, way.member, way.value)
         return True
 
     def _property_holds(self, struct: str, member: str, value: str) -> bool:
-        have = self.unjudged(struct, member)
+        have = self.property(struct, member)
         if not isinstance(have, int):
             return False
         if value in ("VK_TRUE", "VK_FALSE"):
@@ -712,17 +607,12 @@ class DeviceAnswers:
     def _provides(self, name: str) -> bool:
         if "::" in name:
             struct, _, member = name.partition("::")
-            return self._feature(struct, member)
+            return self.feature(struct, member)
         if _VERSION.fullmatch(name):
-            return self._version(name)
+            return self.version(name)
         known = registry().extensions.get(name)
         promoted = known.promoted_to if known is not None else ""
-        return self._extension(name) or bool(promoted and self._provides(promoted))
-
-    def _decide(self, outcome: _T, what: str, **arguments: Any) -> _T:
-        """Note what a method returns for some arguments."""
-        self._decided[what, tuple(arguments.items())] = outcome
-        return outcome
+        return self.extension(name) or bool(promoted and self._provides(promoted))
 
     def _text(self, expression: str) -> str:
         """A false expression in words; if it is a conjunction, only its false terms."""

@@ -244,10 +244,10 @@ class ShaderRequirements:
         if size is None:
             return None
         struct, size_member, invocations_member, _ = bounds
-        exceeded = self._answers.exceeded_element(struct, size_member, size)
-        if exceeded is not None:
-            axis, most = exceeded
-            return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
+        bounds_of_axes = self._answers.property(struct, size_member)
+        for axis, most in enumerate(bounds_of_axes if isinstance(bounds_of_axes, tuple) else ()):
+            if size[axis] > most:
+                return f"property {struct}::{size_member}.{'xyz'[axis]} {most} < {size[axis]}"
         invocations = size[0] * size[1] * size[2]
         if not invocations:
             return Malformed(f"a workgroup of {size[0]}x{size[1]}x{size[2]} invocations")
@@ -276,7 +276,7 @@ class ShaderRequirements:
         known = registry().spirv_capabilities.get(number)
         if known is None:
             return f"SPIR-V capability {number}, unknown to registry {registry().version}"
-        if self._answers.capability(number):
+        if self._answers.enabled(known):
             return None
         return f"SPIR-V capability {known.name} ({number}): needs {_ways(known)}"
 
@@ -288,9 +288,7 @@ class ShaderRequirements:
                 if name in _ASK_NOTHING
                 else f"SPIR-V extension {shown(name)}, unknown to registry {registry().version}"
             )
-        return (
-            None if self._answers.spirv_extension(name) else f"SPIR-V extension {name}: needs {_ways(known)}"
-        )
+        return None if self._answers.enabled(known) else f"SPIR-V extension {name}: needs {_ways(known)}"
 
     def _modes(self, entry: EntryPoint, spirv: SpirvModule) -> str | None:
         for mode in spirv.execution_modes:

@@ -32,7 +32,7 @@ from orchestrator.devices.vulkan.context import DeviceContext
 from orchestrator.devices.vulkan.device import VulkanDevice
 from orchestrator.devices.vulkan.prepared import DEFAULT_LIMIT
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from tests.drivers import driver_manifest, each_driver
 from tests.sets.image.test_image_builder import Records

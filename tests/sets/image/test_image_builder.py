@@ -21,7 +21,7 @@ from orchestrator.sets.archive.modules import encode_module
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.image.builder import BuiltImage, build_image
 from orchestrator.sets.image.documents import TABLES
-from orchestrator.sets.image.part import leave_out
+from orchestrator.sets.image.rearranged import leave_out
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.records import PipelineJob, RecordTag
 from orchestrator.sets.sample import sample_path

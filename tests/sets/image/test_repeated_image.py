@@ -18,8 +18,7 @@ from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets.image.builder import build_image
-from orchestrator.sets.image.part import leave_out
-from orchestrator.sets.image.repeated import repeat_pipelines
+from orchestrator.sets.image.rearranged import leave_out, repeat_pipelines
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path
 from tests.conftest import OpenDriverDevice
