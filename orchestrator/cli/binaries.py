@@ -1,13 +1,11 @@
 """The verb `binaries`: shows, checks, exchanges and prunes the store of pipeline binaries.
 
-Guarantees: `stat`, `verify` and `export` change nothing. `import` proves the whole pack before it stores any
-of it.
+`stat`, `verify` and `export` change nothing; `import` proves the whole pack before it stores any of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -22,7 +20,7 @@ from orchestrator.cli.values import cache_files_directory, read_key, require_wri
 
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
-    from orchestrator.stores.binary_store import BinaryStore, Generation, GenerationStat, StoreStat
+    from orchestrator.stores.binary_store import BinaryStore, GenerationStat, StoreStat
     from orchestrator.stores.files.mac import MacKey
 
 Action = Literal["stat", "verify", "export", "import", "prune"]
@@ -44,11 +42,6 @@ class PruneArguments:
     max_size: str | None = None
     older_than: str | None = None
     dry_run: Flag = False
-
-    @property
-    def are_given(self) -> bool:
-        """Whether any option was given."""
-        return self != PruneArguments()
 
 
 def binaries_verb(
@@ -86,32 +79,32 @@ def binaries_verb(
     from orchestrator.stores.binary_store import BinaryStore
     from orchestrator.stores.state import state_path
 
-    _check_usage(action, pack, key, unsigned=unsigned, pruning=pruning.are_given)
+    _check_usage(action, pack, key, unsigned=unsigned, prunes=pruning != PruneArguments())
     bound = None if pruning.max_size is None else size_bytes(pruning.max_size, "--max-size")
     age, secret, output = age_ns(pruning.older_than), read_key(key), Output(json=json)
     directory = cache_files_directory(cache_dir)
-    told: dict[str, Any] = {}
-    lines: list[str] = []
     if action == "export":
         require_writable(pack, inputs=[state_path(directory), *([] if key is None else [key])])
+    fields: dict[str, Any] = {}
+    lines: list[str] = []
     with BinaryStore.open(directory, create=action == "import") as store:
         if action == "prune":
-            told, lines = _prune(store, bound, age, dry_run=pruning.dry_run)
+            fields, lines = _prune(store, bound, age, dry_run=pruning.dry_run)
         elif action == "verify":
-            told, lines = _verify(store)
+            fields["problems"] = tuple(store.verify())
         elif pack is not None:
-            told, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
-        if action == "prune" and not pruning.dry_run:
-            BinaryStore.compact(directory)
+            fields, lines = _exchange(store, action, pack, secret, unsigned=unsigned)
         stat = store.statistics()
-        output.document(lambda: _document(action, store, stat, told))
+        output.document(lambda: _document(action, store, stat, fields))
         if store.set_aside:
             output.line(styled("not used: ", "warn"), store.set_aside)
-    problems = told.get("problems", ())
+    problems = fields.get("problems", ())
     for problem in problems[:_PROBLEMS_SHOWN]:
         output.problem(styled("bad   ", "bad"), problem)
     if len(problems) > _PROBLEMS_SHOWN:
         output.line(styled(f"... and {len(problems) - _PROBLEMS_SHOWN} more, see --json", "dim"))
+    if action == "verify":
+        lines = _checked_lines(stat, good=not problems)
     for line in lines:
         output.line(line)
     if action == "stat":
@@ -124,38 +117,8 @@ def binaries_verb(
     return ExitCode.BAD_INPUT if problems else ExitCode.OK
 
 
-def _document(action: Action, store: BinaryStore, stat: StoreStat, told: dict[str, Any]) -> BinariesDocument:
-    import msgspec
-
-    from orchestrator.cli.documents import BinariesDocument
-
-    fields = msgspec.structs.asdict(stat)
-    del fields["path"]
-    fields["generations"] = tuple(map(_of_stat, stat.generations))
-    return BinariesDocument(
-        action=action,
-        store=store.path,
-        set_aside=store.set_aside or None,
-        read_only=store.read_only or None,
-        **fields,
-        **told,
-    )
-
-
-def _verify(store: BinaryStore) -> tuple[dict[str, Any], list[str]]:
-    found = store.verify()
-    checked = plural(found.payloads, "binary", "binaries")
-    lines = [
-        f"{plural(found.pipelines, 'pipeline')}, {checked}, {byte_text(found.bytes)} checked",
-        "bad: `orchestrator binaries prune` drops what is no use; the next compile stores it again"
-        if found.problems
-        else "good: nothing is wrong",
-    ]
-    return {"problems": found.problems}, lines
-
-
 def _check_usage(
-    action: Action, pack: Path | None, key: Path | None, *, unsigned: bool, pruning: bool
+    action: Action, pack: Path | None, key: Path | None, *, unsigned: bool, prunes: bool
 ) -> None:
     exchanges = action in ("export", "import")
     if exchanges and pack is None:
@@ -166,8 +129,50 @@ def _check_usage(
         raise UsageError(f"binaries {action} takes no pack", "name the store's directory by --cache-dir")
     if (not exchanges and key is not None) or (unsigned and action != "import"):
         raise UsageError(f"binaries {action}: only packs have signatures", "see `export` and `import`")
-    if pruning and action != "prune":
+    if prunes and action != "prune":
         raise UsageError(f"binaries {action} removes nothing", "see `orchestrator binaries prune`")
+
+
+def _document(
+    action: Action, store: BinaryStore, stat: StoreStat, fields: dict[str, Any]
+) -> BinariesDocument:
+    from orchestrator.cli.documents import BinariesDocument
+
+    figures = {name: getattr(stat, name) for name in stat.__struct_fields__}
+    figures["generations"] = tuple(map(_generation, stat.generations))
+    return BinariesDocument(
+        action=action,
+        store=store.path,
+        set_aside=store.set_aside or None,
+        read_only=store.read_only or None,
+        **figures | fields,
+    )
+
+
+def _generation(stat: GenerationStat, *, removed: bool = False) -> BinariesGeneration:
+    from orchestrator.cli.documents import BinariesGeneration
+
+    about = stat.about
+    figures = ("pipelines", "binaries", "bytes", "shared_driver_keys", "used_s")
+    return BinariesGeneration(
+        device_name=about.device_name,
+        driver_name=about.driver_name,
+        driver_info=about.driver_info,
+        identity=about.identity,
+        global_key=about.global_key.hex(),
+        **{} if removed else {name: getattr(stat, name) for name in figures},
+    )
+
+
+def _checked_lines(stat: StoreStat, *, good: bool) -> list[str]:
+    pipelines = plural(sum(each.pipelines for each in stat.generations), "pipeline")
+    binaries = plural(stat.payloads, "binary", "binaries")
+    return [
+        f"{pipelines}, {binaries}, {byte_text(stat.payload_bytes)} checked",
+        "good: nothing is wrong"
+        if good
+        else "bad: `orchestrator binaries prune` drops what is no use; the next compile stores it again",
+    ]
 
 
 def _exchange(
@@ -181,7 +186,7 @@ def _exchange(
     else:
         report = import_binaries(store, pack, secret, unsigned=unsigned)
         done = f"{plural(report.put.pipelines, 'pipeline')} stored, {byte_text(report.put.stored_bytes)} new"
-    told = {
+    fields = {
         "pack": pack,
         "packed_pipelines": report.pipelines,
         "packed_binaries": report.binaries,
@@ -195,7 +200,7 @@ def _exchange(
         f"{path_text(pack)}: {plural(report.pipelines, 'pipeline')}, "
         f"{plural(report.binaries, 'binary', 'binaries')}, {byte_text(report.bytes)}; {done}"
     ]
-    return told, [*lines, *filter(None, [report.put.lost])]
+    return fields, [*lines, *filter(None, [report.put.lost])]
 
 
 def _prune(
@@ -204,47 +209,41 @@ def _prune(
     from orchestrator.stores.pruning import other_driver
 
     here, problem = devices_here()
-    now = time.time()
-
-    def unwanted(about: Generation, used_s: int) -> bool:
-        too_old = older_than_ns is not None and now - used_s > older_than_ns / 1e9
-        return too_old or bool(other_driver(about.identity, here))
-
-    if dry_run:
-        stat = store.statistics()
-        going = [each for each in stat.generations if unwanted(each.about, each.used_s)]
-        removed: Sequence[Generation] = [each.about for each in going]
-        evicted, over = 0, stat.used_bytes - sum(store.freed_bytes(removed)) - (bound or 0)
-    else:
-        removed, over = store.prune(unwanted), 0
-        evicted = 0 if bound is None else store.shrink(bound)
-    verb = "would be removed" if dry_run else "removed"
-    lines = [f"{verb}: {_device_text(each)}" for each in removed]
-    if not removed:
+    stat, now = store.statistics(), time.time()
+    old = float("inf") if older_than_ns is None else older_than_ns / 1e9
+    gone = [
+        each
+        for each in stat.generations
+        if now - each.used_s > old or other_driver(each.about.identity, here)
+    ]
+    evicted, verb = 0, "would be removed" if dry_run else "removed"
+    lines = [f"{verb}: {_device_text(each)}" for each in gone]
+    if not gone:
         lines.append(f"no generation {'would be' if dry_run else 'was'} removed")
-    if bound is not None:
+    if dry_run and bound is not None:
+        over = max(0, stat.used_bytes - sum(each.payload_bytes for each in gone) - bound)
         lines.append(
-            f"{byte_text(max(0, over))} of the pipelines used least recently would be removed for --max-size"
-            if dry_run
-            else f"{plural(evicted, 'pipeline')} removed for --max-size"
+            f"{byte_text(over)} of the pipelines used least recently would be removed for --max-size"
         )
-    if problem:
-        lines.append(problem)
-    return {
-        "removed": tuple(map(_of_generation, removed)),
-        "evicted": evicted,
-        "dry_run": dry_run,
-    }, lines
+    if not dry_run:
+        store.prune([each.about for each in gone])
+        if bound is not None:
+            evicted = store.shrink(bound)
+            lines.append(f"{plural(evicted, 'pipeline')} removed for --max-size")
+        store.compact(store.path.parent)
+    removed = tuple(_generation(each, removed=True) for each in gone)
+    fields = {"removed": removed, "evicted": evicted, "dry_run": dry_run}
+    return fields, [*lines, *filter(None, [problem])]
 
 
-def _device_text(about: Generation) -> str:
+def _device_text(stat: GenerationStat) -> str:
+    about = stat.about
     words = (about.device_name, about.driver_name, about.driver_info, about.global_key.hex()[:12])
     return "  ".join(printable(each) for each in words if each)
 
 
 def _show(output: Output, stat: StoreStat) -> None:
-    generations = stat.generations
-    if not generations:
+    if not stat.generations:
         output.line(
             "nothing of it can be used: see `orchestrator binaries verify`"
             if stat.payloads
@@ -252,7 +251,7 @@ def _show(output: Output, stat: StoreStat) -> None:
         )
         return
     shown = table("device and driver", "global key", "pipelines", "binaries", "bytes", numbers=range(2, 5))
-    for each in generations:
+    for each in stat.generations:
         about = each.about
         shown.add_row(
             styled(" ".join((about.device_name, about.driver_name, about.driver_info))),
@@ -262,33 +261,8 @@ def _show(output: Output, stat: StoreStat) -> None:
             byte_text(each.bytes),
         )
     output.show(shown)
-    for each in generations:
+    for each in stat.generations:
         if each.shared_driver_keys:
             keys = plural(each.shared_driver_keys, "driver key")
             verb = "belongs" if each.shared_driver_keys == 1 else "belong"
             output.line(f"{keys} {verb} to several states; pipelines are found by driver key and state key")
-
-
-def _of_stat(stat: GenerationStat) -> BinariesGeneration:
-    import msgspec
-
-    return msgspec.structs.replace(
-        _of_generation(stat.about),
-        pipelines=stat.pipelines,
-        binaries=stat.binaries,
-        bytes=stat.bytes,
-        shared_driver_keys=stat.shared_driver_keys,
-        used_s=stat.used_s,
-    )
-
-
-def _of_generation(about: Generation) -> BinariesGeneration:
-    from orchestrator.cli.documents import BinariesGeneration
-
-    return BinariesGeneration(
-        device_name=about.device_name,
-        driver_name=about.driver_name,
-        driver_info=about.driver_info,
-        identity=about.identity,
-        global_key=about.global_key.hex(),
-    )

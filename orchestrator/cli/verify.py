@@ -212,7 +212,7 @@ def _check_state(path: Path) -> _Checked:
     if not problems:
         try:
             with BinaryStore.open(path.parent, create=False) as store:
-                problems += store.verify().problems
+                problems += store.verify()
         except StoreError as error:
             problems.append(error.reason)
     return _Checked(

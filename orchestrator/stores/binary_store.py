@@ -1,23 +1,9 @@
 """`BinaryStore`: pipeline binaries of all devices, in the database of a cache directory (`state`).
 
-    binary_generation   a device and a global key
-    binary_pipeline     a pipeline of a generation, found by its state, or by driver's key and identifiers
-    binary_use          which binaries it has, in the driver's order
-    binary_payload      the bytes of a binary, once for all pipelines that use it
-
-Drivers may give one key to different pipelines (NVIDIA 580.159, ray tracing) or to different binaries (RADV
-25.0.7, ray tracing). So a pipeline is found by the caller's own state key, and a binary is named by the hash
-of its bytes. States that share a driver's key and differ in binaries are counted as collisions. A caller that
-has only identifiers of the shader modules finds a pipeline by driver's key and identifiers, unless several
-with different binaries match.
-
-Guarantees:
-- Every pipeline and every binary is proven by a hash before it is returned. The hash of a pipeline covers its
-  generation, its keys and its binaries, so no damage gives a device what is another's. What is damaged is a
-  miss, and storing it again mends it.
-- Once `put` has returned, its pipelines survive the end of any process.
-- Beyond the bound, which the database remembers, what was used least recently is removed.
-Thread-safe. A store must not be open while its process forks.
+Every pipeline and every binary is proven by a hash before it is returned. The hash of a pipeline covers its
+generation, its keys and its binaries, so no damage gives a device what is another's. What is damaged is a
+miss, and storing it again mends it. Once `put` has returned, its pipelines survive the end of any process.
+Beyond the bound, which the database remembers, what was used least recently is removed.
 """
 
 from __future__ import annotations
@@ -25,9 +11,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -80,10 +66,9 @@ class DiskFullError(StoreError):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """A device and a global key (vkGetPipelineKeyKHR without a create info).
+    """A device and a global key (vkGetPipelineKeyKHR without a create info); keys hold only within it.
 
-    Keys and binaries are valid only within it. Names are for people; `compressed` says whether the driver
-    compresses its binaries itself.
+    Names are for people; `compressed` says whether the driver compresses its binaries itself.
     """
 
     identity: ProfileIdentity
@@ -113,6 +98,9 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 class StoredPipeline(msgspec.Struct, frozen=True):
     """A pipeline in the store, or to be stored.
+
+    Drivers may give one key to different pipelines (NVIDIA 580.159, ray tracing) or to different binaries
+    (RADV 25.0.7, ray tracing). So a pipeline is found by the caller's own key of its state.
 
     Attributes:
         state_key: The caller's own key of its state, 1 to 64 bytes.
@@ -164,8 +152,7 @@ class PutReport(msgspec.Struct, frozen=True):
 
     def __add__(self, other: PutReport) -> PutReport:
         """Both together."""
-        names = self.__struct_fields__
-        return PutReport(*(getattr(self, each) + getattr(other, each) for each in names))
+        return PutReport(*(getattr(self, name) + getattr(other, name) for name in self.__struct_fields__))
 
     @property
     def lost(self) -> str:
@@ -178,45 +165,26 @@ class PutReport(msgspec.Struct, frozen=True):
 
 
 class GenerationStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store holds of one generation; `binaries` and their `bytes` count for every use.
-
-    Attributes:
-        shared_driver_keys: Driver's keys that several states share.
-        used_s: When a pipeline was last stored or used, seconds since the epoch.
-    """
+    """What a store holds of one generation; `binaries` and their `bytes` count for every use."""
 
     about: Generation
     pipelines: int
     binaries: int
     bytes: int
-    shared_driver_keys: int
-    used_s: int
+    payload_bytes: int  # of different binaries
+    shared_driver_keys: int  # that several states share
+    used_s: int  # when a pipeline was last stored or used, seconds since 1970
 
 
 class StoreStat(msgspec.Struct, frozen=True, kw_only=True):
-    """What a store holds; `payloads` are different binaries.
+    """What a store holds; `payloads` are different binaries, `used_bytes` is what the bound bounds."""
 
-    Attributes:
-        used_bytes: Size of the store within the database, which `bound_bytes` bounds.
-        file_bytes: Size of the database.
-    """
-
-    path: str
     generations: tuple[GenerationStat, ...]
     payloads: int
     payload_bytes: int
     used_bytes: int
     file_bytes: int
     bound_bytes: int
-
-
-class StoreVerification(msgspec.Struct, frozen=True):
-    """The result of checking a whole store: numbers of pipelines and binaries, and what is wrong."""
-
-    pipelines: int
-    payloads: int
-    bytes: int
-    problems: tuple[str, ...]
 
 
 def _hash(*parts: object) -> bytes:
@@ -226,6 +194,9 @@ def _hash(*parts: object) -> bytes:
 @define(eq=False)
 class BinaryStore:
     """An open store, made by `BinaryStore.open`; a context manager, which closes it.
+
+    Thread-safe; it must not be open while its process forks. Every method raises StoreError where the
+    database cannot be read or written.
 
     Attributes:
         path: The database.
@@ -240,7 +211,6 @@ class BinaryStore:
     set_aside: str
     _state: State = field(repr=False)
     _file: tuple[int, int] | None = field(repr=False)
-    _writer: State | None = field(default=None, init=False, repr=False)  # so that readers need not wait
 
     @classmethod
     def open(cls, directory: Path, *, bound_bytes: int | None = None, create: bool = True) -> Self:
@@ -261,7 +231,7 @@ class BinaryStore:
             raise ValueError(f"a store of {bound_bytes} bytes: {LEAST_BOUND} is the least")
         directory = Path(os.path.realpath(directory))
         path, read_only = state_path(directory), ""
-        with _as_store_error(path):
+        with _store_errors(path):
             try:
                 state = State.open_to_write(directory) if create else State.open(directory)
             except SaveError as error:
@@ -289,34 +259,30 @@ class BinaryStore:
         with self._writing() as sql:
             _BOUND.store(sql, _BOUND_OF, str(bound_bytes).encode())
         if self.shrink(int(bound_bytes * _HIGH_WATER)):
-            self.compact(self.path.parent)
+            self._give_back()
 
     @classmethod
     def compact(cls, directory: Path) -> int:
-        """Return unused pages to the disk; returns how many bytes.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
+        """Return unused pages to the disk; returns how many bytes."""
         path = state_path(directory)
-        with _as_store_error(path):
+        with _store_errors(path):
             before = _size_of(path)
             with State.open_to_write(directory) as state:
                 state.shrink()
             return before - _size_of(path)
 
+    def _give_back(self) -> None:
+        with _store_errors(self.path):
+            self._state.shrink()
+
     def close(self) -> None:
         """Close it. The caller uses nothing of it any more."""
         self._state.close()
-        if self._writer is not None:
-            self._writer.close()
 
     def __enter__(self) -> Self:
-        """Use it for a block, and close it then."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()
 
     @property
@@ -326,18 +292,15 @@ class BinaryStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        with _as_store_error(self.path), self._state.reading() as sql:
+        with _store_errors(self.path), self._state.reading() as sql:
             yield sql
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         if self.read_only:
             raise StoreError(self.path, f"it can only be read: {self.read_only}")
-        with _as_store_error(self.path):
-            if self._writer is None:
-                self._writer = State.open_to_write(self.path.parent)
-            with self._writer.writing() as sql:
-                yield sql
+        with _store_errors(self.path), self._state.writing() as sql:
+            yield sql
 
     # --- reading
 
@@ -348,22 +311,14 @@ class BinaryStore:
 
     @contextmanager
     def reading(self, generation: Generation) -> Iterator[StoreReader]:
-        """Look pipelines up in one state of the store.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
+        """Look pipelines up in one state of the store."""
         with self._reading() as sql:
             yield StoreReader(sql, _number_of(sql, generation), generation.digest)
 
     def pipelines(self, generation: Generation) -> Iterator[StoredPipeline]:
-        """All undamaged pipelines of a generation.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
+        """All undamaged pipelines of a generation."""
         with self.reading(generation) as reader:
-            yield from (found for _, _, found in reader.all() if found is not None)
+            yield from (found for _, found in reader.all() if found is not None)
 
     # --- writing
 
@@ -395,11 +350,11 @@ class BinaryStore:
             return self._put_once(generation, batch, size)
         except DiskFullError as error:
             try:
-                self.compact(self.path.parent)  # the log of earlier commits takes room, too
+                self._give_back()  # the log of earlier commits takes room, too
                 with self._reading() as sql:
                     half = _used_bytes(sql) // 2
                 evicted = self.shrink(half)
-                self.compact(self.path.parent)
+                self._give_back()
             except StoreError:
                 raise error from None
             return self._put_once(generation, batch, size) + PutReport(evicted=evicted)
@@ -412,8 +367,8 @@ class BinaryStore:
                 evicted = _evict(sql, max(0, int(self.bound_bytes * _LOW_WATER) - size))
             writer = _PipelineWriter(sql, _number_of(sql, generation, make=True), generation.digest)
             report = sum(map(writer.put, batch), PutReport(evicted=evicted))
-        if size >= _FLUSHED and self._writer is not None:
-            self._writer.flush()  # a long log could not be emptied on a full disk
+        if size >= _FLUSHED:
+            self._state.flush()  # a long log could not be emptied on a full disk
         return report
 
     def _require_room(self, sql: sqlite3.Connection, size: int) -> None:
@@ -426,128 +381,74 @@ class BinaryStore:
             raise DiskFullError(self.path, "the file system is full")
 
     def touch(self, generation: Generation, state_keys: Iterable[bytes], grain_s: int = _GRAIN_S) -> int:
-        """Note that pipelines were used, unless that was noted `grain_s` seconds ago; returns of how many.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
-        now, states = int(time.time()), set(state_keys)
-        with self._reading() as sql:
+        """Note that pipelines were used, unless that was noted `grain_s` seconds ago; returns of how many."""
+        now = int(time.time())
+        with self._writing() as sql:
             number = _number_of(sql, generation)
-            query = "SELECT id, state, used_s FROM binary_pipeline WHERE generation = ?"
-            known = sql.execute(query, (number,))
-            stale = [
-                (now, id_)
-                for id_, state, used_s in known
-                # A time to come is of a clock that went wrong.
-                if state in states and not 0 <= now - used_s < grain_s
-            ]
-        if stale:
-            with self._writing() as sql:
-                sql.executemany("UPDATE binary_pipeline SET used_s = ? WHERE id = ?", stale)
-        return len(stale)
+            return sql.executemany(
+                "UPDATE binary_pipeline SET used_s = ? WHERE generation = ? AND state = ?"
+                " AND NOT used_s BETWEEN ? AND ?",  # a time to come is of a clock that went wrong
+                ((now, number, each, now - grain_s + 1, now) for each in state_keys),
+            ).rowcount
 
     def shrink(self, most_bytes: int) -> int:
-        """Remove what was used least recently until at most so many bytes are used; returns of how many.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
+        """Remove what was used least recently until at most so many bytes are used; returns of how many."""
         with self._reading() as sql:
             if _used_bytes(sql) <= most_bytes:
                 return 0
         with self._writing() as sql:
             return _evict(sql, most_bytes)
 
-    def prune(self, unwanted: Callable[[Generation, int], bool]) -> tuple[Generation, ...]:
-        """Remove the generations for which `unwanted(generation, seconds of last use)` is true; returns them.
-
-        What is damaged goes too.
-
-        Raises:
-            StoreError: It cannot be written.
-        """
-        gone = [each.about for each in self.statistics().generations if unwanted(each.about, each.used_s)]
+    def prune(self, gone: Collection[Generation]) -> None:
+        """Remove generations, and what is damaged."""
         with self._reading() as sql:  # which nobody else need wait for
             known = _generations(sql)
-            removed = [number for number, about in known if about is None or about in gone]
-            readers = (StoreReader(sql, number, about.digest) for number, about in known if about is not None)
-            damaged = [each for reader in readers for each in reader.damaged()]
+            removed = [(number,) for number, about in known if about is None or about in gone]
+            damaged = [each for number, about in known if about for each in _damaged(sql, number, about)]
         with self._writing() as sql:
-            sql.executemany("DELETE FROM binary_generation WHERE id = ?", [(each,) for each in removed])
+            sql.executemany("DELETE FROM binary_generation WHERE id = ?", removed)
             _drop(sql, damaged)
             for _, table, condition in _ORPHANS:
                 sql.execute(f"DELETE FROM {table} WHERE {condition}")
-        return tuple(gone)
 
     # --- figures
 
     def statistics(self) -> StoreStat:
-        """What it holds.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
+        """What it holds."""
         with self._reading() as sql:
-            payloads, size = sql.execute(
-                "SELECT count(*), total(length(data)) FROM binary_payload"
-            ).fetchone()
+            payloads = "SELECT count(*), total(length(data)) FROM binary_payload"
+            count, size = sql.execute(payloads).fetchone()
             found = [_stat_of(sql, number, about) for number, about in _generations(sql) if about is not None]
             used = _used_bytes(sql)
         return StoreStat(
-            path=os.fsencode(self.path).decode("utf-8", "backslashreplace"),
             generations=tuple(each for each in found if each.pipelines),
-            payloads=payloads,
+            payloads=count,
             payload_bytes=int(size),
             used_bytes=used,
             file_bytes=_size_of(self.path),
             bound_bytes=self.bound_bytes,
         )
 
-    def freed_bytes(self, generations: Sequence[Generation]) -> list[int]:
-        """Bytes of binaries that go with each generation, removed in this order; what others use stays.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        freed, gone = [0], []
-        uses = "SELECT payload FROM binary_use JOIN binary_pipeline ON id = pipeline WHERE generation"
+    def verify(self) -> list[str]:
+        """What is wrong in structure, hashes, references. Other processes may use the store meanwhile."""
         with self._reading() as sql:
-            for each in generations:
-                gone.append(_number_of(sql, each) or 0)
-                places = ",".join("?" * len(gone))
-                query = (
-                    "SELECT total(length(data)) FROM binary_payload"
-                    f" WHERE id IN ({uses} IN ({places})) AND id NOT IN ({uses} NOT IN ({places}))"
-                )
-                freed.append(int(sql.execute(query, (*gone, *gone)).fetchone()[0]))
-        return [after - before for before, after in pairwise(freed)]
-
-    def verify(self) -> StoreVerification:
-        """Check everything: structure, hashes, references. Other processes may use the store meanwhile.
-
-        Raises:
-            StoreError: It cannot be read.
-        """
-        with self._reading() as sql:
-            problems = [said for (said,) in sql.execute("PRAGMA integrity_check") if said != "ok"]
+            problems = [said for said in _column(sql, "PRAGMA integrity_check") if said != "ok"]
             for number, about in _generations(sql):
                 if about is None:
                     said = "its entry is damaged, so none of its pipelines is found"
                     problems.append(f"generation {number}: {said}")
                 else:
-                    damaged = StoreReader(sql, number, about.digest).damaged()
+                    damaged = _damaged(sql, number, about)
                     problems += [f"pipeline {each}: it is damaged, so it is not found" for each in damaged]
             for what, table, condition in _ORPHANS:
                 (count,) = sql.execute(f"SELECT count(*) FROM {table} WHERE {condition}").fetchone()
                 problems += [f"{count} {what}"] * bool(count)
-            payloads = size = 0
-            for name, data in sql.execute("SELECT hash, data FROM binary_payload"):
-                payloads, size = payloads + 1, size + len(data)
-                if not _proves(name, data):
-                    problems.append(f"binary {name.hex()}: its {len(data)} bytes are not what was stored")
-            (pipelines,) = sql.execute("SELECT count(*) FROM binary_pipeline").fetchone()
-            return StoreVerification(pipelines, payloads, size, tuple(problems))
+            problems += [
+                f"binary {name.hex()}: its {len(data)} bytes are not what was stored"
+                for name, data in sql.execute("SELECT hash, data FROM binary_payload")
+                if not _proves(name, data)
+            ]
+        return problems
 
 
 _ORPHANS: Final = (
@@ -563,6 +464,7 @@ _ORPHANS: Final = (
     ),
     ("binaries are used by no pipeline", "binary_payload", "id NOT IN (SELECT payload FROM binary_use)"),
 )
+"""What nothing refers to: in words, its table, and the condition."""
 
 
 class StoreReader:
@@ -582,15 +484,11 @@ class StoreReader:
         """Whether nothing of the generation is stored, or can be found."""
         return self._number is None
 
-    def find(self, state_key: bytes) -> tuple[str, StoredPipeline | None]:
-        """Look a pipeline up: FOUND and the pipeline, or why there is none."""
-        return next(self.find_all([state_key]))[1:]
-
     def find_all(self, state_keys: Sequence[bytes]) -> Iterator[tuple[bytes, str, StoredPipeline | None]]:
-        """As `find`, of many, which are read some at a time: state key, outcome and pipeline of each."""
+        """Look pipelines up, some at a time: state key, outcome and pipeline of each."""
         for start in range(0, len(state_keys), _AT_ONCE):
             some = state_keys[start : start + _AT_ONCE]
-            condition = f"AND p.state IN ({','.join('?' * len(some))})"
+            condition = f"p.state IN ({','.join('?' * len(some))})"
             found = {} if self._number is None else {each[1]: each for each in self._entries(condition, some)}
             self._read_data(each for entry in found.values() for each in entry[-1])
             for state in some:
@@ -600,11 +498,7 @@ class StoreReader:
                     yield state, MISSING, None
 
     def find_identified(self, identifiers: bytes, driver_key: bytes) -> tuple[str, StoredPipeline | None]:
-        """Look a pipeline up whose stages have only module identifiers, so that its state is not known.
-
-        Args:
-            identifiers: As in `StoredPipeline.identifiers`.
-            driver_key: The driver's key of the pipeline; without one it is never found.
+        """Look a pipeline up of which only the driver's key and the identifiers of its modules are known.
 
         Returns:
             FOUND and a pipeline with its stored state; COLLIDES where several with different binaries match;
@@ -627,18 +521,14 @@ class StoreReader:
             found = found or other
         return outcome, found
 
-    def all(self) -> Iterator[tuple[int, str, StoredPipeline | None]]:
-        """All pipelines: number, outcome and pipeline of each. No binary is kept."""
+    def all(self) -> Iterator[tuple[int, StoredPipeline | None]]:
+        """All pipelines by number; None where one is damaged. No binary is kept."""
         numbers = _column(self._sql, "SELECT id FROM binary_pipeline WHERE generation = ?", (self._number,))
         for number in numbers:
-            for entry in self._entries("AND p.id = ?", [number]):
+            for entry in self._entries("p.id = ?", [number]):
                 self._data.clear()
                 self._read_data(entry[-1])
-                yield number, *self._pipeline(entry)
-
-    def damaged(self) -> list[int]:
-        """The numbers of those that are damaged."""
-        return [number for number, _, found in self.all() if found is None]
+                yield number, self._pipeline(entry)[1]
 
     def _entries(self, condition: str, values: Sequence[object]) -> Iterator[tuple[Any, ...]]:
         """Number, state, keys, proof, and the uses (key, payload, hash), of pipelines; nothing is proven."""
@@ -646,7 +536,7 @@ class StoreReader:
             "SELECT p.id, p.state, p.driver_key, p.identifiers, p.proof, u.key, u.payload, b.hash"
             " FROM binary_pipeline p LEFT JOIN binary_use u ON u.pipeline = p.id"
             " LEFT JOIN binary_payload b ON b.id = u.payload"
-            f" WHERE p.generation = ? {condition} ORDER BY p.id, u.position"
+            f" WHERE p.generation = ? AND {condition} ORDER BY p.id, u.position"
         )
         rows = self._sql.execute(query, (self._number, *values))
         for entry, uses in groupby(rows, key=lambda row: row[:5]):
@@ -663,14 +553,18 @@ class StoreReader:
 
     def _pipeline(self, entry: tuple[Any, ...]) -> tuple[str, StoredPipeline | None]:
         _, state, driver_key, identifiers, proof, uses = entry
-        binaries = [(key, self._data.get(payload)) for key, payload, _ in uses]
         listed = [(key, name) for key, _, name in uses]
-        if proof != _hash(self._digest, state, driver_key, identifiers, _hash(listed)):
-            return DAMAGED, None
-        if any(data is None for _, data in binaries):
-            return DAMAGED, None
+        binaries = [(key, self._data.get(payload)) for key, payload, _ in uses]
         made = tuple(PipelineBinary(key, data) for key, data in binaries if data is not None)
+        is_proven = proof == _hash(self._digest, state, driver_key, identifiers, _hash(listed))
+        if not is_proven or len(made) < len(binaries):
+            return DAMAGED, None
         return FOUND, StoredPipeline(state, driver_key, made, identifiers)
+
+
+def _damaged(sql: sqlite3.Connection, number: int, about: Generation) -> list[int]:
+    """The numbers of the damaged pipelines of a generation."""
+    return [each for each, found in StoreReader(sql, number, about.digest).all() if found is None]
 
 
 class _PipelineWriter:
@@ -685,6 +579,7 @@ class _PipelineWriter:
 
     def put(self, pipeline: StoredPipeline) -> PutReport:
         """Store one, or note its use."""
+        sql, keys = self._sql, (pipeline.state_key, pipeline.driver_key, pipeline.identifiers)
         uses, listed, stored = [], [], 0
         for position, binary in enumerate(pipeline.binaries):
             name = content_hash128(binary.data)
@@ -693,37 +588,44 @@ class _PipelineWriter:
             uses.append((position, binary.key, payload))
             listed.append((binary.key, name))
         listing = _hash(listed)
-        keys = (pipeline.state_key, pipeline.driver_key, pipeline.identifiers)
         proof = _hash(self._digest, *keys, listing)
-        is_known = self._is_known(pipeline.state_key, proof, uses)
-        if not is_known:
-            row = (self._number, *keys, listing, proof, self._now)
-            number = self._sql.execute(
-                "INSERT INTO binary_pipeline"
-                " (generation, state, driver_key, identifiers, listing, proof, used_s)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
-                row,
-            ).lastrowid
-            rows = [(number, *each) for each in uses]
-            self._sql.executemany("INSERT INTO binary_use VALUES (?, ?, ?, ?)", rows)
-        differs = None
-        if pipeline.driver_key and not is_known:
-            (differs,) = self._sql.execute(
+        if self._is_known(keys, proof, uses):
+            return PutReport(pipelines=1, known=1, captured_bytes=pipeline.size, stored_bytes=stored)
+        columns = "generation, state, driver_key, identifiers, listing, proof, used_s"
+        row = (self._number, *keys, listing, proof, self._now)
+        insert = f"INSERT INTO binary_pipeline ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)"
+        number = sql.execute(insert, row).lastrowid
+        sql.executemany("INSERT INTO binary_use VALUES (?, ?, ?, ?)", [(number, *each) for each in uses])
+        differs = None  # from another state with the driver's key
+        if pipeline.driver_key:
+            query = (
                 "SELECT max(listing != ?) FROM binary_pipeline"
-                " WHERE generation = ? AND driver_key = ? AND state != ?",
-                (listing, self._number, pipeline.driver_key, pipeline.state_key),
-            ).fetchone()
-        return PutReport(1, int(is_known), int(differs == 1), int(differs == 0), 0, pipeline.size, stored)
+                " WHERE generation = ? AND driver_key = ? AND state != ?"
+            )
+            values = (listing, self._number, pipeline.driver_key, pipeline.state_key)
+            (differs,) = sql.execute(query, values).fetchone()
+        return PutReport(
+            pipelines=1,
+            collisions=int(differs == 1),
+            shared_keys=int(differs == 0),
+            captured_bytes=pipeline.size,
+            stored_bytes=stored,
+        )
 
-    def _is_known(self, state: bytes, proof: bytes, uses: list[tuple[int, bytes, int]]) -> bool:
+    def _is_known(
+        self, keys: tuple[bytes, bytes, bytes], proof: bytes, uses: list[tuple[int, bytes, int]]
+    ) -> bool:
         """Whether it is there as it is; else what is there of this state is removed."""
         sql = self._sql
-        query = "SELECT id, proof FROM binary_pipeline WHERE generation = ? AND state = ?"
-        if (row := sql.execute(query, (self._number, state)).fetchone()) is None:
+        query = (
+            "SELECT id, state, driver_key, identifiers, proof FROM binary_pipeline"
+            " WHERE generation = ? AND state = ?"
+        )
+        if (row := sql.execute(query, (self._number, keys[0])).fetchone()) is None:
             return False
-        number, found = row
+        number, *found = row
         query = "SELECT position, key, payload FROM binary_use WHERE pipeline = ? ORDER BY position"
-        if found == proof and sql.execute(query, (number,)).fetchall() == uses:
+        if found == [*keys, proof] and sql.execute(query, (number,)).fetchall() == uses:
             sql.execute("UPDATE binary_pipeline SET used_s = ? WHERE id = ?", (self._now, number))
             return True
         _drop(sql, [number], keep={payload for _, _, payload in uses})
@@ -782,21 +684,27 @@ def _generations(sql: sqlite3.Connection) -> list[tuple[int, Generation | None]]
 def _stat_of(sql: sqlite3.Connection, number: int, about: Generation) -> GenerationStat:
     query = "SELECT count(*), coalesce(max(used_s), 0) FROM binary_pipeline WHERE generation = ?"
     pipelines, used_s = sql.execute(query, (number,)).fetchone()
-    binaries, size = sql.execute(
+    query = (
         "SELECT count(*), total(length(data)) FROM binary_pipeline p"
-        " JOIN binary_use ON pipeline = p.id JOIN binary_payload b ON b.id = payload WHERE generation = ?",
-        (number,),
-    ).fetchone()
-    (shared,) = sql.execute(
+        " JOIN binary_use ON pipeline = p.id JOIN binary_payload b ON b.id = payload WHERE generation = ?"
+    )
+    binaries, size = sql.execute(query, (number,)).fetchone()
+    query = (
+        "SELECT total(length(data)) FROM binary_payload WHERE id IN (SELECT payload FROM binary_pipeline"
+        " JOIN binary_use ON pipeline = id WHERE generation = ?)"
+    )
+    (payload_bytes,) = sql.execute(query, (number,)).fetchone()
+    query = (
         "SELECT count(*) FROM (SELECT 1 FROM binary_pipeline WHERE generation = ? AND driver_key != x''"
-        " GROUP BY driver_key HAVING count(*) > 1)",
-        (number,),
-    ).fetchone()
+        " GROUP BY driver_key HAVING count(*) > 1)"
+    )
+    (shared,) = sql.execute(query, (number,)).fetchone()
     return GenerationStat(
         about=about,
         pipelines=pipelines,
         binaries=binaries,
         bytes=int(size),
+        payload_bytes=int(payload_bytes),
         shared_driver_keys=shared,
         used_s=used_s,
     )
@@ -808,10 +716,8 @@ def _used_bytes(sql: sqlite3.Connection) -> int:
         int(sql.execute(f"PRAGMA {each}").fetchone()[0])
         for each in ("page_count", "freelist_count", "page_size")
     )
-    (others,) = sql.execute(
-        "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM plan)"
-    ).fetchone()
-    return max(0, (pages - free) * size - int(others))
+    others = "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM plan)"
+    return max(0, (pages - free) * size - int(sql.execute(others).fetchone()[0]))
 
 
 def _evict(sql: sqlite3.Connection, most_bytes: int) -> int:
@@ -859,7 +765,7 @@ def _file_id(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def _as_store_error(path: Path) -> Iterator[None]:
+def _store_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except SaveError as error:
@@ -868,12 +774,3 @@ def _as_store_error(path: Path) -> Iterator[None]:
         raise StoreError(path, error.reason) from error
     except OSError as error:
         raise StoreError(path, error.strerror or str(error)) from error
-
-
-def refusal_of(path: Path) -> str:
-    """Why a database would not be opened, or "". Reads only."""
-    try:
-        State.open(path.parent).close()
-    except ReadError as error:
-        return error.reason
-    return ""

@@ -289,19 +289,19 @@ def _parts_of_store(found: Iterable[_File], rules: _Rules) -> tuple[list[PruneIt
                 used = msgspec.structs.replace(file.status, modified_ns=each.used_s * 1_000_000_000)
                 reason, why = rules.unwanted(_File(file.path, used), each.about.identity)
                 if reason is not None:
-                    unwanted.append((each.about, reason, why))
-            freed = store.freed_bytes([about for about, _, _ in unwanted])
+                    unwanted.append((each, reason, why))
     except StoreError as error:
         return [], [], str(error)
     parts = []
-    for (about, reason, why), size in zip(unwanted, freed, strict=True):
+    for each, reason, why in unwanted:
+        about = each.about
         name = " ".join((about.device_name, about.driver_name, about.driver_info)).strip()
         detail = f"binaries of {name}, global key {about.global_key.hex()[:12]}: {why}"
-        parts.append(PruneItem(file.path, size, reason, detail, generation=about.digest))
+        parts.append(PruneItem(file.path, each.payload_bytes, reason, detail, generation=about.digest))
     unused = _unused_bytes(file.path.parent)
     if unused > max(_LEAST_UNUSED, stat.file_bytes // 10):
         parts.append(PruneItem(file.path, unused, PruneReason.UNUSED, generation=b"", left=stat.used_bytes))
-    left = max(0, stat.used_bytes - sum(freed))
+    left = max(0, stat.used_bytes - sum(each.payload_bytes for each, _, _ in unwanted))
     newest = max((each.used_s for each in stat.generations), default=0) * 1_000_000_000
     return parts, [_File(file.path, msgspec.structs.replace(file.status, size=left, modified_ns=newest))], ""
 
@@ -339,7 +339,8 @@ def _remove_part(path: Path, item: PruneItem) -> str | None:
     try:
         with BinaryStore.open(path.parent, create=False) as store:
             if item.generation:
-                store.prune(lambda about, _: about.digest == item.generation)
+                known = (each.about for each in store.statistics().generations)
+                store.prune([each for each in known if each.digest == item.generation])
             else:
                 store.shrink(item.left)
     except StoreError as error:

@@ -148,7 +148,7 @@ def test_binaries_make_a_set_again_without_compiling(corpora: Path, tmp_path: Pa
     assert second.binaries.created == second.counts()[OutcomeStatus.CACHE_HIT] == created
     assert second.counts()[OutcomeStatus.COMPILED] == second.binaries.captured == 0
     with BinaryStore.open(tmp_path) as store:
-        assert store.verify().problems == ()
+        assert store.verify() == []
         assert store.statistics().payload_bytes == first.binaries.stored_bytes
 
 

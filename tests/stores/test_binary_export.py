@@ -18,7 +18,7 @@ from orchestrator.stores.binary_export import (
     join_exports,
     prove_export,
 )
-from orchestrator.stores.binary_store import FOUND, BinaryStore, StoredPipeline
+from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
 from orchestrator.stores.files.mac import MacKey
 from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
 
@@ -61,7 +61,7 @@ def test_an_export_carries_everything(
     taken = import_binaries(other, path, key, unsigned=key is None)
     assert (taken.put.pipelines, taken.signed) == (21, key is not None)
     assert held(other) == held(store)
-    assert other.verify().problems == ()
+    assert other.verify() == []
     assert import_binaries(other, path, key, unsigned=key is None).put.stored_bytes == 0
 
 
@@ -75,8 +75,7 @@ def test_binaries_that_the_driver_compresses_are_not_compressed_twice(
             store.put(generation, [pipeline(1, b"a" * 100_000)])
             sizes[compressed] = export_binaries(store, tmp_path / "export").bytes
             import_binaries(other, tmp_path / "export", unsigned=True)
-            with other.reading(generation) as reader:
-                assert reader.find(b"state 1")[0] == FOUND
+            assert len(list(other.pipelines(generation))) == 1
     assert sizes[False] < 5000 < 100_000 < sizes[True]
 
 
@@ -155,7 +154,7 @@ def test_an_unsigned_export_that_lies_is_refused_by_its_hashes(
     # No hash is over states and keys, so those may be others; a binary is what was exported.
     contents = {each.data for found in held(store).values() for each in found.binaries}
     assert {each.data for found in held(other).values() for each in found.binaries} <= contents
-    assert other.verify().problems == ()
+    assert other.verify() == []
 
 
 def test_an_export_of_an_earlier_version_is_refused_by_name(tmp_path: Path) -> None:

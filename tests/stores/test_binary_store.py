@@ -62,7 +62,7 @@ def pipeline(
 
 def found(store: BinaryStore, state: int) -> tuple[str, list[bytes]]:
     with store.reading(GENERATION) as reader:
-        outcome, pipeline = reader.find(b"state %d" % state)
+        ((_, outcome, pipeline),) = reader.find_all([b"state %d" % state])
         return outcome, [bytes(each.data) for each in pipeline.binaries] if pipeline else []
 
 
@@ -113,7 +113,7 @@ def test_another_generation_has_nothing(store: BinaryStore, other: Generation) -
     assert (store.has(GENERATION), store.has(other)) == (True, False)
     with store.reading(other) as reader:
         assert reader.is_empty
-        assert reader.find(b"state 1") == (MISSING, None)
+        assert list(reader.find_all([b"state 1"])) == [(b"state 1", MISSING, None)]
     store.put(other, [pipeline(1, b"other")])
     assert found(store, 1) == (FOUND, [b"one"])
 
@@ -152,7 +152,7 @@ def test_identifiers_and_the_drivers_key_name_a_pipeline_together(store: BinaryS
     # Without a key of the driver, identifiers alone prove nothing.
     named(6, b"six", b"six", driver_key=b"")
     assert look(b"six", b"") == (MISSING, b"")
-    assert store.verify().problems == ()
+    assert store.verify() == []
 
 
 def test_equal_binaries_are_stored_once_whatever_their_keys(store: BinaryStore) -> None:
@@ -171,13 +171,13 @@ def test_equal_binaries_are_stored_once_whatever_their_keys(store: BinaryStore) 
 def test_generations_are_pruned_and_take_their_binaries_with_them(store: BinaryStore) -> None:
     store.put(GENERATION, [pipeline(1, b"mine", b"shared" * 100)])
     store.put(OTHER, [pipeline(1, b"theirs", b"shared" * 100)])
-    assert store.freed_bytes([OTHER, GENERATION]) == [6, 604]
-    assert store.prune(lambda about, _: about == OTHER) == (OTHER,)
+    assert [each.payload_bytes for each in store.statistics().generations] == [604, 606]
+    store.prune([OTHER])
     (held,) = store.statistics().generations
     assert (held.about, held.pipelines, held.binaries, held.bytes) == (GENERATION, 1, 2, 604)
     assert found(store, 1)[1] == [b"mine", b"shared" * 100]
     assert store.statistics().payload_bytes == 604
-    assert store.verify().problems == ()
+    assert store.verify() == []
 
 
 def test_uses_are_noted_once_an_hour(store: BinaryStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def test_uses_are_noted_once_an_hour(store: BinaryStore, monkeypatch: pytest.Mon
     assert [store.touch(GENERATION, states) for _ in range(2)] == [50, 0]
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.tuples(
@@ -212,7 +212,7 @@ def test_it_does_what_a_dictionary_does(
 ) -> None:
     contents = [b"%d" % number * size for number, size in enumerate((1, 10, 700, 3000, 9000, 40))]
     model: dict[int, list[bytes]] = {}
-    store.prune(lambda *_: True)
+    store.prune([GENERATION])
     for puts, state, numbers, driver_key in steps:
         if puts:
             model[state] = [contents[each] for each in numbers]
@@ -221,7 +221,7 @@ def test_it_does_what_a_dictionary_does(
             store.touch(GENERATION, [b"state %d" % state], grain_s=0)
     for state in range(10):
         assert found(store, state) == ((FOUND, model[state]) if state in model else (MISSING, []))
-    assert store.verify().problems == ()
+    assert store.verify() == []
     assert store.statistics().payload_bytes == sum(map(len, {each for row in model.values() for each in row}))
 
 
@@ -237,7 +237,7 @@ def test_the_bound_holds_and_what_was_used_last_stays(
         largest, report = 0, PutReport()
         favourite = [pipeline(state, noise.randbytes(9000)) for state in range(20)]  # 180 KB
         store.put(GENERATION, favourite)
-        for start in range(100, 2900, 100):  # ten times the bound
+        for start in range(100, 1900, 100):  # six times the bound
             now[0] += 1
             some = [
                 pipeline(state, noise.randbytes(noise.choice((300, 15_000, 80_000))))
@@ -247,14 +247,14 @@ def test_the_bound_holds_and_what_was_used_last_stays(
             now[0] += 1
             store.touch(GENERATION, [each.state_key for each in favourite], grain_s=0)
             largest = max(largest, store.path.stat().st_size)
-        assert report.stored_bytes > 9 * bound
-        assert report.evicted > 1000
+        assert report.stored_bytes > 6 * bound
+        assert report.evicted > 700
         assert "not all pipelines fit" in report.lost
         assert largest <= 1.1 * bound
         assert store.statistics().used_bytes <= bound
         assert [found(store, state)[0] for state in range(20)] == [FOUND] * 20
-        assert found(store, 2899)[0] == FOUND
-        assert store.verify().problems == ()
+        assert found(store, 1899)[0] == FOUND
+        assert store.verify() == []
 
 
 def test_a_bound_is_remembered_and_a_lower_one_shrinks_the_file(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_a_bound_is_remembered_and_a_lower_one_shrinks_the_file(tmp_path: Path) 
     with BinaryStore.open(tmp_path) as store:
         assert store.bound_bytes == DEFAULT_BOUND
     with BinaryStore.open(tmp_path, bound_bytes=32 << 20) as store:
-        store.put(GENERATION, [pipeline(each, noise.randbytes(15_000)) for each in range(1000)])
+        store.put(GENERATION, [pipeline(each, noise.randbytes(15_000)) for each in range(900)])
     with BinaryStore.open(tmp_path) as store:
         assert store.bound_bytes == store.statistics().bound_bytes == 32 << 20
         before = store.path.stat().st_size
@@ -271,7 +271,7 @@ def test_a_bound_is_remembered_and_a_lower_one_shrinks_the_file(tmp_path: Path) 
         assert store.set_aside == ""
         assert store.path.stat().st_size <= 1.1 * LEAST_BOUND
         assert 100 < store.statistics().generations[0].pipelines < 400
-        assert store.verify().problems == ()
+        assert store.verify() == []
     with pytest.raises(ValueError, match="least"):
         BinaryStore.open(tmp_path, bound_bytes=1000)
 
@@ -281,30 +281,24 @@ def test_pages_that_are_not_used_are_given_back(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path) as store:
         store.put(OTHER, [pipeline(state, noise.randbytes(20_000)) for state in range(60)])
         store.put(GENERATION, [pipeline(1, b"one")])
-        store.prune(lambda about, _: about == OTHER)
+        store.prune([OTHER])
         assert BinaryStore.compact(tmp_path) > 1_000_000
         assert store.path.stat().st_size < 200_000
         assert store.path.stat().st_mode & 0o777 == 0o600
         assert found(store, 1) == (FOUND, [b"one"])
-        assert store.verify().problems == ()
+        assert store.verify() == []
 
 
-def test_a_pipeline_that_would_take_most_of_the_bound_is_not_stored(tmp_path: Path) -> None:
+def test_what_cannot_be_stored_is_refused_or_left_out(tmp_path: Path) -> None:
     with BinaryStore.open(tmp_path, bound_bytes=LEAST_BOUND) as store:
         report = store.put(GENERATION, [pipeline(1, bytes(LEAST_BOUND // 2 + 1)), pipeline(2, b"small")])
         assert (report.pipelines, report.too_large) == (1, 1)
         assert found(store, 2)[0] == FOUND
-
-
-def test_bad_keys_are_refused(store: BinaryStore) -> None:
-    for bad in (
-        replace(pipeline(1, b"x"), state_key=b""),
-        replace(pipeline(1, b"x"), state_key=bytes(65)),
-        replace(pipeline(1, b"x"), driver_key=bytes(33)),
-        replace(pipeline(1, b"x"), binaries=()),
-    ):
-        with pytest.raises(ValueError, match="bytes"):
-            store.put(GENERATION, [bad])
+        for name, bad in (("state_key", b""), ("state_key", bytes(65)), ("driver_key", bytes(33))):
+            with pytest.raises(ValueError, match="bytes"):
+                store.put(GENERATION, [replace(pipeline(1, b"x"), **{name: bad})])
+        with pytest.raises(ValueError, match="binaries"):
+            store.put(GENERATION, [replace(pipeline(1, b"x"), binaries=())])
 
 
 # --- databases that are not what they should be
@@ -337,30 +331,21 @@ def filled(directory: Path, count: int = 60) -> Path:
     ],
 )
 def test_what_is_damaged_is_a_miss_and_is_mended(tmp_path: Path, statement: str, problem: str) -> None:
-    with closing(sqlite3.connect(filled(tmp_path, 20))) as sql, sql:
+    path = filled(tmp_path, 20)
+    with BinaryStore.open(tmp_path) as store:
+        _, [same] = found(store, 2)
+    with closing(sqlite3.connect(path)) as sql, sql:
         sql.execute(statement)
     with BinaryStore.open(tmp_path) as store:
-        assert problem in " ".join(store.verify().problems)
+        assert problem in " ".join(store.verify())
         outcome, _ = found(store, 2)  # number 3
         assert outcome in (DAMAGED, MISSING)
-        store.put(GENERATION, [pipeline(2, b"new")])
-        assert found(store, 2) == (FOUND, [b"new"])
-        store.prune(lambda *_: False)
-        assert store.verify().problems == ()
-        assert found(store, 2) == (FOUND, [b"new"])
-
-
-def test_a_binary_that_is_damaged_is_stored_again(tmp_path: Path) -> None:
-    with BinaryStore.open(tmp_path) as store:
-        store.put(GENERATION, [pipeline(1, b"x" * 9000)])
-    with closing(sqlite3.connect(tmp_path / STATE_NAME)) as sql, sql:
-        sql.execute("UPDATE binary_payload SET data = zeroblob(9000)")
-    with BinaryStore.open(tmp_path) as store:
-        assert found(store, 1)[0] == DAMAGED
-        reports = [store.put(GENERATION, [pipeline(1, b"x" * 9000)]) for _ in range(2)]
-        assert [each.stored_bytes for each in reports] == [9000, 0]
-        assert found(store, 1) == (FOUND, [b"x" * 9000])
-        assert store.verify().problems == ()
+        stored = [store.put(GENERATION, [pipeline(2, same)]).stored_bytes for _ in range(2)]
+        assert stored[1] == 0
+        assert found(store, 2) == (FOUND, [same])
+        store.prune([])
+        assert store.verify() == []
+        assert found(store, 2) == (FOUND, [same])
 
 
 def in_a_child(work: Callable[[], str]) -> tuple[int, str]:
@@ -389,7 +374,7 @@ def read_all(directory: Path, expected: dict[int, tuple[str, list[bytes]]]) -> s
             for state, what in expected.items():
                 outcome, data = found(store, state)
                 assert (outcome, data) == what or outcome in (MISSING, DAMAGED), state
-            said = "set aside" if store.set_aside else "problems" if store.verify().problems else "clean"
+            said = "set aside" if store.set_aside else "problems" if store.verify() else "clean"
             store.put(GENERATION, [pipeline(1000, b"new")])
         except StoreError:
             said = "error"
@@ -427,7 +412,7 @@ def test_a_store_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pyte
         assert found(store, 1)[0] == FOUND
         with pytest.raises(StoreError, match="only be read"):
             store.put(GENERATION, [pipeline(1, b"x")])
-        assert store.verify().problems == ()
+        assert store.verify() == []
     with pytest.raises(StoreError, match="no store"):
         BinaryStore.open(tmp_path / "none", create=False)
 
@@ -459,7 +444,7 @@ with BinaryStore.open(folder) as store:
             if report.evicted:
                 print("made room")
     fill()
-    assert store.verify().problems == ()
+    assert store.verify() == []
     there = [state for state in range(300) if found(store, state)[0] == "found"]
     print(len(there), "there")
     try:
@@ -475,7 +460,7 @@ with BinaryStore.open(folder) as store:
     assert store.set_aside == ""
     store.put(GENERATION, [pipeline(1, b"again")])
     assert found(store, 1)[1] == [b"again"]
-    assert store.verify().problems == ()
+    assert store.verify() == []
 """
 
 
@@ -508,7 +493,7 @@ with BinaryStore.open(folder, bound_bytes=4 << 30) as store:
             store.touch(GENERATION, [b"state %d" % number], grain_s=0)
         if compacts:
             store.put(OTHER, [pipeline(number, content(number + 1))])
-            store.prune(lambda about, _: about == OTHER)
+            store.prune([OTHER])
             BinaryStore.compact(folder)
         print(number, flush=True)
 """
@@ -542,7 +527,7 @@ def test_killed_writers_lose_nothing_that_they_acknowledged(tmp_path: Path, comp
             acknowledged += killed(writer)
     with BinaryStore.open(tmp_path) as store:
         assert store.set_aside == ""
-        assert store.verify().problems == ()
+        assert store.verify() == []
         for state in (first + within for first in acknowledged for within in range(4)):
             assert found(store, state) == (FOUND, [content(state), b"common" * 200])
     print(f"{KILLS} kills, {len(acknowledged)} acknowledged")
