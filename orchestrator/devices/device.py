@@ -39,7 +39,7 @@ from orchestrator.devices.binary_data import (
     PipelineBinary,
 )
 from orchestrator.devices.identified import IdentifiedModules
-from orchestrator.devices.image import CreateInfoImage, Indices, span_of
+from orchestrator.devices.image import CreateInfoImage, Indices
 from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
 from orchestrator.registry.tables import registry
 
@@ -55,6 +55,7 @@ ERROR_UNKNOWN = -13
 
 FEEDBACK_VALID = 1
 FEEDBACK_APPLICATION_CACHE_HIT = 2
+_HIT: Final = FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT
 
 Handles = npt.NDArray[np.uint64]
 _NO_PIPELINES: Final = np.empty(0, np.int32)
@@ -381,27 +382,28 @@ NO_SOURCE: Final = NoSource()
 class CreationBatch(msgspec.Struct, eq=False):
     """What one call of `create_pipelines` gave, one element a pipeline, in the order asked for.
 
-    Arrays may be read-only, and views of the device's own memory: feedback holds until the pipelines are
-    created once more, handles until the thread's next call.
-
     Attributes:
         results: VkResult of each, int32: 0 created, 1000297000 compile required, negative failed, 1
             (VK_NOT_READY) not handed to the driver.
         feedback_flags: VkPipelineCreationFeedbackFlags of each, uint32; 0 where there is no feedback.
         durations_ns: VkPipelineCreationFeedback::duration of each, uint64; 0 where there is no feedback.
         handles: Pipeline handles, uint64, of those that the caller asked to keep, and owns; else 0.
-        all_created: The device knows that every result is 0, so that nobody has to look through them.
-        all_hits: The device knows that the feedback of every one is valid and says that the cache had it.
-        span: The pipelines as a slice of the image, where the device knows that they are one.
     """
 
     results: npt.NDArray[np.int32]
     feedback_flags: npt.NDArray[np.uint32]
     durations_ns: npt.NDArray[np.uint64]
     handles: Handles
-    all_created: bool = False
-    all_hits: bool = False
-    span: slice | None = None
+
+    @property
+    def all_created(self) -> bool:
+        """Whether every result is VK_SUCCESS."""
+        return not self.results.any()
+
+    @property
+    def all_hits(self) -> bool:
+        """Whether the feedback of every one is valid and says that the cache had it."""
+        return bool((self.feedback_flags & _HIT == _HIT).all())
 
     @classmethod
     def of_zeros(cls, count: int) -> CreationBatch:
@@ -442,7 +444,7 @@ def joined(
     with destroyed_on_failure(device, batch):
         for places, part in parts:
             batch.put(places, part)
-            if not part.all_created and (part.results == ERROR_DEVICE_LOST).any():
+            if (part.results == ERROR_DEVICE_LOST).any():
                 break  # each further call would fail
     return batch
 
@@ -631,31 +633,6 @@ class DriverObserver:
 NO_OBSERVER: Final = DriverObserver()
 
 
-class PipelineMarks:
-    """One byte for each pipeline of an image, 0 at first. Not thread-safe for one pipeline."""
-
-    def __init__(self, count: int) -> None:
-        self._bytes = bytearray(count)
-        self._memory = memoryview(self._bytes)  # through which no mistake changes the size
-
-    def __getitem__(self, index: int) -> int:
-        return self._bytes[index]
-
-    def any(self, indices: Indices, span: slice | None) -> bool:
-        """Whether any of some pipelines has the mark 1; `span` is what `span_of` gives for them."""
-        if span is None:
-            return any(map(self._bytes.__getitem__, indices.tolist()))
-        return self._bytes.find(1, span.start, span.stop) >= 0
-
-    def put(self, indices: Indices, span: slice | None, mark: int) -> None:
-        """Mark some pipelines."""
-        if span is None:
-            for index in indices.tolist():
-                self._bytes[index] = mark
-        else:
-            self._memory[span] = bytes((mark,)) * (span.stop - span.start)
-
-
 class PreparedPipelines(ABC):
     """An image bound to a device: its layouts and render passes exist, its pointers are real.
 
@@ -672,7 +649,7 @@ class PreparedPipelines(ABC):
     def __init__(self, device: Device, given: CreateInfoImage | IdentifiedModules) -> None:
         self.identified: Final = given if isinstance(given, IdentifiedModules) else None
         self.image: Final = given.image
-        self.busy: Final = PipelineMarks(len(self.image))
+        self.busy: Final = np.zeros(len(self.image), np.bool_)
         self.calls = 0
         self._device = device
 
@@ -1137,26 +1114,25 @@ class Device(ABC):
     ) -> Iterator[PreparedPipelines]:
         self._require_open()
         self._require_own(source)
-        span = span_of(creating) if len(creating) else slice(0, 0)
-        _require_pipelines(prepared, creating, span)
+        _require_pipelines(prepared, creating)
         with self._lock:
             self._require_open()
             if prepared not in self._prepared:
                 raise DeviceError("the prepared pipelines are closed, or another device's")
-            if prepared.busy.any(creating, span):
-                busy = [each for each in creating.tolist() if prepared.busy[each]]
+            if prepared.busy[creating].any():
+                busy = creating[prepared.busy[creating]][:8].tolist()
                 raise ExternalSynchronizationError(
-                    f"pipelines {busy[:8]} are being created by another thread; prepare the image once for "
+                    f"pipelines {busy} are being created by another thread; prepare the image once for "
                     "each session or run"
                 )
-            prepared.busy.put(creating, span, 1)
+            prepared.busy[creating] = True
             prepared.calls += 1
             self._calls += 1
         try:
             yield prepared
         finally:
             with self._lock:
-                prepared.busy.put(creating, span, 0)
+                prepared.busy[creating] = False
                 prepared.calls -= 1
                 self._ended()
 
@@ -1256,24 +1232,16 @@ def _check_cache_flags(features: DeviceFeatures, external: bool, merged_internal
     raise DeviceError(f"pipeline cache {name!r} cannot {cause}")
 
 
-def _require_pipelines(prepared: PreparedPipelines, indices: Indices, span: slice | None = None) -> None:
+def _require_pipelines(prepared: PreparedPipelines, indices: Indices) -> None:
     # A driver reads what is at an index out of range, and numpy counts negative ones from the end.
-    # `span` is what `span_of` gives for them.
-    if not len(indices):
-        return
     count = len(prepared.image)
-    if span is not None:
-        is_wrong, is_twice = span.start < 0 or span.stop > count, False
-    else:
-        numbers = indices.tolist()
-        is_wrong, is_twice = min(numbers) < 0 or max(numbers) >= count, len(set(numbers)) < len(numbers)
-    if is_wrong:
-        wrong = [each for each in indices.tolist() if not 0 <= each < count]
+    wrong = indices[(indices < 0) | (indices >= count)]
+    if wrong.size:
         raise DeviceError(
-            f"pipelines {wrong[:8]} are out of range: {count} are prepared, numbered from 0; name places in "
-            "the image that was prepared"
+            f"pipelines {wrong[:8].tolist()} are out of range: {count} are prepared, numbered from 0; name "
+            "places in the image that was prepared"
         )
-    if is_twice:
+    if len(np.unique(indices)) < len(indices):
         raise DeviceError("an index of a pipeline is given twice")
 
 

@@ -40,42 +40,6 @@ def ranges(starts: Offsets, counts: npt.NDArray[np.integer[Any]]) -> Offsets:
     return np.repeat(starts - (np.cumsum(wide) - wide), wide) + np.arange(int(wide.sum()))
 
 
-class _Rows:
-    def __init__(self) -> None:
-        self.numbers: Indices = np.empty(0, np.int32)
-
-    def grow(self, stop: int) -> Indices:
-        if stop > len(self.numbers):
-            self.numbers = np.arange(max(stop, 2 * len(self.numbers)), dtype=np.int32)
-            self.numbers.flags.writeable = False
-        return self.numbers
-
-
-_ROWS: Final = _Rows()
-
-
-def row(first: int, stop: int) -> Indices:
-    """Pipelines that follow one another in their image; `span_of` need not look at them. Thread-safe."""
-    return _ROWS.grow(stop)[first:stop]
-
-
-def span_of(indices: Indices) -> slice | None:
-    """Pipelines as a slice, where they follow one another; else None. There is at least one. Thread-safe.
-
-    Memory is compared as bytes: for more than 500 elements numpy would release the GIL.
-    """
-    first, count = int(indices[0]), len(indices)
-    if int(indices[-1]) - first != count - 1:
-        return None
-    span, numbers = slice(first, first + count), _ROWS.numbers
-    # What begins and ends so in memory where all numbers follow one another is a row.
-    if indices.base is numbers or count == 1:
-        return span
-    beyond = span.stop > len(numbers)
-    row = np.arange(span.start, span.stop, dtype=np.int32) if beyond else numbers[span]
-    return span if row.tobytes() == indices.tobytes() else None
-
-
 class PipelineKind(enum.StrEnum):
     """What a pipeline is, in the order of the arrays of an image."""
 

@@ -218,9 +218,8 @@ class Binaries:
         infos: npt.NDArray[np.uint8],
     ) -> CreationBatch:
         handles = np.zeros(len(indices), np.uint64)
-        results, _ = self._creation.submit(kind, infos, handles, NO_SOURCE)
-        flags, durations, _ = bound.take_feedback(indices)
-        return CreationBatch(results, flags, durations, handles)
+        results = self._creation.submit(kind, infos, handles, NO_SOURCE)
+        return CreationBatch(results, *bound.take_feedback(indices), handles)
 
     def _capture(self, pipeline: int) -> tuple[PipelineBinary, ...]:
         context = self._context

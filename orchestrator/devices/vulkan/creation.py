@@ -7,7 +7,6 @@ one, to learn each result. A pipeline that fails, or lacks a library, does not a
 
 from __future__ import annotations
 
-import threading
 from typing import Final
 
 import numpy as np
@@ -24,10 +23,10 @@ from orchestrator.devices.device import (
     Handles,
     PipelineSource,
 )
-from orchestrator.devices.image import KINDS, Indices, PipelineKind, span_of
+from orchestrator.devices.image import Indices, PipelineKind
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import DeviceContext
-from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines, clear
+from orchestrator.devices.vulkan.prepared import VulkanPreparedPipelines
 from orchestrator.errors import OrchestratorError
 
 COMMANDS: Final = {
@@ -38,9 +37,6 @@ COMMANDS: Final = {
         ffi.typeof("VkRayTracingPipelineCreateInfoKHR[]"),
     ),
 }
-_USUAL: Final = 8192
-_SUCCESSES: Final = np.zeros(_USUAL, np.int32)
-_SUCCESSES.flags.writeable = False
 _HANDLES: Final = ffi.typeof("uint64_t[]")
 
 
@@ -56,7 +52,6 @@ class PipelineCreation:
 
     def __init__(self, context: DeviceContext) -> None:
         self._context = context
-        self._local = threading.local()
 
     def create(
         self,
@@ -116,13 +111,10 @@ class PipelineCreation:
         handles: Handles,
         source: PipelineSource,
         split: CallSplit | None = None,
-    ) -> tuple[npt.NDArray[np.int32], bool]:
+    ) -> npt.NDArray[np.int32]:
         """Create pipelines by contiguous create infos into `handles`; tries failed ones again one by one."""
-        failed = self._calls(kind, infos, handles, source, split)
-        if not failed and len(handles) <= len(_SUCCESSES):
-            return _SUCCESSES[: len(handles)], True
         results = np.zeros(len(handles), np.int32)
-        for part, result in failed:
+        for part, result in self._calls(kind, infos, handles, source, split):
             missing = part.start + np.flatnonzero(handles[part] == 0)
             results[missing] = result
             if part.stop - part.start == 1 or result in (NOT_READY, ERROR_DEVICE_LOST):
@@ -131,7 +123,7 @@ class PipelineCreation:
                 one = slice(each, each + 1)
                 again = self._calls(kind, infos[one], handles[one], source, None)
                 results[each] = again[0][1] if again else SUCCESS
-        return results, not failed
+        return results
 
     def _calls(
         self,
@@ -175,45 +167,11 @@ class PipelineCreation:
         split: CallSplit | None = None,
     ) -> CreationBatch:
         # Their libraries all exist.
-        if not len(indices):
-            return CreationBatch.of_zeros(0)
-        span = span_of(indices)
-        numbers = indices.tolist() if span is None else (span.start, span.stop - 1)
-        kinds = bound.image.kinds
-        kind = kinds[min(numbers)]
-        if kind == kinds[max(numbers)]:  # an image is ordered by kind
-            return self._kind(bound, KINDS[kind], indices, source, fail_on_compile_required, split, span)
         batch = CreationBatch.of_zeros(len(indices))
-        for each, chosen in bound.image.by_kind(indices, np.ones(len(indices), np.bool_)):
-            part = self._kind(bound, each, indices[chosen], source, fail_on_compile_required, split)
-            batch.put(chosen, part)
+        for kind, chosen in bound.image.by_kind(indices, np.ones(len(indices), np.bool_)):
+            some = indices[chosen]
+            infos = bound.create_infos(kind, some, fail_on_compile_required=fail_on_compile_required)
+            handles = np.zeros(len(some), np.uint64)
+            results = self.submit(kind, infos, handles, source, split)
+            batch.put(chosen, CreationBatch(results, *bound.take_feedback(some), handles))
         return batch
-
-    def _kind(
-        self,
-        bound: VulkanPreparedPipelines,
-        kind: PipelineKind,
-        indices: Indices,
-        source: PipelineSource,
-        fail_on_compile_required: bool,
-        split: CallSplit | None = None,
-        span: slice | None = None,
-    ) -> CreationBatch:
-        infos = bound.create_infos(
-            kind, indices, fail_on_compile_required=fail_on_compile_required, span=span
-        )
-        handles = self._scratch(len(indices)) if span is not None else np.zeros(len(indices), np.uint64)
-        results, created = self.submit(kind, infos, handles, source, split)
-        flags, durations, all_hits = bound.take_feedback(indices, span)
-        if span is not None and not (all_hits and created):
-            handles = handles.copy()
-        return CreationBatch(results, flags, durations, handles, created, all_hits, span)
-
-    def _scratch(self, count: int) -> Handles:
-        # Zeroed handles for one call, in a buffer that this thread reuses.
-        mine: Handles | None = getattr(self._local, "handles", None)
-        if mine is None or len(mine) < count:
-            mine = self._local.handles = np.full(max(count, _USUAL), 0, np.uint64)
-        handles = mine[:count]
-        clear(handles.data.cast("B"))
-        return handles

@@ -376,6 +376,6 @@ class VulkanDevice(Device):
 
 def _kept(bound: VulkanPreparedPipelines, batch: CreationBatch, *, keep: bool) -> CreationBatch:
     if not keep:
-        bound.discard(batch.handles.copy() if batch.all_hits else batch.handles)
+        bound.discard(batch.handles)
         batch.handles = np.zeros(len(batch.results), np.uint64)
     return batch

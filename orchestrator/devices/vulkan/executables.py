@@ -62,7 +62,7 @@ def inspect_executables(
     info.pNext = chained if context.features.creation_feedback else ffi.cast("void *", rest)
     started = time.perf_counter_ns()
     handles = np.zeros(1, np.uint64)
-    results, _ = creation.submit(kind, infos, handles, NO_SOURCE)
+    results = creation.submit(kind, infos, handles, NO_SOURCE)
     wall_ns = time.perf_counter_ns() - started
     handle = int(handles[0])
     if not handle:

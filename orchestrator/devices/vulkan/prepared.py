@@ -9,9 +9,7 @@ them, and the least recently used are destroyed when the bound is exceeded. A mo
 `acquire` to `release`, and workers share it.
 
 Workers patch fields without a lock: those of different pipelines are disjoint, and no pipeline is in two
-batches at the same time (the seam's rule). numpy releases the GIL for more than 500 elements, and for any
-number of them where it indexes by an array. With 16 workers, to get it back costs more than everything else
-between two batches, so what belongs to each batch goes through bytes and Python's own numbers.
+batches at the same time (the seam's rule).
 """
 
 from __future__ import annotations
@@ -27,15 +25,12 @@ import numpy.typing as npt
 from attrs import define
 
 from orchestrator.devices.device import (
-    FEEDBACK_APPLICATION_CACHE_HIT,
-    FEEDBACK_VALID,
     SUCCESS,
     CreationBatch,
     Device,
     DriverObserver,
     DriverStep,
     Handles,
-    PipelineMarks,
     PreparedPipelines,
 )
 from orchestrator.devices.identified import IdentifiedModules
@@ -164,9 +159,6 @@ _FLAGS_WORD: Final = 4  # 32-bit creation flags: after sType, padding and pNext,
 _CAPTURE_STATISTICS: Final = 0x40  # VK_PIPELINE_CREATE_CAPTURE_STATISTICS_BIT_KHR
 _CAPTURE_DATA: Final = 0x8000_0000  # VK_PIPELINE_CREATE_2_CAPTURE_DATA_BIT_KHR
 _FEEDBACK_WORDS: Final = 2  # VkPipelineCreationFeedback: flags (4 bytes and padding), duration
-_FEEDBACK_BYTES: Final = 16
-_ZEROS: Final = memoryview(bytes(65_536))
-_HIT: Final = bytes([FEEDBACK_VALID | FEEDBACK_APPLICATION_CACHE_HIT])  # first byte of the flags
 
 
 class VulkanPreparedPipelines(PreparedPipelines):
@@ -203,17 +195,7 @@ class VulkanPreparedPipelines(PreparedPipelines):
         stop = start + _FEEDBACK_WORDS * len(image)
         self._feedback = self._words[start:stop].reshape(-1, _FEEDBACK_WORDS)
         self._feedback[:] = 0
-        self._feedback_bytes = self._feedback.data.cast("B") if len(image) else memoryview(b"")
-        seen = self._feedback.view()
-        seen.flags.writeable = False
-        self._feedback_flags, self._feedback_durations = seen.view(np.uint32)[:, 0], seen[:, 1]
-        # The first byte of the flags of each pipeline, and the value that all have if all hit.
-        self._flag_bytes = self._feedback_bytes[::_FEEDBACK_BYTES]
-        self._hits = memoryview(_HIT * len(image))
-        # Pipelines that were given to the driver before, whose feedback has to be cleared.
-        self._asked = PipelineMarks(len(image))
         self._infos = {kind: self._infos_of(kind) for kind in PipelineKind}
-        self._info_bytes = {kind: infos.data.cast("B") for kind, infos in self._infos.items() if len(infos)}
         self.has_libraries = bool(image.library_slots.size)
         self._has_flags_2 = bool((image.flags2_slots >= 0).any())
         self._first = {kind: image.first_of(kind) for kind in PipelineKind}
@@ -254,12 +236,10 @@ class VulkanPreparedPipelines(PreparedPipelines):
         *,
         fail_on_compile_required: bool,
         capture_statistics: bool = False,
-        span: slice | None = None,
     ) -> npt.NDArray[np.uint8]:
-        """Contiguous create infos of pipelines of one kind, shape (n, stride), handles filled in; read-only.
+        """Contiguous create infos of pipelines of one kind, shape (n, stride), handles filled in.
 
-        `capture_statistics` sets that flag, and links libraries that were created with it. With the pipelines
-        as a span, and without flags, nothing is copied.
+        `capture_statistics` sets that flag, and links libraries that were created with it.
         """
         image = self.image
         if self.has_libraries:
@@ -272,28 +252,12 @@ class VulkanPreparedPipelines(PreparedPipelines):
                 self._words[slots] = handles[image.library_slot_pipeline[first:last]]
         flags = _FAIL_ON_COMPILE_REQUIRED * fail_on_compile_required
         flags += _CAPTURE_STATISTICS * capture_statistics
-        first = self._first[kind]
-        if span is not None and not flags:
-            infos = self._infos[kind][span.start - first : span.stop - first]
-        else:
-            stride = image.strides[kind]
-            copies = copied(self._info_bytes[kind], stride, (indices - first).tolist())
-            infos = np.frombuffer(copies, np.uint8).reshape(-1, stride)
-            if flags:
-                infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
+        infos = self._infos[kind][indices - self._first[kind]]
+        infos.view(np.uint32)[:, _FLAGS_WORD] |= np.uint32(flags)
         if self._has_flags_2:
             self._set_flags_2(indices, flags)
-        self._clear_feedback(indices, span)
+        self._feedback[indices] = 0  # drivers may give none for links, or with binaries
         return infos
-
-    def _clear_feedback(self, indices: Indices, span: slice | None) -> None:
-        # Drivers may give none for links, or with binaries.
-        if span is not None and self._asked.any(indices, span):
-            clear(self._feedback_bytes[span.start * _FEEDBACK_BYTES : span.stop * _FEEDBACK_BYTES])
-        elif span is None:
-            for index in filter(self._asked.__getitem__, indices.tolist()):
-                clear(self._feedback_bytes[index * _FEEDBACK_BYTES : (index + 1) * _FEEDBACK_BYTES])
-        self._asked.put(indices, span, 1)
 
     @contextmanager
     def one_info(self, index: int, *, capture_statistics: bool = False) -> Iterator[npt.NDArray[np.uint8]]:
@@ -335,18 +299,10 @@ class VulkanPreparedPipelines(PreparedPipelines):
         cleared = self._words[slots_2] & ~np.uint64(_FAIL_ON_COMPILE_REQUIRED | _CAPTURE_STATISTICS)
         self._words[slots_2] = cleared | np.uint64(flags)
 
-    def take_feedback(
-        self, indices: Indices, span: slice | None = None
-    ) -> tuple[npt.NDArray[np.uint32], Handles, bool]:
-        """Creation feedback of pipelines after their call: flags, durations in ns, whether all are hits.
-
-        If all are hits, the arrays are read-only views of the driver's memory: a warm run touches no new
-        memory.
-        """
-        if span is not None and self._flag_bytes[span] == self._hits[: span.stop - span.start]:
-            return self._feedback_flags[span], self._feedback_durations[span], True
-        entries = np.frombuffer(copied(self._feedback_bytes, _FEEDBACK_BYTES, indices.tolist()), np.uint64)
-        return entries.view(np.uint32)[::4], entries[1::2], False
+    def take_feedback(self, indices: Indices) -> tuple[npt.NDArray[np.uint32], Handles]:
+        """Creation feedback of pipelines after their call: flags, and durations in ns."""
+        entries = self._feedback[indices]
+        return entries.view(np.uint32)[:, 0], entries[:, 1]
 
     def has_all_libraries(self, index: int) -> bool:
         """Whether every library that a pipeline links exists."""
@@ -599,15 +555,3 @@ def _module_info(module: ImageModule) -> tuple[Any, Any]:
     words = ffi.from_buffer("uint32_t[]", code)
     info = new_struct("VkShaderModuleCreateInfo", flags=module.flags, codeSize=len(code), pCode=words)
     return info, words
-
-
-def copied(memory: memoryview, size: int, numbers: Iterable[int]) -> bytearray:
-    """Some elements of `size` bytes, one after the other, without releasing the GIL."""
-    return bytearray().join([memory[size * number : size * (number + 1)] for number in numbers])
-
-
-def clear(memory: memoryview) -> None:
-    """Fill bytes with zeros, without releasing the GIL."""
-    for first in range(0, len(memory), len(_ZEROS)):
-        part = memory[first : first + len(_ZEROS)]
-        part[:] = _ZEROS[: len(part)]
