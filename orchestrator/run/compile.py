@@ -21,13 +21,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
 import numpy as np
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import define, field, frozen
 from outcome import Outcome, capture
 
 from orchestrator.devices import open_device
@@ -337,8 +336,6 @@ class CompileJob:
         may_be = self.options.opens_ahead and self.identification is None and not self._is_over
         if self._waiting and may_be and has_memory():
             self._ahead = self._opening(self._waiting[0], beside, ahead=True)
-        if self.steering.on_begun is not None:
-            self.steering.on_begun()
 
     async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
         self.clock.enter("open")
@@ -475,6 +472,15 @@ class CompileJob:
         cancelled_before, self._tells_limit_s = self._cancelled, time_left_s
         clock.enter("run")
         began_ns = time.perf_counter_ns()
+        has_begun = False
+
+        def progress(each: Progress) -> None:
+            nonlocal has_begun
+            if not has_begun:  # with the workers
+                has_begun = True
+                self._go_on_beside(beside)
+            self._progress(cache, len(prepared.image), cancelled_before, each)
+
         report = await run_pipelines(
             device,
             prepared,
@@ -482,14 +488,13 @@ class CompileJob:
                 workers=decision.workers,
                 mode=cache.mode,
                 merge=merge,
-                count_duplicate_pipeline_keys=options.count_duplicate_pipeline_keys,
                 time_limit_s=time_left_s,
             ),
             primary=cache.primary,
             scheduler=schedule.scheduler(),
-            stop=evolve(self.steering, on_begun=partial(self._go_on_beside, beside)),
+            stop=self.steering,
             on_merged=cache.on_merged(merge),
-            on_progress=partial(self._progress, cache, len(prepared.image), cancelled_before),
+            on_progress=progress,
         )
         self._begun.set()
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns

@@ -6,7 +6,6 @@
 Guarantees: events reach the scheduler one at a time. A waiting task misses no change: an answer comes with
 the number of changes up to it. A change without work for a worker does not wake it, because each waking
 costs a change of threads. No batch begins after the end of a time limit; one that has begun is never cut.
-Assumptions: the lock is held for microseconds, so it is hardly ever contended.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from attrs import define, field
 from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
 from orchestrator.schedule.jobs import Int32s
 
-_WAIT = Wait()
-
 
 @define(eq=False)
 class BatchResult:
@@ -32,7 +29,7 @@ class BatchResult:
     Attributes:
         reasons: Pipelines that were not created, with the reason.
         hits: How many of the others a cache held; the rest counts as compiled.
-        elapsed_ns: What the batch took; of compiles, in the driver.
+        elapsed_ns: Time of the batch; of compiles, in the driver.
         missed: Pipelines that were not found without their code; None for none.
     """
 
@@ -45,8 +42,8 @@ class BatchResult:
 class Exchange:
     """The scheduler, shared by the workers and the session.
 
-    `swap`, `unneeded`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; the
-    rest belongs to the trio thread.
+    `swap`, `cancel`, `lose_device`, `looking`, `steering` and `limit_time` are thread-safe; the rest belongs
+    to the trio thread.
 
     Args:
         scheduler: The scheduler; nobody else may change it from now on.
@@ -61,7 +58,6 @@ class Exchange:
         on_change: Called once in the trio thread after the next change, or when nothing goes on any more.
         on_missed: Called in the trio thread with jobs that wait for their code from now on.
         on_steered: Called in the trio thread when the order of jobs may have changed.
-        on_begun: Called once in the trio thread when all workers have asked for work.
     """
 
     def __init__(self, scheduler: Scheduler, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
@@ -76,8 +72,9 @@ class Exchange:
         self._expectant: set[int] = set()
         # Whether some of them wait although hits are left, since enough workers take hits.
         self._not_needed = False
-        self._asked: set[int] = set()
-        self._untaken = 0  # batches with pipelines that lack their code, of which nobody knows yet
+        self._unreported = (
+            0  # batches with pipelines that lack their code, which `on_missed` does not know yet
+        )
         self._lot = trio.lowlevel.ParkingLot()
         self._token = trio.lowlevel.current_trio_token()
         self.cancelled = False
@@ -87,13 +84,12 @@ class Exchange:
         self.on_change: Callable[[], None] | None = None
         self.on_missed: Callable[[Int32s], None] | None = None
         self.on_steered: Callable[[], None] | None = None
-        self.on_begun: Callable[[], None] | None = None
 
     @property
     def at_rest(self) -> bool:
         """Whether nothing is in flight, and no worker gets anything unless something new happens."""
         is_idle = len(self._idle) == self.scheduler.workers
-        return is_idle and not self.scheduler.in_flight and not self._untaken
+        return is_idle and not self.scheduler.in_flight and not self._unreported
 
     def swap(
         self, worker: int, ended: Assignment | None = None, result: BatchResult | None = None
@@ -108,7 +104,6 @@ class Exchange:
             if ended is not None:
                 self._end(worker, ended, result or BatchResult())
             answer = self.scheduler.request(worker, self._clock_ns() if self._timed else 0)
-            self._note_asked(worker)
             if self._not_needed and not self.scheduler.satisfied:
                 self._not_needed = False
                 self._rouse()
@@ -119,20 +114,62 @@ class Exchange:
                 answer = self._idled(worker, answer)
             return answer, self._changes
 
-    def unneeded(self, worker: int) -> tuple[Wait | Done | None, int]:
-        """What `Scheduler.unneeded` says of a worker without a batch, and the number of changes so far.
+    def _end(self, worker: int, ended: Assignment, result: BatchResult) -> None:
+        missed = result.missed
+        lacking = 0 if missed is None else len(missed)
+        self.scheduler.finished(
+            worker,
+            ended,
+            result.reasons,
+            hits=result.hits,
+            compiles=len(ended.indices) - len(result.reasons) - result.hits - lacking,
+            elapsed_ns=result.elapsed_ns,
+            missed=missed,
+        )
+        if missed is not None:
+            self._unreported += 1
+            self._token.run_sync_soon(self._report_missed, missed)
+        self._changed(wake=bool(self._expectant))
+        self._idle -= self._expectant
+        self._expectant.clear()
 
-        Quick enough for the trio thread, so that such a worker needs no thread of its own.
-        """
+    def _report_missed(self, missed: Int32s) -> None:
+        if self.on_missed is not None:
+            self.on_missed(missed)
         with self._lock:
-            answer = self.scheduler.unneeded(worker)
-            if answer is not None:
-                self._note_asked(worker)
-            if isinstance(answer, Wait):
-                self._idle.add(worker)
-                self._not_needed = True
-                self._waiting += 1
-            return answer, self._changes
+            self._unreported -= 1
+            self._report_change()
+
+    def _idled(self, worker: int, answer: Wait | Done) -> Wait | Done:
+        scheduler = self.scheduler
+        self._idle.add(worker)
+        if isinstance(answer, Paused):
+            if scheduler.exempts or self.held:
+                self._expectant.add(worker)
+            if scheduler.open or self.held:
+                answer = Wait()
+            else:
+                self.out_of_time = True
+        elif scheduler.satisfied:
+            self._not_needed = True
+        elif scheduler.queued:
+            self._expectant.add(worker)
+        if isinstance(answer, Wait):
+            self._waiting += 1
+            if self.at_rest:
+                self._report_change()
+        return answer
+
+    async def wait_changed(self, seen: int) -> None:
+        """Wait until something changed since an answer of `swap` that was Wait."""
+        try:
+            # Between this test and the parking there is no checkpoint, and a change unparks from the trio
+            # thread, so no change is missed.
+            if self._changes == seen:
+                await self._lot.park()
+        finally:
+            with self._lock:
+                self._waiting -= 1
 
     def cancel(self) -> None:
         """Hand out nothing more."""
@@ -145,17 +182,6 @@ class Exchange:
         """The device is gone: hand out nothing more, for each further call would fail."""
         self.device_lost = reason
         self.cancel()
-
-    async def wait_changed(self, seen: int) -> None:
-        """Wait until something changed since an answer of `swap` or `unneeded` that was Wait."""
-        try:
-            # Between this test and the parking there is no checkpoint, and a change unparks from the trio
-            # thread, so no change is missed.
-            if self._changes == seen:
-                await self._lot.park()
-        finally:
-            with self._lock:
-                self._waiting -= 1
 
     @contextmanager
     def looking(self) -> Iterator[Scheduler]:
@@ -186,60 +212,6 @@ class Exchange:
             owes = held or (scheduler.open and scheduler.queued > 0 and not scheduler.in_flight)
             scheduler.set_deadline(deadline_ns, at_least_one=owes and bool(limit_ns))
 
-    def _end(self, worker: int, ended: Assignment, result: BatchResult) -> None:
-        missed = result.missed
-        lacking = 0 if missed is None else len(missed)
-        self.scheduler.finished(
-            worker,
-            ended,
-            result.reasons,
-            hits=result.hits,
-            compiles=len(ended.indices) - len(result.reasons) - result.hits - lacking,
-            elapsed_ns=result.elapsed_ns,
-            missed=missed,
-        )
-        if missed is not None:
-            self._untaken += 1
-            self._token.run_sync_soon(self._take_missed, missed)
-        # Idle workers stay so, except those that wait for the end of a batch.
-        self._changed(wake=bool(self._expectant))
-        self._idle -= self._expectant
-        self._expectant.clear()
-
-    def _take_missed(self, missed: Int32s) -> None:
-        if self.on_missed is not None:
-            self.on_missed(missed)
-        with self._lock:
-            self._untaken -= 1
-            self._tell()
-
-    def _idled(self, worker: int, answer: Wait | Done) -> Wait | Done:
-        scheduler = self.scheduler
-        self._idle.add(worker)
-        if isinstance(answer, Paused):
-            if scheduler.exempts or self.held:
-                self._expectant.add(worker)
-            if scheduler.open or self.held:
-                answer = _WAIT
-            else:
-                self.out_of_time = True
-        elif scheduler.satisfied:
-            self._not_needed = True
-        elif scheduler.queued:
-            self._expectant.add(worker)
-        if isinstance(answer, Wait):
-            self._waiting += 1
-            if self.at_rest:
-                self._tell()
-        return answer
-
-    def _note_asked(self, worker: int) -> None:
-        if self.on_begun is not None:
-            self._asked.add(worker)
-            if len(self._asked) == self.scheduler.workers:
-                self._token.run_sync_soon(self.on_begun)
-                self.on_begun = None
-
     def _rouse(self) -> None:
         self._idle.clear()
         self._expectant.clear()
@@ -249,9 +221,9 @@ class Exchange:
         self._changes += 1
         if wake and self._waiting:
             self._token.run_sync_soon(self._lot.unpark_all, idempotent=True)
-        self._tell()
+        self._report_change()
 
-    def _tell(self) -> None:
+    def _report_change(self) -> None:
         if (on_change := self.on_change) is not None:
             self.on_change = None
             with suppress(trio.RunFinishedError):

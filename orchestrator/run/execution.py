@@ -7,7 +7,7 @@ or by nobody.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -23,8 +23,8 @@ from orchestrator.run.commands import AnyCommand, Budget, Cancel, Promote
 from orchestrator.run.options import RUN_DEFAULTS, RunOptions, time_limit_ns, unsteered_schedule
 from orchestrator.run.records import ProgressCallback, RunReport
 from orchestrator.run.session import PipelineSession
-from orchestrator.run.steering import Settlement, Steering, priority_of
-from orchestrator.run.workers import Run, lacking_code
+from orchestrator.run.steering import PRIORITIES, Settlement, Steering, Wait
+from orchestrator.run.workers import Run, checked_run, lacking_code
 from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.schedule.jobs import Int32s
 
@@ -71,31 +71,29 @@ async def run_pipelines(
         ExternalSynchronizationError: The caller used one of the caches during the run.
         trio.Cancelled: The surrounding scope was cancelled; what was compiled has been merged.
     """
-    run = Run.of(device, prepared, options, primary, on_merged)
+    workers = checked_run(device, prepared, options, primary)
     if scheduler is None:
         warm = isinstance(primary, bytes) and len(primary) > 0
         scheduler = scheduler_of(
             prepared.image,
-            run.worker_count,
+            workers,
             options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s),
             held=np.ones(len(prepared.image), np.bool_) if warm else None,
             speculative=lacking_code(prepared),
         )
-    if (scheduler.count, scheduler.workers) != (len(prepared.image), run.worker_count):
+    if (scheduler.count, scheduler.workers) != (len(prepared.image), workers):
         raise ValueError(
             f"the scheduler is for {scheduler.count} pipelines and {scheduler.workers} workers; "
-            f"there are {len(prepared.image)} and {run.worker_count}"
+            f"there are {len(prepared.image)} and {workers}"
         )
-    scheduler.exclude(run.table.reasons)
-    scheduler.tells_hits = device.features.creation_feedback
-    session = PipelineSession(run, scheduler, trusted=scheduler.options.costs_recorded)
-    steered = _SteeredRun(session, Steering.of(stop), options.time_limit_s)
-    return await steered.run(on_progress)
+    run = Run(device, prepared, options, primary, scheduler, on_merged)
+    session = PipelineSession(run, trusted=scheduler.options.costs_recorded)
+    return await _SteeredRun(session, Steering.of(stop), options.time_limit_s).run(on_progress)
 
 
 @define(eq=False)
 class _SteeredRun:
-    """A session without a caller of its own, which a `Steering` steers. Belongs to the trio thread."""
+    """Obeys the commands of a `Steering` in a session. Belongs to the trio thread."""
 
     session: PipelineSession
     steering: Steering
@@ -109,28 +107,29 @@ class _SteeredRun:
         self._told = np.zeros(len(self.session.table), np.bool_)
 
     async def run(self, on_progress: ProgressCallback | None) -> RunReport:
+        """Run to the end."""
+
         def tell() -> None:
             news = self.session.poll()
-            self._tell(news.settled)
+            self._tell_settled(news.settled)
             if on_progress is not None:
                 on_progress(news.progress)
 
-        self.session.exchange.on_begun = self.steering.on_begun
         is_told = on_progress is not None or self.steering.on_settled is not None
-        with self.steering.handled_by(self._apply):
+        with self.steering.handled_by(self._obey):
             return await self.session.serve(self._begin, tell if is_told else None, (self._watch,))
 
     def _begin(self) -> None:
-        """The first batch may begin now, after the commands in effect."""
+        """Obey the commands in effect, before the first batch."""
         if (limit_ns := time_limit_ns(self.time_limit_s)) is not None:
             self._end_ns = time.perf_counter_ns() + limit_ns
         self._has_begun = True
         if self.steering.stop.is_set():
             self.session.exchange.cancel()  # before `_watch` can, which begins with the workers
-        self._apply(self.steering.in_effect())
+        self._obey(self.steering.in_effect())
 
     async def _watch(self) -> None:
-        """End the run when told to, or as it waits for time and its limit is over."""
+        """End the run when it is stopped; at its time limit, let it no longer wait for a budget."""
         if self.steering.steered and self._end_ns is not None:
             with trio.move_on_after(max(0.0, (self._end_ns - time.perf_counter_ns()) / 1e9)):
                 await self.steering.stop.wait()
@@ -139,20 +138,19 @@ class _SteeredRun:
         await self.steering.stop.wait()
         self.session.exchange.cancel()
 
-    def _apply(self, commands: tuple[AnyCommand, ...]) -> Callable[[], Awaitable[object]]:
-        session = self.session
-        cancelled = []
+    def _obey(self, commands: tuple[AnyCommand, ...]) -> Wait:
+        session, cancellations = self.session, []
         for each in commands:
             if isinstance(each, Promote):
-                session.promote(self._numbers(each), priority_of(each))
+                session.promote(self._numbers(each), PRIORITIES[each.priority])
             elif isinstance(each, Cancel):
-                cancelled.append(session.begin_cancel(self._numbers(each)))
+                cancellations.append(session.begin_cancel(self._numbers(each)))
             elif isinstance(each, Budget) and self._has_begun:
                 self._limit_time(time_limit_ns(each.seconds) or 0)
 
         async def wait() -> None:
-            for each in cancelled:
-                await session.end_cancel(each)
+            for cancelled in cancellations:
+                await cancelled()
 
         return wait
 
@@ -170,7 +168,7 @@ class _SteeredRun:
         named = np.isin(self.session.table.keys, np.array(command.keys, np.uint64))
         return np.flatnonzero(named).astype(np.int32)
 
-    def _tell(self, settled: Int32s) -> None:
+    def _tell_settled(self, settled: Int32s) -> None:
         if self.steering.on_settled is None:
             return
         new = np.zeros(len(self._told), np.bool_)

@@ -41,7 +41,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.errors import DeviceError, DriverError, shell_text
-from orchestrator.run.caches import MergedHook, RollingMerge
+from orchestrator.run.caches import CacheMerge, MergedHook
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
 from orchestrator.run.records import (
@@ -342,7 +342,7 @@ class CacheKeeper:
 
     # --- on the way, rolling merge
 
-    def merged(self, primary: PipelineSource, merge: RollingMerge) -> None:
+    def merged(self, primary: PipelineSource, merge: CacheMerge) -> None:
         """A rolling merge has ended; save if that is due. Blocking. As `MergedHook`."""
         now = time.monotonic_ns()
         # Asked before the news too: quiet since the merge before counts, though this one ended it.

@@ -186,17 +186,12 @@ class RunOptions:
         merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the
             way. None for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER
             in the others.
-        seed_workers_from_primary: Create worker caches with the primary's data, so that they hit what it
-            holds.
         schedule: Settings of the schedule. None for those that suit the mode: `unsteered_schedule` for
             `run_pipelines`, short batches for `open_session`. With `Followers.SHARE` nothing can be kept.
         skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
             links one of them is skipped too.
         keep: Keep the pipelines for the caller, who owns them: `OutcomeTable.handles`,
             `PipelineSession.take`. They are destroyed where there will be no report.
-        count_duplicate_pipeline_keys: Ask the driver for the key of every compiled pipeline after the
-            barrier, to count those that two workers compiled. Costs a driver call a pipeline, outside of all
-            timings.
         time_limit_s: Seconds from the first job on in which batches may begin; None for no limit. The batches
             in flight are waited for, everything is merged, and the rest is NOT_RUN, which is what another run
             has to do. Only what is estimated to end in time begins, one job apart. A session begins with it;
@@ -206,13 +201,11 @@ class RunOptions:
     workers: int | None = _at_least(1, None)
     mode: CacheMode = field(default=CacheMode.PER_WORKER, converter=CacheMode)
     merge: MergePolicy | None = field(default=None, validator=_MERGE)
-    seed_workers_from_primary: bool = _switch(True)
     schedule: ScheduleOptions | None = field(
         default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
     )
     skipped: Mapping[int, str] = field(factory=dict, validator=_check_skipped)
     keep: bool = _switch(False)
-    count_duplicate_pipeline_keys: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
 
     def __attrs_post_init__(self) -> None:
@@ -396,7 +389,6 @@ class CompileOptions:
         trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
             device.
         pipeline_keys: Whether the driver is asked for pipeline keys.
-        count_duplicate_pipeline_keys: As in `RunOptions`.
         inspect_executables: After the run create every pipeline once more, without a cache, and ask the
             driver about its code: `CompileReport.inspected`. Costs a cold compile, outside of all timings.
         subset: Which of the set's pipelines; the report counts these alone.
@@ -429,7 +421,6 @@ class CompileOptions:
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
-    count_duplicate_pipeline_keys: bool = _switch(False)
     inspect_executables: bool = _switch(False)
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
     batch_limit: int | None = _at_least(1, None)

@@ -586,7 +586,6 @@ class RollingReport(Record, frozen=True):
     merge_ns: Nanoseconds  # Time of all these merges; other threads compile meanwhile.
     hook_ns: Nanoseconds  # Time in `on_merged`; likewise.
     longest_pause_ns: Nanoseconds  # Longest time that merging cost a worker between two batches.
-    deferred: int  # Rotations that were due when no new cache was ready, and took place later or not at all.
     synchronized_by: str  # What keeps look-ups and merges apart: "driver", "lock" (one of ours) or "nothing".
 
 
@@ -600,7 +599,6 @@ class MergeReport(Record, frozen=True):
     primary_bytes_after: int  # Its size after the merge.
     pruned_bytes: int  # Payload that the sources and the primary held more than once.
     duplicate_job_keys: Duplicates  # Keys of the set that more than one worker compiled.
-    duplicate_pipeline_keys: Duplicates | None  # The same by the driver's keys, if they were asked for.
     barrier_wait_ns: tuple[Nanoseconds, ...]  # Time that each worker waited at the barrier.
     merge_ns: Nanoseconds  # Time of the merge alone.
     warnings: tuple[str, ...]  # What a user should know, such as a merge that kept nothing.

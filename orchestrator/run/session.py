@@ -33,12 +33,11 @@ from typing import Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, evolve, field, frozen
+from attrs import evolve, field, frozen
 
 from orchestrator.devices.device import Device, PipelineSource, PreparedPipelines
 from orchestrator.errors import DeviceError, unexpected
 from orchestrator.run.caches import MergedHook
-from orchestrator.run.exchange import Exchange
 from orchestrator.run.options import NO_WORKER_CACHES, RUN_DEFAULTS, RunOptions, time_limit_ns
 from orchestrator.run.records import (
     INTERVAL_S,
@@ -54,8 +53,8 @@ from orchestrator.run.records import (
     status_code,
 )
 from orchestrator.run.steering import checked_priority
-from orchestrator.run.workers import Run, execute, lacking_code
-from orchestrator.schedule import Cancellation, JobGraph, Priority, ScheduleOptions, Scheduler
+from orchestrator.run.workers import Run, checked_run, lacking_code
+from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
 from orchestrator.schedule.jobs import Int32s
 
 
@@ -115,15 +114,13 @@ _NO_GROUP: Final = -1
 _NOTHING: Int32s = np.empty(0, np.int32)
 
 
-def checked_pipelines(count: int, pipelines: Pipelines) -> Int32s:
+def checked_pipelines(count: int, pipelines: int | Iterable[int]) -> Int32s:
     """Indices of pipelines below `count`, ascending and distinct.
 
     Raises:
         TypeError: They are no numbers.
         ValueError: There is no such pipeline.
     """
-    if isinstance(pipelines, PipelineTicket):
-        return pipelines.indices
     if not isinstance(pipelines, Iterable | int | np.integer):
         raise TypeError(
             f"pipelines are a ticket, a number or several numbers, not {type(pipelines).__name__}"
@@ -177,26 +174,16 @@ class News:
     settled: Int32s = field(repr=False)
 
 
-@define(eq=False)
-class _Waiter:
-    """A task that waits until some pipelines are settled."""
-
-    pending: set[int]
-    event: trio.Event = field(factory=trio.Event)
-
-
 class PipelineSession:
     """A run that is steered; made by `open_session`. Belongs to the trio thread.
 
     It owns its caches, and the pipelines that it keeps until they are taken or reported.
     """
 
-    def __init__(self, run: Run, scheduler: Scheduler, *, trusted: bool = False) -> None:
-        self.exchange = Exchange(scheduler)
+    def __init__(self, run: Run, *, trusted: bool = False) -> None:
+        self.exchange = run.exchange
         self._run = run
         self._loop = trio.lowlevel.current_trio_token()
-        self._lot = trio.lowlevel.ParkingLot()
-        self._waiting: dict[int, list[_Waiter]] = {}
         self._producers = {priority: trio.Lock() for priority in Priority}
         self._required = 0
         self._closing = False
@@ -204,14 +191,14 @@ class PipelineSession:
         self._report: RunReport | None = None
         self._told_lost = False
         self._limit_ns: int | None = None
-        self._to_go = TimeToGo(scheduler, run.worker_count, trusted=trusted)
-        # Tasks that want news, and those of them that want it at once.
+        self._to_go = TimeToGo(run.exchange.scheduler, run.worker_count, trusted=trusted)
+        # Where tasks wait for a condition, how many do, and how many of them want news at once.
+        self._lot = trio.lowlevel.ParkingLot()
         self._listeners = self._urgent = 0
         self._changed, self._hurry = trio.Event(), trio.Event()
         # The following are under the lock, because any thread may read them.
         self._news_lock = threading.RLock()
         self._fresh: list[Int32s] = []
-        self._unheard: set[int] = set()
         self._counts = np.zeros(len(OutcomeStatus), np.int64)
         self._done_ns = self._total_ns = 0
         self._stale_total = True
@@ -251,15 +238,16 @@ class PipelineSession:
             while True:
                 self._check_open()
                 with self.exchange.steering() as schedule:
-                    taken = self._fitting(schedule, rest)
+                    most = min(_room(schedule), _AT_ONCE)
+                    taken = int(np.searchsorted(np.cumsum(schedule.absent(rest)), most, "right"))
                     self._enter(schedule, rest[:taken], priority, number)
                     rest = rest[taken:]
                 if not len(rest):
                     return PipelineTicket(self, asked)
-                if taken == 0:
-                    await self._until(lambda schedule: _room(schedule) != 0)
-                else:
+                if taken:
                     await trio.lowlevel.checkpoint()
+                else:
+                    await self._until(lambda schedule: _room(schedule) != 0)
 
     def submit_nowait(
         self, pipelines: Pipelines, *, priority: Priority = Priority.SOON, group: int | None = None
@@ -334,15 +322,15 @@ class PipelineSession:
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         limit_ns = time_limit_ns(timeout_s)
-        self.begin_require(pipeline)
+        outcome = self.begin_require(pipeline)
         with trio.move_on_after(math.inf if limit_ns is None else limit_ns / 1e9):
-            return await self.end_require(pipeline)
+            return await outcome()
         if len(self.unsettled(pipeline)):
             raise TimeoutError(f"pipeline {pipeline} is not there after {timeout_s} s")
         return self.outcome_of(pipeline)
 
-    def begin_require(self, pipeline: int) -> None:
-        """The part of `require` that does not wait; `end_require` must follow.
+    def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
+        """The part of `require` that does not wait; returns the part that does, which must be called.
 
         Raises:
             ValueError: As from `require`.
@@ -358,14 +346,15 @@ class PipelineSession:
             self._required += 1
             schedule.exempt(Priority.NOW)
 
-    async def end_require(self, pipeline: int) -> PipelineOutcome:
-        """Wait for a pipeline after `begin_require`."""
-        try:
-            (outcome,) = await self._wait(pipeline, urgent=True)
-        finally:
-            with self.exchange.steering() as schedule:
-                self._required -= 1
-                schedule.exempt(Priority.NOW if self._required else None)
+        async def outcome() -> PipelineOutcome:
+            try:
+                (found,) = await self._settled(asked, urgent=True)
+            finally:
+                with self.exchange.steering() as schedule:
+                    self._required -= 1
+                    schedule.exempt(Priority.NOW if self._required else None)
+            return found
+
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
@@ -452,10 +441,12 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline, or the group is negative.
         """
-        return await self.end_cancel(self.begin_cancel(pipelines, group=group))
+        return await self.begin_cancel(pipelines, group=group)()
 
-    def begin_cancel(self, pipelines: Pipelines | None, *, group: int | None = None) -> Cancellation:
-        """The part of `cancel` that does not wait."""
+    def begin_cancel(
+        self, pipelines: Pipelines | None = None, *, group: int | None = None
+    ) -> Callable[[], Awaitable[int]]:
+        """The part of `cancel` that does not wait; returns the part that does."""
         asked = None if pipelines is None else self._chosen(pipelines)
         number = None if group is None else _checked_group(group)
         with self.exchange.steering() as schedule:
@@ -464,12 +455,13 @@ class PipelineSession:
                 chosen = asked if number is None else np.intersect1d(asked, chosen)
             cancellation = schedule.cancel_jobs(chosen)
             self._stale_total = True
-        return cancellation
+        self._lot.unpark_all()  # whoever waits for them, before they are submitted again
 
-    async def end_cancel(self, cancellation: Cancellation) -> int:
-        """Wait until none of `begin_cancel`'s pipelines is in flight; returns how many were cancelled."""
-        await self._until(lambda _: cancellation.quiet)
-        return cancellation.cancelled
+        async def cancelled() -> int:
+            await self._until(lambda _: cancellation.quiet)
+            return cancellation.cancelled
+
+        return cancelled
 
     # --- looking
 
@@ -481,7 +473,7 @@ class PipelineSession:
         Raises:
             ValueError: There is no such pipeline.
         """
-        return await self._wait(what, urgent=False)
+        return await self._settled(self._chosen(what), urgent=False)
 
     def unsettled(self, what: Pipelines) -> Int32s:
         """The pipelines among some that are queued or in flight."""
@@ -491,11 +483,8 @@ class PipelineSession:
 
     def outcome_of(self, index: int) -> PipelineOutcome:
         """The outcome of a pipeline so far."""
-        outcome = self.table.row(index)
-        if outcome.status is OutcomeStatus.NOT_RUN:
-            self._gather()  # it may follow from another one, which has come since
-            outcome = self.table.row(index)
-        return outcome
+        self._gather()  # it may follow from another one, which has come since
+        return self.table.row(index)
 
     def remaining(self) -> Int32s:
         """Submitted pipelines that have not begun, the most urgent first."""
@@ -589,6 +578,16 @@ class PipelineSession:
         elif self.exchange.device_lost and not self._told_lost:
             await self._end()
 
+    async def _end(self) -> RunReport:
+        self._check_loop()
+        await self._ended.wait()
+        if self._report is None:
+            raise _FailedError("the session failed; its block raises the cause")
+        if self.exchange.device_lost and not self._told_lost:
+            self._told_lost = True
+            raise DeviceLostError(self.exchange.device_lost, self._report)
+        return self._report
+
     # --- the run of `open_session` and `run_pipelines`
 
     async def serve(
@@ -611,7 +610,7 @@ class PipelineSession:
                 self._begun_ns = self._begun_ns or time.perf_counter_ns()
 
         def at_barrier() -> None:
-            self._take_news()
+            self._gather()
             if on_progress is not None:
                 on_progress()
 
@@ -621,49 +620,34 @@ class PipelineSession:
                 await trio.sleep(INTERVAL_S)
 
         try:
-            self._report = await execute(
-                self._run,
-                self.exchange,
-                (self._spread_news, report_progress, *beside),
-                on_started=started,
-                on_barrier=at_barrier,
+            self._report = await self._run.execute(
+                (self._spread_news, report_progress, *beside), on_started=started, on_barrier=at_barrier
             )
         finally:
             self._ended.set()
-            self._take_news()
-            for waiters in self._waiting.values():
-                for each in waiters:
-                    each.event.set()
-        return self._report
-
-    async def _end(self) -> RunReport:
-        self._check_loop()
-        await self._ended.wait()
-        if self._report is None:
-            raise _FailedError("the session failed; its block raises the cause")
-        if self.exchange.device_lost and not self._told_lost:
-            self._told_lost = True
-            raise DeviceLostError(self.exchange.device_lost, self._report)
+            self._gather()
+            self._lot.unpark_all()
         return self._report
 
     # --- news
 
     async def _spread_news(self) -> None:
-        """Beside the workers: give news to waiting tasks, at most every tick unless one needs it at once."""
+        """Beside the workers: wake waiting tasks, at most every tick unless one needs its news at once."""
         while True:
             await self._changed.wait()
             self._changed = trio.Event()
             if not self._listeners:
                 continue
             self.exchange.on_change = self._changed.set  # before looking, so that no change is missed
-            self._take_news()
+            self._gather()
+            self._lot.unpark_all()
             if not self._urgent:
                 self._hurry = trio.Event()
                 with trio.move_on_after(_TICK_S):
                     await self._hurry.wait()
 
     @contextmanager
-    def _listening(self, *, urgent: bool = True) -> Iterator[None]:
+    def _listening(self, *, urgent: bool) -> Iterator[None]:
         self._listeners += 1
         self._urgent += urgent
         self._changed.set()
@@ -675,6 +659,29 @@ class PipelineSession:
             self._listeners -= 1
             self._urgent -= urgent
 
+    async def _until(self, condition: Callable[[Scheduler], bool], *, urgent: bool = True) -> None:
+        """Wait until a condition on the schedule holds, or the session has ended."""
+        self._check_loop()
+        await trio.lowlevel.checkpoint()
+        with self._listening(urgent=urgent):
+            while not self._ended.is_set():
+                with self.exchange.looking() as schedule:
+                    if condition(schedule):
+                        return
+                await self._lot.park()
+
+    async def _settled(self, asked: Int32s, *, urgent: bool) -> tuple[PipelineOutcome, ...]:
+        pending = asked
+
+        def is_settled(schedule: Scheduler) -> bool:
+            nonlocal pending  # a pipeline that was cancelled is settled, though it may be submitted again
+            pending = schedule.unsettled(pending)
+            return not len(pending)
+
+        await self._until(is_settled, urgent=urgent)
+        self._gather()
+        return tuple(map(self.table.row, asked.tolist()))
+
     def _gather(self) -> None:
         """Set outcomes that follow from others, and count new ones. Any thread."""
         with self._news_lock, self.exchange.looking() as schedule:
@@ -682,22 +689,19 @@ class PipelineSession:
             if not len(news):
                 return
             lost = schedule.unassignable
-            self._run.take_unassignable({each: lost[each] for each in news.tolist() if each in lost})
-            self._run.take_shared(*schedule.shared())
+            lost = {each: lost[each] for each in news.tolist() if each in lost}
+            self._run.take_inferred(lost, *schedule.shared())
             final = schedule.final(news)
             self._stale_total |= len(final) < len(news)  # a library was cancelled with what links it
             status = self.table.status[final]
             ran = status != status_code(OutcomeStatus.NOT_RUN)  # the schedule ends a cut batch as a whole
-            final, status = final[ran], status[ran]
-            self._fresh.append(final)
-            self._counts += np.bincount(status, minlength=len(self._counts))
-            self._done_ns += schedule.estimated_ns(final)
-            if self._waiting:
-                self._unheard.update(news.tolist())
+            self._fresh.append(final[ran])
+            self._counts += np.bincount(status[ran], minlength=len(self._counts))
+            self._done_ns += schedule.estimated_ns(final[ran])
 
     def _progress(self) -> Progress:
-        """Progress by the outcomes gathered so far."""
-        with self._news_lock, self.exchange.looking() as schedule:
+        """Progress by the outcomes gathered so far; under the lock of the news."""
+        with self.exchange.looking() as schedule:
             now_ns = time.perf_counter_ns()  # here: the first may have been submitted while this waited
             total, in_flight, queued = schedule.entered, schedule.in_flight, schedule.queued
             if self._stale_total:
@@ -709,88 +713,36 @@ class PipelineSession:
             known = self._limit_ns and self._done_ns
             eta_s = elapsed_s * (self._total_ns - self._done_ns) / self._done_ns if known else None
         counts = dict(zip(OutcomeStatus, self._counts.tolist(), strict=True))
-        created = counts[OutcomeStatus.COMPILED] + counts[OutcomeStatus.CACHE_HIT]
+        compiled, hits = counts[OutcomeStatus.COMPILED], counts[OutcomeStatus.CACHE_HIT]
+        slowest = None
+        if in_flight and (found := self._to_go.slowest(now_ns)) is not None:
+            assignment, age_ns = found
+            first, count = self.table.row(int(assignment.indices[0])), len(assignment.indices)
+            slowest = SlowInFlight(Hash(first.key), first.kind, count, round(age_ns / 1e9, 1))
         return Progress(
             total=total,
             done=done,
-            compiled=counts[OutcomeStatus.COMPILED],
-            hits=counts[OutcomeStatus.CACHE_HIT],
+            compiled=compiled,
+            hits=hits,
             failed=counts[OutcomeStatus.FAILED],
             skipped=counts[OutcomeStatus.SKIPPED],
             in_flight=in_flight,
             started_ns=self._begun_ns,
             elapsed_s=elapsed_s,
-            rate=created / elapsed_s if elapsed_s else 0.0,
+            rate=(compiled + hits) / elapsed_s if elapsed_s else 0.0,
             eta_s=eta_s,
             total_ns=self._total_ns,
             done_ns=self._done_ns,
-            slowest=self._slowest(now_ns) if in_flight else None,
+            slowest=slowest,
         )
-
-    def _slowest(self, now_ns: int) -> SlowInFlight | None:
-        found = self._to_go.slowest(now_ns)
-        if found is None:
-            return None
-        (assignment, age_ns), table = found, self.table
-        first = table.row(int(assignment.indices[0]))
-        return SlowInFlight(Hash(first.key), first.kind, len(assignment.indices), round(age_ns / 1e9, 1))
-
-    def _take_news(self) -> None:
-        """Count new outcomes, and wake waiting tasks. Runs in the trio thread."""
-        self._gather()
-        with self._news_lock, self.exchange.looking() as schedule:
-            settled, self._unheard = self._unheard, set()
-            # A pipeline that was cancelled when `poll` counted it may have been submitted again since.
-            again = schedule.unsettled(np.fromiter(settled, np.int32, len(settled)))
-            settled.difference_update(again.tolist())
-        for index in settled.intersection(self._waiting):
-            for waiter in self._waiting.pop(index):
-                waiter.pending.discard(index)
-                if not waiter.pending:
-                    waiter.event.set()
-        self._lot.unpark_all()
-
-    async def _wait(self, what: Pipelines, *, urgent: bool) -> tuple[PipelineOutcome, ...]:
-        asked = self._chosen(what)
-        self._check_loop()
-        await trio.lowlevel.checkpoint()
-        with self._listening(urgent=urgent):
-            with self._news_lock:  # no other thread counts in between
-                waiter = _Waiter(set(self.unsettled(asked).tolist()))
-                for index in waiter.pending:
-                    self._waiting.setdefault(index, []).append(waiter)
-            try:
-                if waiter.pending and not self._ended.is_set():
-                    await waiter.event.wait()
-            finally:
-                self._forget(waiter)
-        self._take_news()
-        return tuple(map(self.table.row, asked.tolist()))
-
-    def _forget(self, waiter: _Waiter) -> None:
-        for index in waiter.pending:
-            waiters = self._waiting.get(index, [])
-            if waiter in waiters:
-                waiters.remove(waiter)
-            if not waiters:
-                self._waiting.pop(index, None)
-
-    async def _until(self, condition: Callable[[Scheduler], bool]) -> None:
-        """Wait until a condition on the schedule holds, or the session has ended."""
-        self._check_loop()
-        await trio.lowlevel.checkpoint()
-        with self._listening():
-            while not self._ended.is_set():
-                with self.exchange.looking() as schedule:
-                    if condition(schedule):
-                        return
-                await self._lot.park()
 
     # --- inside
 
     def _chosen(self, pipelines: Pipelines) -> Int32s:
-        if isinstance(pipelines, PipelineTicket) and pipelines.session is not self:
-            raise ValueError("the ticket is that of another session")
+        if isinstance(pipelines, PipelineTicket):
+            if pipelines.session is not self:
+                raise ValueError("the ticket is that of another session")
+            return pipelines.indices
         return checked_pipelines(len(self.table), pipelines)
 
     def _enter(
@@ -799,11 +751,6 @@ class PipelineSession:
         schedule.enter(pipelines, priority, group)
         self._stale_total = True
         self._begun_ns = self._begun_ns or time.perf_counter_ns()
-
-    def _fitting(self, schedule: Scheduler, pipelines: Int32s) -> int:
-        """How many of the first pipelines can be submitted now."""
-        most = min(_room(schedule), _AT_ONCE)
-        return int(np.searchsorted(np.cumsum(schedule.absent(pipelines)), most, "right"))
 
     def _check_loop(self) -> None:
         """Refuse to wait in another trio loop, which this one could not wake."""
@@ -859,15 +806,14 @@ async def open_session(
         DeviceLostError: The device was lost, and neither `finish` nor `close` raised it.
         ExternalSynchronizationError: The caller used one of the caches during the session.
     """
-    run = Run.of(device, prepared, options, primary, on_merged, later=MOST_LATER)
+    workers = checked_run(device, prepared, options, primary)
     schedule = options.schedule or ScheduleOptions(pin_followers=options.mode not in NO_WORKER_CACHES)
     jobs = JobGraph.of_image(
         prepared.image, recorded_ns=costs_ns, speculative=lacking_code(prepared), pipeline_keys=pipeline_keys
     )
-    scheduler = Scheduler(jobs, run.worker_count, evolve(schedule, streaming=True))
-    scheduler.tells_hits = device.features.creation_feedback
-    scheduler.exclude(run.table.reasons)
-    session = PipelineSession(run, scheduler, trusted=costs_ns is not None)
+    scheduler = Scheduler(jobs, workers, evolve(schedule, streaming=True))
+    run = Run(device, prepared, options, primary, scheduler, on_merged, later=MOST_LATER)
+    session = PipelineSession(run, trusted=costs_ns is not None)
     if options.time_limit_s is not None:
         session.limit_time(options.time_limit_s)
 

@@ -58,13 +58,16 @@ _Rest: TypeAlias = Callable[[], Awaitable[Any]]
 _OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
 
 
+_Begin: TypeAlias = Callable[[PipelineSession], Awaitable[_Rest]]
+
+
 @frozen(eq=False)
 class _SentCommand:
-    """A command for the session's thread: it takes effect at once, and returns what is left to wait for."""
+    """A command for the session's thread: `begin` lets it take effect, and returns what waits for it."""
 
     future: Future[Any]
-    begin: Callable[[PipelineSession], Awaitable[_Rest]]
-    ends: bool = False
+    begin: _Begin
+    ends: bool
 
 
 class Ticket(Future[tuple[PipelineOutcome, ...]]):
@@ -173,8 +176,7 @@ class SessionThread:
         """
 
         async def begin(session: PipelineSession) -> _Rest:
-            session.begin_require(pipeline)
-            return lambda: session.end_require(pipeline)
+            return session.begin_require(pipeline)
 
         return self._ask(Future(), begin)
 
@@ -193,8 +195,7 @@ class SessionThread:
 
         async def begin(session: PipelineSession) -> _Rest:
             asked = None if chosen is None else self._indices(chosen.unwrap())
-            cancellation = session.begin_cancel(asked, group=group)
-            return lambda: session.end_cancel(cancellation)
+            return session.begin_cancel(asked, group=group)
 
         return self._ask(Future(), begin)
 
@@ -293,13 +294,7 @@ class SessionThread:
 
     # --- commands
 
-    def _ask(
-        self,
-        future: Future[_T],
-        begin: Callable[[PipelineSession], Awaitable[_Rest]],
-        *,
-        ends: bool = False,
-    ) -> Future[_T]:
+    def _ask(self, future: Future[_T], begin: _Begin, *, ends: bool = False) -> Future[_T]:
         """Send a command, whose result the future gets. A session that finishes refuses by itself."""
         if os.getpid() == self._process_id:
             with self._lock:

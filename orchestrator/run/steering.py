@@ -6,7 +6,6 @@
 Guarantees: a command holds for the rest of the compile: a run that begins later (of another group of the set,
 or of a process that replaces one that died) gets all commands before its first batch. Commands take effect in
 their order. A run that waits for a budget ends when it is stopped, and at its time limit.
-Assumptions: one thread, the trio thread. Whoever opens a `Steering` closes it after its last command.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ Wait = Callable[[], Awaitable[object]]
 CommandHandler = Callable[[tuple[AnyCommand, ...]], Wait]
 """Gets commands at once and in order."""
 
-_URGENCIES: Final[dict[Urgency, Priority]] = {"now": Priority.NOW, "soon": Priority.SOON}
+PRIORITIES: Final[dict[Urgency, Priority]] = {"now": Priority.NOW, "soon": Priority.SOON}
 
 
 def checked_priority(priority: Priority) -> Priority:
@@ -63,11 +62,6 @@ def checked_priority(priority: Priority) -> Priority:
         raise ValueError(f"a priority is one of {names}, not {priority!r}") from None
 
 
-def priority_of(command: Promote) -> Priority:
-    """What a command promotes to."""
-    return _URGENCIES[command.priority]
-
-
 class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Pipelines that came to their end, by key; skipped and failed ones with the reason."""
 
@@ -80,25 +74,23 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @classmethod
     def of(cls, table: OutcomeTable, rows: npt.NDArray[np.intp]) -> Settlement:
         """What some rows of a table say; pipelines that were not run count as cancelled."""
-        chosen = {
-            status: rows[table.status[rows] == status_code(status)].tolist() for status in OutcomeStatus
-        }
-        keys = {status: tuple(table.keys[which].tolist()) for status, which in chosen.items()}
-        reasons = {
-            status: {int(table.keys[row]): table.reasons.get(row, "") for row in chosen[status]}
-            for status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED)
-        }
-        return cls(
-            keys[OutcomeStatus.COMPILED],
-            keys[OutcomeStatus.CACHE_HIT],
-            keys[OutcomeStatus.NOT_RUN],
-            reasons[OutcomeStatus.SKIPPED],
-            reasons[OutcomeStatus.FAILED],
+        found = {status: rows[table.status[rows] == status_code(status)].tolist() for status in OutcomeStatus}
+        compiled, hits, cancelled = (
+            tuple(table.keys[found[status]].tolist())
+            for status in (OutcomeStatus.COMPILED, OutcomeStatus.CACHE_HIT, OutcomeStatus.NOT_RUN)
         )
+        skipped, failed = (
+            {int(table.keys[row]): table.reasons.get(row, "") for row in found[status]}
+            for status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED)
+        )
+        return cls(compiled, hits, cancelled, skipped, failed)
 
     def without(self, keys: Collection[int]) -> Settlement:
-        """It without some pipelines."""
-        compiled, hits, cancelled = (tuple(each for each in some if each not in keys) for some in self._lists)
+        """The same without some pipelines."""
+        compiled, hits, cancelled = (
+            tuple(key for key in some if key not in keys)
+            for some in (self.compiled, self.hits, self.cancelled)
+        )
         skipped, failed = (
             {key: why for key, why in some.items() if key not in keys} for some in (self.skipped, self.failed)
         )
@@ -107,11 +99,19 @@ class Settlement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def keys(self) -> set[int]:
         """All of them."""
-        return set().union(*self._lists, self.skipped, self.failed)
+        return set().union(self.compiled, self.hits, self.cancelled, self.skipped, self.failed)
 
-    @property
-    def _lists(self) -> tuple[tuple[int, ...], ...]:
-        return self.compiled, self.hits, self.cancelled
+
+@frozen
+class SentCommands:
+    """Commands that were sent."""
+
+    _waits: tuple[Wait, ...]
+
+    async def wait(self) -> None:
+        """Wait until they have taken effect: no cancelled pipeline is in the driver any more."""
+        for each in self._waits:
+            await each()
 
 
 @define(eq=False)
@@ -122,36 +122,15 @@ class _InEffect:
     handlers: list[CommandHandler] = field(factory=list)
 
 
-@define
-class _Begun:
-    """The last budget that began in one compile, and when it is over."""
-
-    budget: Budget | None = None
-    until_ns: int | None = None
-
-
-@frozen
-class SentCommands:
-    """Commands that were sent."""
-
-    _waits: tuple[Wait, ...] = ()
-
-    async def wait(self) -> None:
-        """Wait until they have taken effect: no cancelled pipeline is in the driver any more."""
-        for each in self._waits:
-            await each()
-
-
-@frozen(eq=False)
+@define(eq=False)
 class Steering:
-    """Steers a compile, or several at once. Belongs to the trio thread.
+    """Steers a compile, or several at once. Belongs to the trio thread; closed after the last command.
 
     Attributes:
         stop: Ends the compile early when set.
         on_settled: Called in the trio thread with pipelines that came to their end, some times a second.
         on_saved: Called in the trio thread when a cache file was saved, with its path and size.
         steered: Whether any command but to stop may come; for that batches are short.
-        on_begun: Called in the trio thread once all workers of a run in this process have asked for work.
         started_ns: `Progress.started_ns` of a compile that this one continues after its process died; 0 for a
             new one.
         try_pipelines: Tries pipelines in other processes, for `ModulePolicy.ISOLATE`.
@@ -161,30 +140,36 @@ class Steering:
     on_settled: Callable[[Settlement], None] | None = None
     on_saved: Callable[[Path, int], None] | None = None
     steered: bool = False
-    on_begun: Callable[[], None] | None = None
     started_ns: int = 0
     try_pipelines: TryPipelines | None = None
     _in_effect: _InEffect = field(factory=_InEffect)
-    _begun: _Begun = field(factory=_Begun)
+    # The last budget that began in this compile, and when it is over.
+    _begun: tuple[Budget, int | None] | None = field(default=None, init=False)
 
     @classmethod
     def of(cls, stop: trio.Event | Steering | None) -> Steering:
-        """What an argument `stop` means: an event alone says that, and nothing else.
+        """What an argument `stop` means: an event alone only stops.
 
         Raises:
             TypeError: It is another kind of event.
         """
         if isinstance(stop, Steering):
             return stop
-        if stop is None:
-            return cls()
-        if not isinstance(stop, trio.Event):  # waiting for another kind of event would stop the event loop
+        if not isinstance(
+            stop, trio.Event | None
+        ):  # waiting for another kind of event would stop the event loop
             raise TypeError(f"stop is a trio.Event or a Steering, not {type(stop).__name__}")
-        return cls(stop)
+        return cls() if stop is None else cls(stop)
 
-    def close(self) -> None:
-        """End the commands; a budget is lifted, since nobody would give another one."""
-        self.send(Budget(seconds=None))
+    def beside(
+        self,
+        on_settled: Callable[[Settlement], None] | None = None,
+        on_saved: Callable[[Path, int], None] | None = None,
+    ) -> Steering:
+        """The same commands for one of several compiles, with listeners and budgets of its own."""
+        return evolve(self, on_settled=on_settled if self.steered else None, on_saved=on_saved)
+
+    # --- who steers
 
     def promote(self, keys: Collection[int], priority: Priority = Priority.NOW) -> SentCommands:
         """Make pipelines at least so urgent; all begin as `Priority.BACKGROUND`. Unknown keys do nothing.
@@ -194,10 +179,8 @@ class Steering:
             ValueError: A key is not of 64 bits, or there is no such priority.
         """
         pipelines, priority = checked_keys(keys), checked_priority(priority)
-        urgency = next((name for name, each in _URGENCIES.items() if each is priority), None)
-        if urgency is None:
-            return SentCommands()
-        return self.send(Promote(pipelines=pipelines, priority=urgency))
+        names = (name for name, each in PRIORITIES.items() if each is priority)
+        return self.send(*(Promote(pipelines=pipelines, priority=name) for name in names))
 
     def cancel(self, keys: Collection[int]) -> SentCommands:
         """Leave pipelines out for the rest of this compile, unless they have begun or others link them.
@@ -218,13 +201,17 @@ class Steering:
         is_bounded = limit_ns is not None and limit_ns <= MOST_SECONDS * 1e9
         return self.send(Budget(seconds=seconds if is_bounded else None))
 
+    def close(self) -> None:
+        """End the commands; a budget is lifted, since nobody would give another one."""
+        self.limit_time(None)
+
     def send(self, *commands: AnyCommand) -> SentCommands:
         """Send commands to all running runs, and to those that begin later."""
         held = self._in_effect
         for each in commands:
             match each:
                 case Promote():
-                    priority = priority_of(each)
+                    priority = PRIORITIES[each.priority]
                     for key in each.keys:
                         held.priorities[key] = min(priority, held.priorities.get(key, priority))
                 case Cancel():
@@ -235,32 +222,7 @@ class Steering:
                     self.stop.set()
         return SentCommands(tuple(each(commands) for each in held.handlers))
 
-    def in_effect(self) -> tuple[AnyCommand, ...]:
-        """All commands in effect, but not to stop; of a budget that began, what is left."""
-        held, begun = self._in_effect, self._begun
-        commands: list[AnyCommand] = []
-        for name, priority in _URGENCIES.items():
-            if keys := [key for key, each in held.priorities.items() if each is priority]:
-                commands.append(Promote(pipelines=checked_keys(keys), priority=name))
-        if held.cancelled:
-            commands.append(Cancel(pipelines=checked_keys(held.cancelled)))
-        if begun.budget is not held.budget or begun.until_ns is None:
-            return *commands, held.budget
-        return *commands, Budget(seconds=max(0, begun.until_ns - time.perf_counter_ns()) / 1e9)
-
-    @property
-    def cancelled(self) -> KeysView[int]:
-        """Keys of the pipelines that were cancelled."""
-        return self._in_effect.cancelled.keys()
-
-    def until_ns(self) -> int | None:
-        """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
-        held, begun = self._in_effect, self._begun
-        if begun.budget is not held.budget:
-            limit_ns = time_limit_ns(held.budget.seconds)
-            begun.budget = held.budget
-            begun.until_ns = None if limit_ns is None else time.perf_counter_ns() + limit_ns
-        return begun.until_ns
+    # --- what is steered
 
     @contextmanager
     def handled_by(self, handler: CommandHandler) -> Iterator[None]:
@@ -271,11 +233,29 @@ class Steering:
         finally:
             self._in_effect.handlers.remove(handler)
 
-    def beside(
-        self,
-        on_settled: Callable[[Settlement], None] | None = None,
-        on_saved: Callable[[Path, int], None] | None = None,
-    ) -> Steering:
-        """The same one for one of several compiles, which tells of itself; budgets begin when it can."""
-        on_settled = on_settled if self.steered else None
-        return evolve(self, on_settled=on_settled, on_saved=on_saved, begun=_Begun())
+    def in_effect(self) -> tuple[AnyCommand, ...]:
+        """All commands in effect, but not to stop; of a budget that began, what is left."""
+        held = self._in_effect
+        commands: list[AnyCommand] = []
+        for name, priority in PRIORITIES.items():
+            if keys := [key for key, each in held.priorities.items() if each is priority]:
+                commands.append(Promote(pipelines=checked_keys(keys), priority=name))
+        if held.cancelled:
+            commands.append(Cancel(pipelines=checked_keys(held.cancelled)))
+        budget = held.budget
+        if self._begun is not None and self._begun[0] is budget and self._begun[1] is not None:
+            budget = Budget(seconds=max(0, self._begun[1] - time.perf_counter_ns()) / 1e9)
+        return *commands, budget
+
+    @property
+    def cancelled(self) -> KeysView[int]:
+        """Keys of the pipelines that were cancelled."""
+        return self._in_effect.cancelled.keys()
+
+    def until_ns(self) -> int | None:
+        """When the budget is over, by time.perf_counter_ns; it begins now, if it had not begun."""
+        budget = self._in_effect.budget
+        if self._begun is None or self._begun[0] is not budget:
+            limit_ns = time_limit_ns(budget.seconds)
+            self._begun = budget, None if limit_ns is None else time.perf_counter_ns() + limit_ns
+        return self._begun[1]

@@ -1,8 +1,8 @@
 """The workers of a run, from opened caches to the report.
 
-    execute: open caches ──> worker 0 ─┐
-                             worker 1 ─┼─> barrier ─> merge ─> read back ─> destroy ─> report
-                             ...      ─┘
+    Run.execute: open caches ──> worker 0 ─┐
+                                 worker 1 ─┼─> barrier ─> merge ─> read back ─> destroy ─> report
+                                 ...      ─┘
 
 A worker's loop is in its thread, because a hop from trio into a thread and back costs as much as a whole warm
 batch of 64; asking the schedule under a lock costs microseconds. trio is entered again only to wait.
@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 import trio
-from attrs import define, field
 
 from orchestrator.devices.binaries import BinarySource
 from orchestrator.devices.device import (
@@ -43,14 +42,7 @@ from orchestrator.devices.device import (
 )
 from orchestrator.errors import DriverError, ExternalSynchronizationError, OrchestratorError, unexpected
 from orchestrator.run.accounting import USAGE, CallLog, ThreadMeter, driver_time_ns, usage_now
-from orchestrator.run.caches import (
-    Creator,
-    MergedHook,
-    PreparedParts,
-    RunCaches,
-    duplicate_pipeline_keys,
-    duplicates,
-)
+from orchestrator.run.caches import Creator, MergedHook, PreparedParts, RunCaches, duplicates
 from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import BARRIER, ROLLING, RunOptions, available_workers, check_skipped
@@ -66,7 +58,7 @@ from orchestrator.run.records import (
     status_code,
     timing_of,
 )
-from orchestrator.schedule import Assignment, Done, Wait
+from orchestrator.schedule import Assignment, Done, Scheduler, Wait
 from orchestrator.schedule.jobs import Int32s
 
 if TYPE_CHECKING:
@@ -96,19 +88,14 @@ class Worker:
             ExternalSynchronizationError: The caller uses the cache at the same time.
         """
         while True:
-            answer, seen = self._exchange.unneeded(self.number)
-            if answer is None:
-                answer, seen = await trio.to_thread.run_sync(
-                    self._stint, abandon_on_cancel=False, limiter=limiter
-                )
+            answer, seen = await trio.to_thread.run_sync(self._stint, limiter=limiter)
             if not isinstance(answer, Wait):
-                self.arrived_ns = self.arrived_ns or time.perf_counter_ns()
                 return
             began_ns = time.perf_counter_ns()
             with trio.move_on_after(self._creator.due_in_s()) as waited:
                 await self._exchange.wait_changed(seen)
             if waited.cancelled_caught:
-                self._creator.between_batches()
+                await trio.to_thread.run_sync(self._creator.between_batches, limiter=limiter)
             self.waiting_ns += time.perf_counter_ns() - began_ns
 
     def _stint(self) -> tuple[Wait | Done, int]:
@@ -131,8 +118,7 @@ class Worker:
                 ended, result = answer, self._create(answer.indices, meter)
             self.knows_run_delay &= meter.has_run_delay
         self.usage += usage_now() - began
-        if isinstance(answer, Done):
-            self.arrived_ns = time.perf_counter_ns()
+        self.arrived_ns = time.perf_counter_ns()
         return answer, seen
 
     def _goes_on(self) -> bool:
@@ -163,13 +149,10 @@ class Worker:
         if not batch.all_hits:  # without what this thread waited for the GIL: no job is longer for that
             times_ns = driver_time_ns(batch.feedback_flags, batch.durations_ns, elapsed_ns)
             elapsed_ns = min(elapsed_ns, sum(times_ns.tolist()))
-        missed = self._creator.missed(indices, batch)
+        missed = self._creator.parts.missed(indices, batch)
         if missed is None:
             return BatchResult(*self._recorder.record(indices, batch), elapsed_ns)
-        there = np.flatnonzero(~missed)
-        if not there.size:
-            return BatchResult(elapsed_ns=elapsed_ns, missed=indices[missed])
-        recorded = self._recorder.record(indices[there], batch.only(there))
+        recorded = self._recorder.record(indices[~missed], batch.only(np.flatnonzero(~missed)))
         return BatchResult(*recorded, elapsed_ns, indices[missed])
 
     def _isolate(self, indices: Int32s, error: OrchestratorError, meter: ThreadMeter) -> BatchResult:
@@ -198,84 +181,94 @@ def _together(results: Sequence[BatchResult]) -> BatchResult:
     )
 
 
-@define(eq=False)
 class Run:
-    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart."""
+    """State of one run. Its blocking methods are called in a thread, one at a time, workers apart.
 
-    device: Device
-    prepared: PreparedPipelines
-    worker_count: int
-    keep: bool
-    caches: RunCaches
-    primary_data: bytes = b""
-    ask_pipeline_keys: bool = False
-    later: int = 0
-    recorder: OutcomeRecorder = field(init=False)
-    parts: PreparedParts = field(init=False)
-    _shared: npt.NDArray[np.bool_] = field(init=False, repr=False)
-    _taking: threading.Lock = field(factory=threading.Lock, init=False, repr=False)
-    workers: list[Worker] = field(factory=list)
-    calls: list[Calls] = field(factory=list)
-    started_ns: int = 0
-    barrier_ns: int = 0
-    supply: SpirvSupply | None = None
-    _duplicate_jobs: Duplicates = Duplicates(0, 0)  # noqa: RUF009 - frozen
-    _duplicate_keys: Duplicates | None = None
+    Args:
+        device: As in `run_pipelines`, like the next three; `checked_run` has checked them.
+        prepared: The pipelines.
+        options: How.
+        primary: The primary, or its initial data.
+        scheduler: A new one, over the pipelines.
+        on_merged: As in `run_pipelines`.
+        later: Most pipelines that may be added.
 
-    def __attrs_post_init__(self) -> None:
-        self.parts = PreparedParts(self.prepared)
-        self.recorder = OutcomeRecorder(
-            self.prepared.image,
-            keep=self.keep,
-            later=self.later,
-            libraries_of=self.parts.libraries_of,
-        )
-        self._shared = np.zeros(len(self.table) + self.later, np.bool_)
+    Attributes:
+        exchange: The scheduler, shared with the workers.
+        worker_count: Number of workers.
+        supply: Who is asked for code that is lacking; None where none can be.
 
-    @classmethod
-    def of(
-        cls,
+    Raises:
+        ValueError: Pipelines are to be kept, and the schedule shares outcomes.
+    """
+
+    def __init__(
+        self,
         device: Device,
         prepared: PreparedPipelines,
         options: RunOptions,
         primary: PipelineSource | bytes | None,
+        scheduler: Scheduler,
         on_merged: MergedHook | None,
         *,
         later: int = 0,
-    ) -> Run:
-        """A run by the arguments of `run_pipelines`, with the outcomes that are known before anything runs.
-
-        At most `later` pipelines may be added. Raises TypeError and ValueError as `run_pipelines` does.
-        """
-        _check_arguments(device, prepared, options, primary)
-        mode = options.mode
-        count = available_workers() if options.workers is None else options.workers
-        caches = RunCaches(
+    ) -> None:
+        if options.keep and scheduler.shares_outcomes:
+            raise ValueError(
+                "a pipeline that shares another one's outcome is not created, so it cannot be kept"
+            )
+        self.device = device
+        self.exchange = Exchange(scheduler)
+        self.worker_count = scheduler.workers
+        self.supply: SpirvSupply | None = None
+        self._prepared = prepared
+        self._later = later
+        self._parts = PreparedParts(prepared)
+        self._recorder = OutcomeRecorder(
+            prepared.image, keep=options.keep, later=later, libraries_of=self._parts.libraries_of
+        )
+        self._shared = np.zeros(len(self.table) + later, np.bool_)
+        self._taking = threading.Lock()
+        self._workers: list[Worker] = []
+        self._calls: list[Calls] = []
+        self._started_ns = self._barrier_ns = 0
+        self._duplicates = Duplicates(0, 0)
+        self._primary_data = primary if isinstance(primary, bytes) else b""
+        self._caches = RunCaches(
             device=device,
-            worker_count=count,
-            mode=mode,
-            policy=options.merge or (ROLLING if mode is CacheMode.TWO_LEVEL else BARRIER),
-            seed=options.seed_workers_from_primary,
+            worker_count=scheduler.workers,
+            mode=options.mode,
+            policy=options.merge or (ROLLING if options.mode is CacheMode.TWO_LEVEL else BARRIER),
+            keep=options.keep,
             primary=None if isinstance(primary, bytes) else primary,
             on_merged=on_merged,
             token=trio.lowlevel.current_trio_token(),
         )
-        data = primary if isinstance(primary, bytes) else b""
-        keys = options.count_duplicate_pipeline_keys
-        run = cls(device, prepared, count, options.keep, caches, data, keys, later)
-        run.table.settle(OutcomeStatus.FAILED, prepared.unusable)
-        run.table.settle(OutcomeStatus.SKIPPED, options.skipped)
-        return run
+        self.table.settle(OutcomeStatus.FAILED, prepared.unusable)
+        self.table.settle(OutcomeStatus.SKIPPED, options.skipped)
+        scheduler.tells_hits = device.features.creation_feedback
+        scheduler.exclude(self.table.reasons)
+        if self._parts.identified or later:
+            self._supply_through(self.exchange)
 
     @property
     def table(self) -> OutcomeTable:
         """The outcomes."""
-        return self.recorder.table
+        return self._recorder.table
 
-    # --- before and beside the workers
+    def _supply_through(self, exchange: Exchange) -> None:
+        from orchestrator.run.supply import SpirvSupply  # most runs have all code
+
+        def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
+            self.table.settle(status, reasons)  # another image replaces the table
+
+        self.supply = SpirvSupply(self.device, self._parts, exchange, settle)
+        exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
+
+    # --- beside the workers
 
     def add(self, prepared: PreparedPipelines, skipped: Mapping[int, str]) -> range:
-        """Number the pipelines of another image behind the others; outcomes are known so far as at the start.
+        """Number the pipelines of another image behind the others, with the outcomes that are known.
 
         Raises:
             TypeError: See `check_skipped`.
@@ -284,40 +277,35 @@ class Run:
         count = len(prepared.image)
         check_skipped(skipped, count)
         if len(self.table) + count > len(self._shared):
-            raise ValueError(f"a session holds at most {self.later} pipelines that come later")
-        first = self.parts.add(prepared)
-        self.recorder.extend(prepared.image)
+            raise ValueError(f"a session holds at most {self._later} pipelines that come later")
+        first = self._parts.add(prepared)
+        self._recorder.extend(prepared.image)
         for status, reasons in ((OutcomeStatus.FAILED, prepared.unusable), (OutcomeStatus.SKIPPED, skipped)):
             self.table.settle(status, {first + index: reason for index, reason in reasons.items()})
         return range(first, first + count)
 
-    def supply_through(self, exchange: Exchange) -> None:
-        """Let code that turns out to be lacking be asked for."""
-        if self.parts.identified or self.later:
-            from orchestrator.run.supply import SpirvSupply
+    def take_inferred(self, lost: Mapping[int, str], followers: Int32s, leaders: Int32s) -> None:
+        """Set outcomes that follow from those of others.
 
-            def settle(status: OutcomeStatus, reasons: Mapping[int, str]) -> None:
-                self.table.settle(status, reasons)  # another image replaces the table
-
-            self.supply = SpirvSupply(self.device, self.parts, exchange, settle)
-            exchange.on_missed, exchange.on_steered = self.supply.take, self.supply.reorder
-
-    def take_unassignable(self, reasons: Mapping[int, str]) -> None:
-        """Give jobs that will not be assigned their outcome: that of the library which is to blame."""
-        failed, skipped = status_code(OutcomeStatus.FAILED), status_code(OutcomeStatus.SKIPPED)
+        Args:
+            lost: Jobs that will not be assigned, with the reason; they fare as the library to blame.
+            followers: Pipelines that share the outcome of others.
+            leaders: Those others.
+        """
+        failed, skipped, not_run = map(
+            status_code, (OutcomeStatus.FAILED, OutcomeStatus.SKIPPED, OutcomeStatus.NOT_RUN)
+        )
+        status = self.table.status
         # A library has a smaller number than what links it, so its outcome is there first.
-        for index, reason in sorted(reasons.items()):
+        for index, reason in sorted(lost.items()):
             # By the status, which is set last: another thread may be here, too, and counts it afterwards.
-            if self.table.status[index] != status_code(OutcomeStatus.NOT_RUN):
-                continue
-            libraries = self.table.status[self.parts.libraries_of(index)].tolist()
-            is_skipped = skipped in libraries and failed not in libraries
-            self.table.settle(OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED, {index: reason})
-
-    def take_shared(self, followers: Int32s, leaders: Int32s) -> None:
-        """Give pipelines that share the outcome of others that outcome."""
-        new = self.table.status[followers] == status_code(OutcomeStatus.NOT_RUN)
-        self.table.status[followers[new]] = self.table.status[leaders[new]]
+            if status[index] == not_run:
+                libraries = status[self._parts.libraries_of(index)].tolist()
+                is_skipped = skipped in libraries and failed not in libraries
+                outcome = OutcomeStatus.SKIPPED if is_skipped else OutcomeStatus.FAILED
+                self.table.settle(outcome, {index: reason})
+        new = status[followers] == not_run
+        status[followers[new]] = status[leaders[new]]
         self._shared[followers[new]] = True
 
     def take_handles(self, settled: Int32s) -> npt.NDArray[np.uint64]:
@@ -331,54 +319,101 @@ class Run:
             handles[settled[taken != 0]] = 0
         return taken
 
-    # --- after the barrier
+    # --- from the caches to the report
 
-    def close(self, reported: bool) -> None:
+    async def execute(
+        self,
+        beside: Sequence[Callable[[], Awaitable[None]]],
+        *,
+        on_started: Callable[[], None],
+        on_barrier: Callable[[], None],
+    ) -> RunReport:
+        """Drive the run to its end.
+
+        Args:
+            beside: Tasks beside the workers, which are cancelled at the barrier.
+            on_started: Called when the caches are open, before the first batch.
+            on_barrier: Called when the last worker has ended.
+
+        Raises:
+            DriverError: A cache could not be created.
+            ExternalSynchronizationError: The caller used one of the caches during the run.
+            trio.Cancelled: The surrounding scope was cancelled; what was compiled has been merged.
+        """
+        caches, limiter, reported = self._caches, trio.CapacityLimiter(self.worker_count), False
+        try:
+            await trio.to_thread.run_sync(
+                caches.open, self._primary_data, self._prepared, self._parts, limiter=limiter
+            )
+            on_started()
+            await self._work(limiter, beside)
+            scheduler = self.exchange.scheduler
+            self.take_inferred(scheduler.unassignable, *scheduler.shared())
+            on_barrier()
+            reported = True
+        finally:
+            # The calls in flight have returned, for no thread is ever abandoned: nothing uses a cache now.
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(self._close, reported, limiter=limiter)
+        return self._report()
+
+    async def _work(
+        self, limiter: trio.CapacityLimiter, beside: Sequence[Callable[[], Awaitable[None]]]
+    ) -> None:
+        self._workers = [
+            Worker(number, creator, self.exchange, self._recorder)
+            for number, creator in enumerate(self._caches.creators)
+        ]
+        with first_error():
+            async with trio.open_nursery() as others:
+                self._started_ns = time.perf_counter_ns()
+                async with trio.open_nursery() as nursery:
+                    for worker in self._workers:
+                        nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
+                    if self.supply is not None:
+                        others.start_soon(self.supply.serve)
+                    if self._caches.rotation is not None and self._caches.policy.rolling:
+                        others.start_soon(self._caches.rotation.serve)
+                    for each in beside:
+                        others.start_soon(each)
+                self._barrier_ns = time.perf_counter_ns()
+                others.cancel_scope.cancel()
+
+    def _close(self, reported: bool) -> None:
         """Merge, read back where there will be a report, and destroy what the run made. Blocking."""
         try:
-            if self.workers:
-                self.caches.merge()
-            for worker in self.workers:
+            if self._workers:
+                self._caches.merge()
+            for worker in self._workers:
                 calls, durations_ns = worker.log.work_out()
-                self.recorder.attribute(calls, durations_ns)
-                self.calls.append(calls)
+                self._recorder.attribute(calls, durations_ns)
+                self._calls.append(calls)
             if reported:
-                self._count_duplicates()
-                self.caches.read_back()
+                table = self.table
+                compiled = (table.status == status_code(OutcomeStatus.COMPILED)) & (table.worker >= 0)
+                self._duplicates = duplicates(
+                    table.keys[compiled], table.worker[compiled], table.driver_ns[compiled]
+                )
+                self._caches.read_back()
         except BaseException:
             reported = False
             raise
         finally:
-            self.caches.destroy()
+            self._caches.destroy()
             if not reported:
                 self.device.destroy_pipelines(self.take_handles(np.arange(len(self.table), dtype=np.int32)))
 
-    def _count_duplicates(self) -> None:
-        table = self.table
-        compiled = np.flatnonzero(
-            (table.status == status_code(OutcomeStatus.COMPILED)) & (table.worker >= 0)
-        ).astype(np.int32)
-        workers, driver_ns = table.worker[compiled], table.driver_ns[compiled]
-        self._duplicate_jobs = duplicates(table.keys[compiled], workers, driver_ns)
-        if self.ask_pipeline_keys and self.device.features.pipeline_binaries:
-            known = compiled < len(self.prepared.image)  # of the first image: others have keys of their own
-            self._duplicate_keys = duplicate_pipeline_keys(
-                self.device, self.prepared, compiled[known], workers[known], driver_ns[known]
-            )
-
-    def report(self, exchange: Exchange) -> RunReport:
-        """The report of a run that came to its end."""
-        table, caches = self.table, self.caches
-        calls = Calls.joined(self.calls)
-        barrier = Barrier(tuple(worker.arrived_ns for worker in self.workers), self.barrier_ns)
+    def _report(self) -> RunReport:
+        table, caches, exchange = self.table, self._caches, self.exchange
+        calls = Calls.joined(self._calls)
+        barrier = Barrier(tuple(worker.arrived_ns for worker in self._workers), self._barrier_ns)
         merge = caches.merge_report(
             compiled=table.counts()[OutcomeStatus.COMPILED],
             barrier_waits_ns=barrier.waits_ns,
-            duplicate_job_keys=self._duplicate_jobs,
-            duplicate_pipeline_keys=self._duplicate_keys,
+            duplicate_job_keys=self._duplicates,
         )
         binaries, identifiers, supply_notes = caches.binaries(), None, list[str]()
-        if self.supply is not None and self.parts.identified:
+        if self.supply is not None and self._parts.identified:
             identifiers, supply_notes = self.supply.record(table), self.supply.notes
         merge_ns = merge.merge_ns if merge is not None else 0
         return RunReport(
@@ -391,29 +426,30 @@ class Run:
             timing=self._timing(calls, sum(barrier.waits_ns), merge_ns),
             stopped=exchange.cancelled or exchange.out_of_time,
             device_lost=bool(exchange.device_lost),
-            notes=(*caches.notes, *supply_notes, *self._notes(exchange, len(calls))),
+            notes=(*caches.notes, *supply_notes, *self._notes(len(calls))),
             cache_data=caches.data,
             binaries=binaries,
             identifiers=identifiers,
         )
 
     def _timing(self, calls: Calls, ending_ns: int, merge_ns: int) -> Timing:
-        usage = np.sum([np.zeros(len(USAGE), np.int64), *(worker.usage for worker in self.workers)], axis=0)
+        workers = self._workers
+        usage = np.sum([np.zeros(len(USAGE), np.int64), *(worker.usage for worker in workers)], axis=0)
         return timing_of(
             calls,
             workers=self.worker_count,
-            wall_ns=self.barrier_ns - self.started_ns,
-            make_caches_ns=self.caches.open_ns,
+            wall_ns=self._barrier_ns - self._started_ns,
+            make_caches_ns=self._caches.open_ns,
             merge_ns=merge_ns,
-            read_back_ns=self.caches.read_back_ns,
-            waiting_ns=sum(worker.waiting_ns for worker in self.workers),
+            read_back_ns=self._caches.read_back_ns,
+            waiting_ns=sum(worker.waiting_ns for worker in workers),
             ending_ns=ending_ns,
-            blocked_without_faults_ns=sum(each.log.blocked_without_faults_ns for each in self.workers),
+            blocked_without_faults_ns=sum(each.log.blocked_without_faults_ns for each in workers),
             **dict(zip(USAGE, usage.tolist(), strict=True)),
         )
 
-    def _notes(self, exchange: Exchange, calls: int) -> list[str]:
-        notes = []
+    def _notes(self, calls: int) -> list[str]:
+        notes, exchange = [], self.exchange
         if exchange.device_lost:
             notes.append(f"the device was lost, so nothing more was tried: {exchange.device_lost}")
         if not exchange.cancelled and exchange.out_of_time:
@@ -428,7 +464,7 @@ class Run:
                 "the device gives no creation feedback: hits are not known and count as compiled, "
                 "and driver time is the wall time of the calls"
             )
-        if not all(worker.knows_run_delay for worker in self.workers):
+        if not all(worker.knows_run_delay for worker in self._workers):
             notes.append("time on the run queue is not known here: blocked time includes it")
         return notes
 
@@ -438,9 +474,15 @@ def lacking_code(prepared: PreparedPipelines) -> npt.NDArray[np.bool_] | None:
     return None if prepared.identified is None else prepared.identified.lacking
 
 
-def _check_arguments(
-    device: object, prepared: object, options: object, primary: PipelineSource | bytes | None
-) -> None:
+def checked_run(
+    device: Device, prepared: PreparedPipelines, options: RunOptions, primary: PipelineSource | bytes | None
+) -> int:
+    """Check the arguments of `run_pipelines` and `open_session`; returns the number of workers.
+
+    Raises:
+        TypeError: As `run_pipelines` says.
+        ValueError: As `run_pipelines` says.
+    """
     if not isinstance(device, Device):
         raise unexpected(device, "a device, such as open_device gives")
     if not isinstance(prepared, PreparedPipelines):
@@ -453,74 +495,11 @@ def _check_arguments(
     mode = options.mode
     if mode is CacheMode.NONE and primary not in (None, b""):
         raise ValueError("mode none uses no cache, so there is nothing to do with a primary")
-    if isinstance(primary, bytes | None):
-        if mode is CacheMode.BINARIES and primary:
-            raise ValueError("mode binaries begins with no data of a pipeline cache")
-        return
-    if (mode is CacheMode.BINARIES) != isinstance(primary, BinarySource):
-        raise ValueError(f"mode {mode} cannot use {primary.name!r} as its primary: it is of another kind")
-    if mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL) and primary.externally_synchronized:
-        raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
-
-
-async def execute(
-    run: Run,
-    exchange: Exchange,
-    beside: Sequence[Callable[[], Awaitable[None]]] = (),
-    *,
-    on_started: Callable[[], None],
-    on_barrier: Callable[[], None],
-) -> RunReport:
-    """Drive a run to its end.
-
-    Raises:
-        ValueError: Pipelines are to be kept, and the schedule shares outcomes.
-        DriverError: A cache could not be created.
-        ExternalSynchronizationError: The caller used one of the caches during the run.
-        trio.Cancelled: The surrounding scope was cancelled; what was compiled has been merged.
-    """
-    scheduler = exchange.scheduler
-    if run.keep and scheduler.shares_outcomes:
-        raise ValueError("a pipeline that shares another one's outcome is not created, so it cannot be kept")
-    run.supply_through(exchange)
-    limiter = trio.CapacityLimiter(run.worker_count)
-    reported = False
-    try:
-        await trio.to_thread.run_sync(run.caches.open, run.primary_data, run.prepared, limiter=limiter)
-        on_started()
-        await _work(run, exchange, limiter, beside)
-        run.take_unassignable(scheduler.unassignable)
-        run.take_shared(*scheduler.shared())
-        on_barrier()
-        reported = True
-    finally:
-        # The calls in flight have returned, for no thread is ever abandoned: nothing uses a cache now.
-        with trio.CancelScope(shield=True):
-            await trio.to_thread.run_sync(run.close, reported, limiter=limiter)
-    return run.report(exchange)
-
-
-async def _work(
-    run: Run,
-    exchange: Exchange,
-    limiter: trio.CapacityLimiter,
-    beside: Sequence[Callable[[], Awaitable[None]]],
-) -> None:
-    run.workers = [
-        Worker(number, run.caches.creator_of(number, run.parts, keep=run.keep), exchange, run.recorder)
-        for number in range(run.worker_count)
-    ]
-    with first_error():
-        async with trio.open_nursery() as others:
-            run.started_ns = time.perf_counter_ns()
-            async with trio.open_nursery() as nursery:
-                for worker in run.workers:
-                    nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
-                if run.supply is not None:
-                    others.start_soon(run.supply.serve)
-                if run.caches.rotation is not None and run.caches.policy.rolling:
-                    others.start_soon(run.caches.rotation.serve)
-                for each in beside:
-                    others.start_soon(each)
-            run.barrier_ns = time.perf_counter_ns()
-            others.cancel_scope.cancel()
+    if mode is CacheMode.BINARIES and isinstance(primary, bytes) and primary:
+        raise ValueError("mode binaries begins with no data of a pipeline cache")
+    if isinstance(primary, PipelineSource):
+        if (mode is CacheMode.BINARIES) != isinstance(primary, BinarySource):
+            raise ValueError(f"mode {mode} cannot use {primary.name!r} as its primary: it is of another kind")
+        if mode in (CacheMode.SHARED, CacheMode.TWO_LEVEL) and primary.externally_synchronized:
+            raise ValueError(f"mode {mode} needs a primary that is internally synchronized")
+    return available_workers() if options.workers is None else options.workers

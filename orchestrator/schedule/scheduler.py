@@ -272,20 +272,6 @@ class Scheduler:
         """Whether only expected hits are queued, and as many workers as may take them have some."""
         return self._taking_hits >= self._hit_takers and self._has_only_hits
 
-    def unneeded(self, worker: int) -> Wait | Done | None:
-        """Whether a worker without a batch need not `request` one: told at once, and nothing is assigned.
-
-        Returns:
-            Done if nothing is left for anybody. Wait if only expected hits are queued, and enough workers
-            before it are free for them; not under a deadline, after which all are sent away. Else None.
-        """
-        if self._cancelled or not (self._table.queued or self._open):
-            return _DONE
-        if self._deadline_ns != math.inf or not self._has_only_hits:
-            return None
-        compiling = sum(each is not None for each in self._assigned) - self._taking_hits
-        return _WAIT if worker >= self._hit_takers + compiling else None
-
     @property
     def _has_only_hits(self) -> bool:
         jobs, table = self._jobs, self._table

@@ -33,7 +33,7 @@ from orchestrator.devices.simulated import (
     simulated_features,
     simulated_image,
 )
-from orchestrator.run.caches import RollingMerge
+from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, NO_WORKER_CACHES, MergePolicy, RunOptions
 from orchestrator.run.records import RunReport
@@ -188,7 +188,7 @@ async def _one(chance: random.Random) -> tuple[int, int, int, int, int]:
     device = SimulatedDevice(random_options(chance, moment.on_compile))
     folds = 0
 
-    def on_merged(primary: PipelineSource, _merge: RollingMerge) -> None:
+    def on_merged(primary: PipelineSource, _merge: CacheMerge) -> None:
         nonlocal folds
         folds += 1
         primary.data()

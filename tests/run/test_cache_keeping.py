@@ -16,7 +16,7 @@ import trio.testing
 from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
-from orchestrator.run.caches import RollingMerge
+from orchestrator.run.caches import CacheMerge
 from orchestrator.run.keeping import CacheFileStore, CacheKeeper, SaveDecider
 from orchestrator.run.options import MergePolicy, SavePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, SaveReason
@@ -329,9 +329,9 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
     keeper, cache = keeping(path, OLD, policy)
     size = keeper.store.device.pipeline_cache_size(cache)
-    keeper.merged(cache, RollingMerge(1, len(OLD), (size,), size, 0))
+    keeper.merged(cache, CacheMerge(1, len(OLD), (size,), size, 0))
     assert keeper.saves == []
-    keeper.merged(cache, RollingMerge(2, 0, (size,), size, 0))
+    keeper.merged(cache, CacheMerge(2, 0, (size,), size, 0))
     assert [each.reason for each in keeper.saves] == [SaveReason.QUIET]
     keeper.finish(cache, SaveReason.EXIT, len(OLD))
     assert len(keeper.saves) == 1
@@ -341,7 +341,7 @@ def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(fol
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path)
     size = keeper.store.device.pipeline_cache_size(cache)
-    keeper.merged(cache, RollingMerge(1, 3, (size,), size, 0))
+    keeper.merged(cache, CacheMerge(1, 3, (size,), size, 0))
     keeper.finish(cache, SaveReason.EXIT, 5)
     assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
 

@@ -199,16 +199,6 @@ def test_radv_compiles_each_state_once_over_eight_workers(merge: MergePolicy) ->
     assert savings.by_pipeline_key == len(np.unique(image.keys[alone])) - unique
 
 
-@pytest.mark.driver(NAVI21)
-async def test_keys_asked_after_a_run_leave_out_what_links_libraries() -> None:
-    """RADV dies of SIGSEGV where it is asked for the key of a graphics pipeline with libraries."""
-    runs = (await compiled(sample_path(), selector=NAVI21, count_duplicate_pipeline_keys=True)).runs
-    assert runs
-    for merge in [each.merge for each in runs]:
-        assert merge is not None
-        assert merge.duplicate_pipeline_keys is not None
-
-
 async def test_a_time_limit_is_told_while_calls_are_in_flight(archive: Path) -> None:
     told, stages = threading.Event(), list[str]()
 

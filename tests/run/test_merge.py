@@ -11,7 +11,7 @@ from orchestrator.devices.simulated import (
     SimulatedDevice,
     SimulatedOptions,
 )
-from orchestrator.run.caches import Merged, duplicates, merge_into, pruned_bytes
+from orchestrator.run.caches import duplicates, merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import Duplicates
@@ -29,7 +29,7 @@ from tests.run.support import prepared_set
     ],
 )
 def test_pruned_bytes(sources: tuple[int, ...], before: int, after: int, pruned: int) -> None:
-    assert pruned_bytes(Merged(sources, before, after, 0, ()), (), 32) == pruned
+    assert pruned_bytes(sources, before, after, 32) == pruned
 
 
 def test_duplicates_need_two_workers() -> None:

@@ -22,7 +22,6 @@ from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import CompileReport, OutcomeStatus
-from orchestrator.run.steering import Steering
 from orchestrator.sets.archive import reader
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.archive.writer import ArchiveWriter
@@ -81,12 +80,16 @@ def assert_same_but_hits(cold: CompileReport, warm: CompileReport) -> None:
 async def test_a_plan_is_saved_once_workers_have_begun(left_out: dict[int, str], tmp_path: Path) -> None:
     """Before they begin, where the driver may crash again."""
     there: list[int] = []
-    steering = Steering(on_begun=lambda: there.append(plans(tmp_path)))
     with PipelineSet.open(sample_path()) as whole:
         source, options = whole.leaving_out(left_out), CompileOptions(workers=2)
-        await compile_set(source, options, cache_directory=tmp_path, opener=opener(), stop=steering)
-    assert there
-    assert set(there) == {len(left_out)}
+        await compile_set(
+            source,
+            options,
+            cache_directory=tmp_path,
+            opener=opener(),
+            on_progress=lambda _: there.append(plans(tmp_path)),
+        )
+    assert there[0] == len(left_out)
     assert plans(tmp_path) == 1
 
 

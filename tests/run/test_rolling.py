@@ -19,7 +19,7 @@ from orchestrator.devices.simulated import (
     simulated_image,
 )
 from orchestrator.errors import ExternalSynchronizationError
-from orchestrator.run.caches import RollingMerge
+from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
@@ -43,7 +43,7 @@ class MergesBetweenBatches:
         if key in self.keys:
             assert self.merges.acquire(timeout=60)
 
-    def merged(self, _primary: PipelineSource, _merge: RollingMerge) -> None:
+    def merged(self, _primary: PipelineSource, _merge: CacheMerge) -> None:
         """Be called after a merge."""
         self.merges.release()
 
@@ -89,9 +89,9 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     held = MergesBetweenBatches([20, 60, 100])
     device = SimulatedDevice(SimulatedOptions(on_compile=held))
     prepared = prepared_set(device, 200)
-    saved: list[tuple[RollingMerge, bytes, int]] = []
+    saved: list[tuple[CacheMerge, bytes, int]] = []
 
-    def on_merged(primary: PipelineSource, merge: RollingMerge) -> None:
+    def on_merged(primary: PipelineSource, merge: CacheMerge) -> None:
         saved.append((merge, primary.data(), len(device.compile_counts)))
         held.merged(primary, merge)
 
@@ -159,7 +159,7 @@ async def test_what_has_the_age_is_merged_though_no_worker_has_anything_to_do(mo
     told = trio.Event()
     token = trio.lowlevel.current_trio_token()
 
-    def on_merged(_primary: PipelineSource, merge: RollingMerge) -> None:
+    def on_merged(_primary: PipelineSource, merge: CacheMerge) -> None:
         merged.append(merge.pipelines)
         if sum(merged) == 20:
             token.run_sync_soon(told.set)

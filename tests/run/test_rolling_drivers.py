@@ -11,7 +11,7 @@ import trio
 
 from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
-from orchestrator.run.caches import RollingMerge
+from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
 from orchestrator.run.records import RunReport
@@ -39,7 +39,7 @@ def run_sample(selector: str, mode: str, rolling: bool, keep: str, start: str = 
                 prepared = device.prepare(build_image(source, source.pipelines, device.capabilities).image)
                 read: list[int] = []
 
-                def on_merged(primary: Any, _merge: RollingMerge) -> None:
+                def on_merged(primary: Any, _merge: CacheMerge) -> None:
                     read.append(len(device.pipeline_cache_data(primary).data))
 
                 report: RunReport = await run_pipelines(

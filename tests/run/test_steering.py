@@ -45,20 +45,6 @@ class Steered:
         return answer
 
 
-async def test_who_waits_for_all_workers_is_told_once_each_has_asked() -> None:
-    steered, told = Steered(workers=2), list[int]()
-    steered.exchange.on_begun = lambda: told.append(1)
-    steered.enter([0])
-    batch = steered.requested(0)
-    steered.request(0, batch)
-    await trio.testing.wait_all_tasks_blocked()
-    assert told == []
-    assert steered.request(1) == Wait(), "though there is nothing for it"
-    steered.request(0)
-    await trio.testing.wait_all_tasks_blocked()
-    assert told == [1]
-
-
 async def test_a_frame_ends_by_the_clock_and_the_next_goes_on() -> None:
     steered = Steered(cost_ns=2 * MS)
     steered.enter(range(10, 20))

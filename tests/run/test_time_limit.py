@@ -110,7 +110,7 @@ async def test_followers_share_their_leaders_outcome() -> None:
     report = await run_pipelines(
         device,
         device.prepare(sharing_image(90, 3)),
-        RunOptions(workers=3, count_duplicate_pipeline_keys=True),
+        RunOptions(workers=3),
         scheduler=scheduler,
         on_progress=seen.append,
     )

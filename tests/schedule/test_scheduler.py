@@ -544,20 +544,6 @@ def test_without_the_option_all_workers_take_hits() -> None:
     assert all(isinstance(scheduler.request(worker), Assignment) for worker in range(5))
 
 
-def test_who_may_get_hits_is_not_told_that_it_is_not_needed() -> None:
-    graph = job_graph(302, hits=[job > 1 for job in range(302)], costs=[10**9] * 2 + [10**6] * 300)
-    scheduler = Scheduler(graph, 8, ScheduleOptions(few_for_hits=True, pin_followers=False))
-    assert scheduler.unneeded(7) is None  # it may get a compile
-    assert [jobs_of(requested(scheduler, worker)) for worker in (0, 1)] == [[0], [1]]
-    # Both compile for long, so two others take the hits.
-    assert [scheduler.unneeded(worker) for worker in (2, 3)] == [None, None]
-    assert scheduler.unneeded(4) == Wait()
-    scheduler.set_deadline(10**9)
-    assert scheduler.unneeded(4) is None  # after it, all are sent away
-    scheduler.cancel()
-    assert scheduler.unneeded(4) == Done()
-
-
 def test_all_workers_are_needed_once_an_expected_hit_was_compiled() -> None:
     scheduler = Scheduler(job_graph(400, hits=[True] * 400), 6, ScheduleOptions(few_for_hits=True))
     batches = [requested(scheduler, worker) for worker in range(2)]

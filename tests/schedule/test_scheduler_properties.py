@@ -130,9 +130,7 @@ class Schedule(RuleBasedStateMachine):
         ]
         urgent = min((scheduler.priority_of(job) for job in ready), default=None)
         satisfied = scheduler.satisfied
-        told = scheduler.unneeded(worker)
         answer = scheduler.request(worker, self.now_ns)
-        assert told != Done(), "the stream is open, so there is no end"
         if not isinstance(answer, Assignment):
             assert urgent is None or self.deadline_ns is not None, "a worker idles while a job is ready"
             assert isinstance(answer, (Wait, Paused)), "the stream is open, so there is no end"
