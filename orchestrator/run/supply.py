@@ -292,11 +292,6 @@ class SpirvSupply:
             part, own = self.parts.part_of(job)
             identified = part.identified
             assert identified is not None  # noqa: S101
-            if not identified.provider.trusted:
-                refusals = map(self._judge(identified).pipeline_refusal, identified.with_libraries(own))
-                if (refusal := next(filter(None, refusals), None)) is not None:
-                    self._refuse([job], refusal)
-                    continue
             ready.append(job)
             del self._waits[job]
             identified.settle([own])

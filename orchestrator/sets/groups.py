@@ -114,15 +114,9 @@ _link_decoder = msgspec.json.Decoder(_LinkDocument)
 
 @frozen
 class Application:
-    """An application that a set was recorded from: VkApplicationInfo, and features as far as recorded.
+    """An application that a set was recorded from: VkApplicationInfo, and features as far as recorded."""
 
-    Attributes:
-        key: Its hash in the set: of what it calls itself and the features it enabled.
-        others_as_needed: Whether of all other features those are on that its pipelines need, and no more. So
-            it is in sets that we pack; a capture does not know.
-    """
-
-    key: int
+    key: int  # its hash in the set: of what it calls itself and the features it enabled
     name: str | None
     engine: str | None
     application_version: int
@@ -130,6 +124,8 @@ class Application:
     api_version: int
     robust_buffer_access: bool
     features: FeatureChain = field(hash=False)
+    # Whether of all other features those are on that its pipelines need, and no more. So it is in sets that
+    # we pack; a capture does not know.
     others_as_needed: bool = False
 
     @property
@@ -190,11 +186,7 @@ class Link(msgspec.Struct, frozen=True):
 
 
 def is_vulkan_version(version: int) -> bool:
-    """Whether an instance can be created for a VkApplicationInfo::apiVersion.
-
-    It is 0, or 1.0 at least (VUID-VkApplicationInfo-apiVersion-04010), and of no variant of Vulkan. A loader
-    refuses others, and RADV (25.0.7) has crashed where it did so while another instance compiled.
-    """
+    """Whether an instance can be created for a VkApplicationInfo::apiVersion."""
     return version == 0 or _API_VERSION_1_0 <= version < _VARIANT_1
 
 

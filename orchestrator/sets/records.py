@@ -161,11 +161,9 @@ _KIND_CODE: Final = {kind: code for code, kind in enumerate(KINDS)}
 
 
 class PipelineJobs(Sequence[PipelineJob]):
-    """Pipelines in columns; a `PipelineJob` is made when one is asked for. Immutable, and equal to a tuple.
+    """Pipelines in columns: keys, shape (n,), uint64, and kinds, positions in `PipelineKind`, (n,), uint8.
 
-    Attributes:
-        keys: Hash of each, shape (n,), uint64.
-        kinds: Kind of each, as a position in `PipelineKind`, shape (n,), uint8.
+    A `PipelineJob` is made when one is asked for. Immutable, and equal to a tuple.
     """
 
     __slots__ = ("keys", "kinds")
@@ -269,17 +267,13 @@ def _columns(jobs: Iterable[PipelineJob]) -> PipelineJobs:
 
 @frozen
 class FeatureGroup:
-    """Pipelines to compile on one device.
+    """Pipelines to compile on one device."""
 
-    Attributes:
-        request: What the device is opened as.
-        applications: Hashes of the applications, in the order of the set; none where the set has none.
-        pipelines: Which, in the order of the set: graphics, compute, ray tracing.
-        added: Features and extensions of the request that no application is known to have enabled, and that
-            the pipelines need; the driver's keys of these pipelines may not be those of the application.
-    """
-
-    request: DeviceRequest
+    request: DeviceRequest  # what the device is opened as
+    # Hashes of the applications, in the order of the set; none where the set has none.
     applications: tuple[int, ...]
+    # Which, in the order of the set: graphics, compute, ray tracing.
     pipelines: PipelineJobs = field(repr=False, converter=_columns)
+    # Features and extensions of the request that no application is known to have enabled, and that the
+    # pipelines need; the driver's keys of these pipelines may not be those of the application.
     added: tuple[str, ...] = ()

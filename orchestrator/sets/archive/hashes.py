@@ -73,14 +73,7 @@ def application_hash(
     robust_buffer_access: int,
     features: Sequence[tuple[int, Mapping[str, int]]] = (),
 ) -> int:
-    """Hash that names an application and the features that it enabled.
-
-    Args:
-        versions: VkApplicationInfo::applicationVersion, engineVersion and apiVersion.
-        names: VkApplicationInfo::pApplicationName and pEngineName; None and "" for null.
-        robust_buffer_access: VkPhysicalDeviceFeatures::robustBufferAccess.
-        features: The recorded pNext chain: sType and members of each structure, as written in the record.
-    """
+    """Hash that names an application and the features that it enabled."""
     application, engine, api = versions
     info = hash_values((application, api, engine))
     for name in names:

@@ -73,11 +73,7 @@ class ShaderModule(msgspec.Struct, frozen=True, gc=False):
 
 
 def decode_module(key: int, payload: bytes) -> ShaderModule:
-    """Decode the decompressed payload of a shader-module record with that hash.
-
-    Raises:
-        RecordError: It is damaged, or its code is no SPIR-V.
-    """
+    """Decode the payload of a shader-module record with that hash; RecordError where it is damaged."""
     try:
         module, code = _parse(key, payload)
         if not isinstance(code, bytes):
@@ -191,18 +187,7 @@ _1, _2, _28 = np.uint32(1), np.uint32(2), np.uint32(28)
 
 
 def decode_varint(data: bytes | memoryview, word_count: int) -> npt.NDArray[np.uint32]:
-    """Decode words.
-
-    Args:
-        data: The encoded words and nothing else.
-        word_count: Number of words.
-
-    Returns:
-        The words, shape (word_count,).
-
-    Raises:
-        ValueError: The data hold fewer or more words, or a word of more than five bytes or 32 bits.
-    """
+    """Decode words, shape (word_count,); ValueError where the data hold anything else."""
     size = len(data)
     if not 0 <= word_count <= size:
         raise ValueError(f"varint truncated: {word_count} words cannot be in {size} bytes")

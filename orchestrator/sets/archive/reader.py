@@ -64,27 +64,20 @@ _Bytes = TypeVar("_Bytes", int, npt.NDArray[np.int64])
 
 @frozen
 class ArchiveLimits:
-    """Limits beyond which an archive is refused.
+    """Limits beyond which an archive is refused."""
 
-    Attributes:
-        entry_bytes: Largest payload, stored or uncompressed; a larger record is left out.
-        document_bytes: The same for all records but shader modules. They are JSON, which takes up to fifty
-            times its size when it is decoded; captures have up to 3 KiB.
-        entries: Most records.
-        total_bytes: Largest sum of the uncompressed sizes.
-        free_bytes: A sum that is allowed for a file of any size.
-        expansion: Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than
-            2; a larger expansion is an attack.
-        free_document_bytes: As `free_bytes`, for all records but shader modules. Large documents of ray
-            tracing are compressed to a thirtieth.
-    """
-
-    entry_bytes: int = 64 << 20
+    entry_bytes: int = 64 << 20  # largest payload, stored or uncompressed; a larger record is left out
+    # The same for all records but shader modules. They are JSON, which takes up to fifty times its size when
+    # it is decoded; captures have up to 3 KiB.
     document_bytes: int = 8 << 20
-    entries: int = 4 << 20
-    total_bytes: int = 64 << 30
-    free_bytes: int = 1 << 30
+    entries: int = 4 << 20  # most records
+    total_bytes: int = 64 << 30  # largest sum of the uncompressed sizes
+    free_bytes: int = 1 << 30  # A sum that is allowed for a file of any size
+    # Largest sum beyond `free_bytes`, as a multiple of the file's size. Captures have less than 2; a larger
+    # expansion is an attack.
     expansion: int = 64
+    # As `free_bytes`, for all records but shader modules. Large documents of ray tracing are compressed to a
+    # thirtieth.
     free_document_bytes: int = 16 << 20
 
 
@@ -522,14 +515,7 @@ def _cause(error: OSError | ValueError) -> str:
 
 
 class CombinedRecords(Closing):
-    """Several sources as one, such as a capture's base archive and the `name.N.foz` of its processes.
-
-    Of records with the same name, the first undamaged one is used. Thread-safe as far as its sources are.
-    `close` closes the sources that can be closed.
-
-    Attributes:
-        sources: The sources, in order; none of them combines others.
-    """
+    """Several sources as one; of records with the same name, the first undamaged one is used."""
 
     def __init__(self, sources: Sequence[RecordSource]) -> None:
         self.sources: Final = tuple(part for source in sources for part in parts_of(source))

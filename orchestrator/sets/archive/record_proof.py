@@ -26,28 +26,19 @@ from orchestrator.sets.records import Damage, RecordSource, RecordTag
 
 @frozen
 class Verified:
-    """What came of reading all records.
+    """What came of reading all records."""
 
-    Attributes:
-        unusable: Number of records that are damaged.
-        not_checked: Tag and key of those whose content does not prove their keys.
-    """
-
-    unusable: int
+    unusable: int  # number of records that are damaged
+    # Tag and key of those whose content does not prove their keys.
     not_checked: tuple[tuple[RecordTag, int], ...]
 
 
 @frozen
 class RecordProof:
-    """Recomputes keys, those of render passes before those of pipelines. One thread.
+    """Recomputes keys, those of render passes before those of pipelines. One thread."""
 
-    Attributes:
-        source: The set.
-        report: Takes damage that the source itself does not find.
-    """
-
-    source: RecordSource
-    report: Callable[[Damage], None]
+    source: RecordSource  # the set
+    report: Callable[[Damage], None]  # takes damage that the source itself does not find
     _states: SharedStates = field(factory=SharedStates, init=False)
     _subpasses: dict[int, tuple[SubpassUse, ...]] = field(factory=dict, init=False)
 

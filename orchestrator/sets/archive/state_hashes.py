@@ -718,14 +718,7 @@ def _subpass_use(pipeline: Any, context: _Context) -> SubpassUse:
 
 
 def states_read(parts: int, stages: int, use: SubpassUse, *, discard: bool) -> frozenset[str]:
-    """The state members of a graphics pipeline that the driver reads; it ignores the others.
-
-    Args:
-        parts: VkGraphicsPipelineLibraryFlagsEXT that it describes.
-        stages: Its stages, VkShaderStageFlags.
-        use: Its attachments; a fragment shader library that does not know them has depth/stencil state.
-        discard: Whether its primitives are always discarded before rasterization.
-    """
+    """The state members of a graphics pipeline that the driver reads; it ignores the others."""
     color, depth_stencil = use
     vertices = parts & _VERTEX_INPUT and not stages & _MESH_STAGES
     rasterized = 0 if discard else parts

@@ -184,10 +184,7 @@ class ArchiveWriter:
 
 
 def copy_records(source: RecordSource, writer: ArchiveWriter) -> int:
-    """Copy all readable records of a source; those of archives as stored, in file order.
-
-    Returns how many were not copied, because they are damaged in every source (see its `damage`).
-    """
+    """Copy all readable records of a source; those of archives as stored, in file order."""
     for each in parts_of(source):
         if isinstance(each, Archive):
             for record in each.records():

@@ -66,21 +66,16 @@ _FORMATS = {
 
 @frozen
 class ShaderStage:
-    """A stage of a pipeline.
+    """A stage of a pipeline."""
 
-    Attributes:
-        module: Key that `PipelineSetBuilder.shader_module` returned.
-        stage: Name of the stage, such as ``vertex``; None takes it from the entry point.
-        specialization: Values by constant id or by the constant's name in the module.
-        p_next: More structures of the pNext chain, each a mapping with its name as ``structure``.
-    """
-
-    module: int
+    module: int  # key that `PipelineSetBuilder.shader_module` returned
     entry: str = "main"
-    stage: str | None = None
+    stage: str | None = None  # name of the stage, such as ``vertex``; None takes it from the entry point
+    # Values by constant id or by the constant's name in the module.
     specialization: Specialization = Factory(dict)
     required_subgroup_size: int | None = None
     flags: Flags = 0
+    # More structures of the pNext chain, each a mapping with its name as ``structure``.
     p_next: Sequence[Members] = ()
 
 
@@ -130,11 +125,7 @@ def find_constant(interface: ShaderInterface, name: int | str) -> Specialization
 def encode_specialization(
     values: Specialization, interface: ShaderInterface, where: str
 ) -> dict[str, object] | None:
-    """VkSpecializationInfo in the archive's form, entries by ascending id; None without values.
-
-    A constant that the module does not have is an error: a driver would silently ignore it, and permutations
-    of it would compile the same code.
-    """
+    """VkSpecializationInfo in the archive's form, entries by ascending id; None without values."""
     if not isinstance(values, Mapping):
         raise ManifestError(f"{where}: specialization gives values by constant, not {values!r}")
     entries: dict[int, tuple[SpecializationConstant, bytes]] = {}
@@ -460,10 +451,7 @@ UNUSED = 0xFFFFFFFF
 
 @frozen
 class Rendering:
-    """Attachment formats of a pipeline for dynamic rendering (VkPipelineRenderingCreateInfo).
-
-    A stencil format of None is the depth format if that has stencil.
-    """
+    """Attachment formats of a pipeline for dynamic rendering (VkPipelineRenderingCreateInfo)."""
 
     color_formats: Sequence[str | int] = ()
     depth_format: str | int | None = None
@@ -652,14 +640,10 @@ class PipelineSetBuilder:
     Every method that adds something returns the key of its record, and raises a ManifestError where a key,
     name or member is unknown or does not fit. Flags are names, numbers or lists of them; ``p_next`` are the
     structures of a pNext chain, each a mapping with its name as ``structure``.
-
-    Attributes:
-        records: Receives the records, such as a `MemoryRecords`.
-        where: Names the current entry in messages; set it before a call.
     """
 
-    records: RecordSink
-    where: str = "set"
+    records: RecordSink  # receives the records, such as a `MemoryRecords`
+    where: str = "set"  # names the current entry in messages; set it before a call
     _keys: dict[RecordTag, set[int]] = field(init=False, factory=dict)
     _interfaces: dict[int, ShaderInterface] = field(init=False, factory=dict)
     _guessed: set[int] = field(init=False, factory=set)  # modules of whose interface only stages are known
@@ -1143,10 +1127,7 @@ SHADER_MEMBERS = ("any_hit_shader", "intersection_shader", "general_shader", "cl
 def encode_groups(
     given: Sequence[Members] | Literal["auto"], stages: Sequence[int], where: str
 ) -> list[dict[str, object]]:
-    """Shader groups in the archive's form; `stages` are VkShaderStageFlagBits.
-
-    VUID-VkRayTracingShaderGroupCreateInfoKHR-type-03474 to -03476 define the allowed stages.
-    """
+    """Shader groups in the archive's form; `stages` are VkShaderStageFlagBits."""
     if isinstance(given, str):
         given = [
             {_MEMBER_BY_STAGE[bit]: index} for index, bit in enumerate(stages) if bit in _MEMBER_BY_STAGE

@@ -199,12 +199,7 @@ _T = TypeVar("_T")
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Read and check a manifest.
-
-    Raises:
-        ManifestError: The file cannot be read, is not TOML, or a table or key is not one of a manifest; the
-            message names the file, the table and the key.
-    """
+    """Read and check a manifest."""
     try:
         text = read_input(path, MAX_MANIFEST_BYTES).decode("utf-8-sig")
         document = tomllib.loads(text)

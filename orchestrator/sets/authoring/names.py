@@ -55,10 +55,7 @@ def enum_number(type_name: str, value: object, where: str) -> int:
 
 
 def flags_number(type_name: str, value: object, where: str) -> int:
-    """Number of a combination of bits: a name, names joined by ``|``, a list of those, or a number.
-
-    A colour component mask may also be written as its letters, such as ``rgba``.
-    """
+    """Number of a combination of bits: a name, names joined by ``|``, a list of those, or a number."""
     if isinstance(value, str):
         if not value.strip():
             return 0

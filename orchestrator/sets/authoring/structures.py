@@ -61,11 +61,7 @@ def member_names(structure: str) -> dict[str, Member]:
 
 
 def in_snake_case(structure: str, members: object, where: str) -> dict[str, object]:
-    """The members of a structure by one spelling, so that a default is merged with, and a check sees, any.
-
-    Raises:
-        ManifestError: There is no such member, or one is given in both spellings.
-    """
+    """The members of a structure by one spelling, so that a default is merged with, and a check sees, any."""
     if not isinstance(members, Mapping):
         raise ManifestError(f"{where}: a table of members of {structure} is expected, not {members!r}")
     struct, names = registry().struct(structure), member_names(structure)

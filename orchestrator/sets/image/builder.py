@@ -50,7 +50,6 @@ from orchestrator.sets.image.documents import (
 from orchestrator.sets.image.layout import ImageLayout
 from orchestrator.sets.image.packed import FLAGS_2, Packed
 from orchestrator.sets.image.rearranged import without_unused
-from orchestrator.sets.image.stage_checks import StageChecks
 from orchestrator.sets.needs.descriptors import DescriptorCounts, count_descriptors
 from orchestrator.sets.needs.requirements import Malformed, RequirementChecker
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
@@ -160,8 +159,7 @@ class _Alike:
     libraries: tuple[int, ...]  # positions of those that it links
     packed: tuple[int, Packed] | None = None  # with its number in the layout, once it is to be in the image
     infos: dict[tuple[int, bytes], int] = field(factory=dict)  # in the heap, by stage and data
-    # What was found to be in order: () for the structure itself; (render pass,); (index of a stage, module,
-    # layout).
+    # What was found to be in order: () for the structure itself; (render pass,); (index of a stage, module).
     passed: set[tuple[int, ...]] = field(factory=set)
 
     @classmethod
@@ -183,11 +181,7 @@ def _read(
 
 
 class _ReadAhead:
-    """What is read of pipelines before it is looked at: their documents, and the modules that these name.
-
-    Documents are decoded some hundreds at a time, and modules a few megabytes at a time, because that takes
-    less time than one after the other.
-    """
+    """What is read of pipelines before it is looked at: their documents, and the modules that these name."""
 
     def __init__(self, source: PipelineSet) -> None:
         self._source = source
@@ -198,10 +192,7 @@ class _ReadAhead:
     def documents_of(
         self, jobs: Sequence[PipelineJob], known: Container[int]
     ) -> list[PipelineDocument[_Alike] | None]:
-        """The documents of some pipelines; None for what is long, or cannot be used.
-
-        Modules that are `known` need not be read any more.
-        """
+        """The documents of some pipelines; None for what is long, or cannot be used."""
         documents: list[PipelineDocument[_Alike] | None] = []
         for job in jobs:
             try:
@@ -248,7 +239,6 @@ class _ImageBuilder:
     def __init__(self, code: ModuleCode, capabilities: DeviceCapabilities) -> None:
         self._source = source = code.source
         self._checker = RequirementChecker(capabilities)
-        self._stage_checks = StageChecks(code, self._checker)
         self.code = code
         self._heap = Heap()
         self._ahead = _ReadAhead(source)
@@ -258,9 +248,6 @@ class _ImageBuilder:
         self._pipelines: dict[PipelineJob, _Met] = {}
         self._render_passes: dict[int, Any] = {}
         self._descriptors: dict[int, DescriptorCounts] = {}
-        # Binding numbers of each set layout, and the same of the sets of each pipeline layout.
-        self._bindings: dict[int, frozenset[int]] = {0: frozenset()}
-        self._sets: dict[int, tuple[frozenset[int], ...]] = {}
         self._problems: list[Problem] = []
         self._links_deep: dict[PipelineJob, int] = {}  # what links libraries, and how deep
 
@@ -312,26 +299,18 @@ class _ImageBuilder:
 
     def _decode(self, job: PipelineJob, document: PipelineDocument[_Alike]) -> int:
         alike, handles = document.choose(), document.handles
-        value, layout = alike.value, handles[alike.value.layout]
-        modules, stages = self._stages(alike, handles, layout)
-        for place, stage, spirv in stages:
-            self._require(self._checker.stage(stage, spirv, place[1]))
+        value = alike.value
+        modules, stages = self._stages(alike, handles)
+        for (_, module), stage, spirv in stages:
+            self._require(self._checker.stage(stage, spirv, module))
         if () not in alike.passed:
             self._require(self._checker.structure(value), value)
-        for (_, module, _), stage, spirv in stages:
-            self._require(self._stage_checks.specialization(stage, module, spirv))
-            self._require(self._stage_checks.memory(stage, module, spirv))
         if job.kind is PipelineKind.GRAPHICS and value.renderPass:
             self._check_render_pass(alike, handles[value.renderPass])
-        if layout and stages:
-            self._object("VkPipelineLayout", layout)
-            for (_, module, _), stage, spirv in stages:
-                sets = self._sets[layout]
-                self._require(self._stage_checks.descriptors(stage, module, spirv, layout, sets))
         libraries = self._libraries(job, [handles[at] for at in alike.libraries]) if alike.libraries else {}
         alike.passed.add(())
         for place, stage, spirv in stages:
-            if stage.pSpecializationInfo is None or not self._stage_checks.is_sized_by_data(place[1], spirv):
+            if stage.pSpecializationInfo is None or not spirv.has_specialized_sizes:
                 alike.passed.add(place)
         if alike.packed is None:
             packed = Packed.of(*self._pack(value, self._heap), has_flags_2=alike.has_flags_2)
@@ -346,11 +325,11 @@ class _ImageBuilder:
         return self._layout.add_pipeline(job.kind, job.key, alike.packed, infos, numbers)
 
     def _stages(
-        self, alike: _Alike, handles: Sequence[int], layout: int
-    ) -> tuple[dict[int, int], list[tuple[tuple[int, int, int], Any, SpirvModule]]]:
+        self, alike: _Alike, handles: Sequence[int]
+    ) -> tuple[dict[int, int], list[tuple[tuple[int, int], Any, SpirvModule]]]:
         modules, stages, known = {}, [], self._modules
         for number, stage in enumerate(alike.stages):
-            place = (number, handles[stage.module], layout)
+            place = (number, handles[stage.module])
             found = known.get(place[1])
             modules[stage.module], spirv = found if type(found) is tuple else self._module(place[1])
             # What other code needs is looked at when it comes: needs/supplied.py.
@@ -445,10 +424,8 @@ class _ImageBuilder:
             self._render_passes[key] = value
         elif handle_type == "VkDescriptorSetLayout":
             self._descriptors[key] = count_descriptors(value)
-            self._bindings[key] = frozenset(each.binding for each in value.pBindings or ())
         elif handle_type == "VkPipelineLayout":
             self._count_sets(value)
-            self._sets[key] = tuple(self._bindings[each] for each in value.pSetLayouts or ())
         conversion = self._ycbcr_conversion(value, key) if structure == "VkSamplerCreateInfo" else None
         return self._place_object(OBJECT_KINDS[structure], key, self._pack(value, self._heap), conversion)
 

@@ -57,18 +57,12 @@ class Problem(msgspec.Struct, frozen=True):
 
 @frozen(eq=False)
 class BuiltImage:
-    """An image, and what of the pipelines asked for was left out of it.
+    """An image, and what of the pipelines asked for was left out of it."""
 
-    Attributes:
-        image: The create infos.
-        problems: What of the pipelines asked for is not in it, in the order met.
-        needs: What the device has of what the pipelines asked for need, those of the problems included.
-        dependencies: Libraries that are in it because a pipeline links them, though nobody asked for them.
-    """
-
-    image: CreateInfoImage
-    problems: tuple[Problem, ...]
-    needs: Needs
+    image: CreateInfoImage  # the create infos
+    problems: tuple[Problem, ...]  # what of the pipelines asked for is not in it, in the order met
+    needs: Needs  # what the device has of what the pipelines asked for need, those of the problems included
+    # Libraries that are in it because a pipeline links them, though nobody asked for them.
     dependencies: frozenset[PipelineJob] = frozenset()
 
 

@@ -70,13 +70,7 @@ class Piece(msgspec.Struct, eq=False):
 
 
 class Heap:
-    """The part of an image that create infos point into. Not thread-safe; grows only.
-
-    What is packed has a part of its own there, `own`: what holds a handle or points to specialization, or
-    may be shared with nobody, and what points to such. `put` puts it into the heap, once for each pipeline
-    that is alike. Until then an offset in it is a negative number: -1 - offset.
-
-    """
+    """The part of an image that create infos point into. Not thread-safe; grows only."""
 
     def __init__(self) -> None:
         self.data = bytearray()
@@ -184,12 +178,7 @@ class StructPacker:
         self._head = () if struct.s_type is None else (struct.s_type,)
 
     def pack(self, value: Any, heap: Heap) -> Piece:
-        """Pack a decoded value; what it points to goes to the heap.
-
-        Raises:
-            CreateInfoError: An array and its count disagree, a handle is null that must not be, a number has
-                no representation in its C type, or a pNext chain holds a structure twice.
-        """
+        """Pack a decoded value; what it points to goes to the heap."""
         piece = Piece(bytearray(self.struct.size))
         self.pack_into(value, piece, 0, heap)
         return piece
@@ -266,10 +255,7 @@ def packer(name: str) -> StructPacker:
 
 
 def _chain(entries: Sequence[Any], heap: Heap) -> int:
-    """Place a pNext chain, of one structure at least; returns the offset of its first.
-
-    None is there twice (VUID-VkPipelineShaderStageCreateInfo-sType-unique and its like). Drivers trust that.
-    """
+    """Place a pNext chain, of one structure at least; returns the offset of its first."""
     if len(entries) > 1 and len(kinds := Counter(map(type, entries))) < len(entries):
         twice, _ = kinds.most_common(1)[0]
         raise CreateInfoError(f"a pNext chain holds {twice.__name__} twice")

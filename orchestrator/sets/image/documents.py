@@ -262,14 +262,7 @@ def _may_have_chains(text: bytes) -> bool:
 def struct_type(
     name: str, *, chained: bool = False, raw_states: bool = False, chains: bool = True
 ) -> type[msgspec.Struct]:
-    """The msgspec type of a structure.
-
-    Args:
-        name: Name of the structure, or an alias.
-        chained: Its form as an entry of a pNext array: tagged by sType, without a pNext of its own.
-        raw_states: Leave the members in `SHARED_STATES` undecoded, for `SharedStates.resolve`.
-        chains: Whether it, and what it holds, may have a pNext chain. Without, most types need not be made.
-    """
+    """The msgspec type of a structure."""
     struct = registry().struct(name)
     counts = count_members(struct)
     fields: list[tuple[str, Any, Any]] = []
@@ -331,12 +324,7 @@ def _document_type(tag: RecordTag, chains: bool) -> type[msgspec.Struct]:
 
 
 def decode_document(tag: RecordTag, key: int, payload: bytes, states: SharedStates | None = None) -> Any:
-    """The structure that a record holds: a value whose class has its name, with its members as attributes.
-
-    Raises:
-        UnknownStructureError: A pNext chain holds a structure that is not in the registry or not in sets.
-        RecordError: It is not such a document, or a member is unknown or out of its range.
-    """
+    """The structure that a record holds: a value whose class has its name, with its members as attributes."""
     text = document_text(payload)
     return _decode(tag, key, text, states, _decoder_of(tag, _may_have_chains(text)))
 
@@ -429,10 +417,7 @@ def _taking(places: Iterable[tuple[int, int]]) -> Callable[[bytes], tuple[bytes,
 
 
 class PipelineDocuments(Generic[Made]):
-    """Decodes pipelines; once all whose documents are alike but for hashes and data of constants. One thread.
-
-    Pipelines of a set differ in few ways: 682 of a capture are of 70 kinds, 10,200 permutations of one.
-    """
+    """Decodes pipelines; once all that are alike but for hashes and data of constants. One thread."""
 
     def __init__(self, make: Callable[[Any], Made]) -> None:
         """Decode pipelines."""

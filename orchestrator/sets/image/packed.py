@@ -31,12 +31,7 @@ HandleField = tuple[int, str, int]
 
 
 class Packed(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """What pipelines have in common that are alike but for handles and specialization.
-
-    A field is in the part of the heap that each pipeline has for itself, by its offset there; or in the
-    create info itself, by a negative number: -1 - offset. What a pointer points to is an offset in the heap,
-    or in that part by a negative number, as `Heap.place` gives it.
-    """
+    """What pipelines have in common that are alike but for handles and specialization."""
 
     info: bytes
     own: bytes
@@ -87,11 +82,7 @@ def _find_flags_2(own: Piece, following: int) -> int:
 
 @frozen(eq=False)
 class KindColumns:
-    """The pipelines of one kind in columns.
-
-    A place is an offset in the heap, or in `infos` by a negative number: -1 - offset. Pointers do not include
-    the pNext of create infos; what it points to is `following`, -1 for nothing.
-    """
+    """The pipelines of one kind in columns."""
 
     infos: npt.NDArray[np.uint8]
     keys: npt.NDArray[np.uint64]
@@ -130,11 +121,7 @@ class PackedRows:
     def add(
         self, key: int, which: int, own: int, infos: Sequence[int], numbers: Sequence[Sequence[int]]
     ) -> int:
-        """Append a pipeline of a packed one, with its own part of the heap at `own`; returns its index.
-
-        `infos` are offsets of its specialization infos in the heap; `numbers` is what its handle fields refer
-        to: objects, modules, and libraries' indices.
-        """
+        """Append a pipeline of a packed one, with its own part of the heap at `own`; returns its index."""
         self._which.append(which)
         self._keys.append(key)
         self._own.append(own)

@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
-from attrs import frozen
-
 from orchestrator.registry import registry
 from orchestrator.sets.needs.rules import (
     BASE,
@@ -33,10 +31,7 @@ Context = Callable[[DeviceAnswers, Any, DynamicStates], str | None]
 
 
 class Malformed(str):
-    """A fault of the captured document, and not of the device, such as a reference to something missing.
-
-    No driver may be given such a document. Its pipeline is reported as failed, not as skipped.
-    """
+    """A fault of the captured document, and not of the device, such as a reference to something missing."""
 
     __slots__ = ()
 
@@ -55,12 +50,6 @@ _LISTS = (0, 1, 3, 6, 8)
 _POINTS_AND_LINES = (0, *_LINES)
 _PATCH_LIST = 10
 _POLYGON_MODE_LINE = 1
-_SAMPLE_COUNTS = (
-    "framebufferColorSampleCounts",
-    "framebufferDepthSampleCounts",
-    "framebufferStencilSampleCounts",
-    "framebufferNoAttachmentsSampleCounts",
-)
 
 
 @lru_cache(maxsize=64)
@@ -88,11 +77,7 @@ def limit(
 
 
 def format_use(answers: DeviceAnswers, number: int, features: int, use: str) -> str | None:
-    """The text for a format if no tiling has a feature that a use needs; VK_FORMAT_UNDEFINED needs none.
-
-    "Potential format features" are those of linear and optimal tiling together (specification, "Format
-    Properties").
-    """
+    """The text for a format if no tiling has a feature that a use needs; VK_FORMAT_UNDEFINED needs none."""
     if number == 0 or answers.format_has(number, image=features):
         return None
     return f"format {format_name(number)} as {use}"
@@ -168,11 +153,7 @@ def _dynamic_rendering(answers: DeviceAnswers, value: Any) -> str | None:
 
 
 def multiview(answers: DeviceAnswers, pipeline: Any, view_mask: int) -> str | None:
-    """What is missing for a graphics pipeline in a subpass, or in dynamic rendering, of that view mask.
-
-    VUID-VkGraphicsPipelineCreateInfo-renderPass-06047, -06048, -07064 for render passes; -06057, -06058,
-    -07720, -06578 for dynamic rendering.
-    """
+    """What is missing for a graphics pipeline in a subpass, or in dynamic rendering, of that view mask."""
     if not view_mask:
         return None
     stages = 0
@@ -215,8 +196,7 @@ def vertex_input(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) ->
 
 def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Counts of both: VUID-VkPipelineViewportStateCreateInfo-viewportCount-01216, -01217."""
-    missing = replaced_arrays(answers, value, dynamic)
-    if missing is not None:
+    if missing := replaced_arrays(answers, value, dynamic):
         return missing
     counts = []
     if dynamic_state("VIEWPORT_WITH_COUNT") not in dynamic:
@@ -231,8 +211,7 @@ def viewports(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str
 
 def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Attachments that differ: VUID-VkPipelineColorBlendStateCreateInfo-pAttachments-00605."""
-    missing = replaced_arrays(answers, value, dynamic)
-    if missing is not None:
+    if missing := replaced_arrays(answers, value, dynamic):
         return missing
     attachments: Sequence[Any] = value.pAttachments or ()
     if len(attachments) < 2 or all(each == attachments[0] for each in attachments):
@@ -245,8 +224,7 @@ def color_blend(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> s
 
 def color_write(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
     """Attachments not written: VUID-VkPipelineColorWriteCreateInfoEXT-pAttachments-04801."""
-    missing = replaced_arrays(answers, value, dynamic)
-    if missing is not None:
+    if missing := replaced_arrays(answers, value, dynamic):
         return missing
     if all(value.pColorWriteEnables or ()):
         return None
@@ -283,22 +261,6 @@ def rasterization_stream(answers: DeviceAnswers, value: Any, _dynamic: DynamicSt
     return boolean_property(answers, struct, "transformFeedbackRasterizationStreamSelect")
 
 
-def sample_count(answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """A sample count above all of VkPhysicalDeviceLimits::framebuffer*SampleCounts.
-
-    Drivers size their tables of sample locations by the greatest count, without a check.
-    """
-    if dynamic_state("RASTERIZATION_SAMPLES_EXT") in dynamic:
-        return None
-    # Flags that hold its bit, or a greater one, are at least as great as the bit.
-    bit = 1 << value.rasterizationSamples.bit_length() >> 1
-    counts = [each for name in _SAMPLE_COUNTS if isinstance(each := answers.property(LIMITS, name), int)]
-    if not any(counts) or max(counts) >= bit:
-        return None
-    most = 1 << max(counts).bit_length() - 1
-    return f"property {LIMITS}::{_SAMPLE_COUNTS[0]} up to {most} < {value.rasterizationSamples}"
-
-
 def sample_locations(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
     """Sample counts with locations: VUID-VkSampleLocationsInfoEXT-sampleLocationsPerPixel-01526."""
     info = value.sampleLocationsInfo
@@ -330,11 +292,7 @@ def fragment_shading_rate(answers: DeviceAnswers, value: Any, dynamic: DynamicSt
 
 
 def shader_stage(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """A required subgroup size and its stage.
-
-    VUID-VkPipelineShaderStageCreateInfo-pNext-02755 and
-    VUID-VkPipelineShaderStageRequiredSubgroupSizeCreateInfo-requiredSubgroupSize-02760, -02761, -02762.
-    """
+    """A required subgroup size and its stage."""
     required = chained(value, "VkPipelineShaderStageRequiredSubgroupSizeCreateInfo")
     if required is None:
         return None
@@ -399,11 +357,7 @@ _AFTER_BIND = {
 
 
 def set_layout(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Bindings updated after bind, and limits on push descriptors and inline uniform blocks.
-
-    VUID-VkDescriptorSetLayoutCreateInfo-flags-00281 and
-    VUID-VkDescriptorSetLayoutBinding-descriptorType-08004.
-    """
+    """Bindings updated after bind, and limits on push descriptors and inline uniform blocks."""
     bindings = value.pBindings or ()
     if value.flags & _PUSH_DESCRIPTOR:
         count = sum(map(descriptor_count, bindings))
@@ -435,11 +389,7 @@ def _after_bind(answers: DeviceAnswers, bindings: Any, flags: Any) -> str | None
 
 
 def render_pass(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Formats of the attachments of a render pass, by their use in subpasses.
-
-    VUID-VkSubpassDescription-pInputAttachments-02647, -pColorAttachments-02648, -pResolveAttachments-02649,
-    -pDepthStencilAttachment-02650; VUID-VkSubpassDescription2-pInputAttachments-02897 and those beside it.
-    """
+    """Formats of the attachments of a render pass, by their use in subpasses."""
     attachments = value.pAttachments or ()
     for subpass in value.pSubpasses or ():
         for index, features, use in _uses(subpass):
@@ -477,10 +427,7 @@ def _uses(subpass: Any) -> Iterator[tuple[int, int, str]]:
 
 
 def rendering_formats(answers: DeviceAnswers, value: Any, _dynamic: DynamicStates) -> str | None:
-    """Attachment formats of dynamic rendering.
-
-    VUID-VkGraphicsPipelineCreateInfo-renderPass-06582, -06585 and -06586.
-    """
+    """Attachment formats of dynamic rendering."""
     for each in value.pColorAttachmentFormats or ():
         missing = format_use(answers, each, COLOR_ATTACHMENT, "color attachment")
         if missing is not None:
@@ -514,15 +461,7 @@ _MESH_STAGES, _PRIMITIVE_STAGES = 0x40 | 0x80, 0x1 | 0x2 | 0x4 | 0x8
 
 
 def wrong_stages(structure: str, stages: Sequence[int]) -> Malformed | None:
-    """What is wrong with the stages of a pipeline of any kind; drivers index tables by them without a check.
-
-    VUID-VkGraphicsPipelineCreateInfo-pStages-06896, -stage-06897, -pStages-02095, -00729 and -00730;
-    VUID-VkComputePipelineCreateInfo-stage-00701; VUID-VkRayTracingPipelineCreateInfoKHR-stage-06899.
-
-    Args:
-        structure: The create info of its kind.
-        stages: VkShaderStageFlagBits of each of its stages.
-    """
+    """What is wrong with the stages of a pipeline; drivers index tables by them without a check."""
     foreign = _STAGES_OF_KINDS & ~_STAGES_OF_KIND[structure]
     for each in stages:
         if each & foreign:
@@ -575,79 +514,56 @@ def ray_tracing_pipeline(_answers: DeviceAnswers, value: Any, _dynamic: DynamicS
     return wrong_stages(_RAY_TRACING, [each.stage for each in value.pStages or ()])
 
 
-@frozen
-class ReplacedArray:
-    """An array that may be null with a nonzero count only where dynamic states replace it.
-
-    Attributes:
-        array: The member.
-        count: The member that counts it.
-        states: Groups of dynamic states: one state of each group must be on.
-        source: The valid usage statement.
-        enable: The member that says whether the array is read, or "" where it always is.
-    """
-
-    array: str
-    count: str
-    states: tuple[tuple[str, ...], ...]
-    source: str
-    enable: str = ""
-
-
-# fmt: off
-REPLACED_ARRAYS: dict[str, tuple[ReplacedArray, ...]] = {
+# Arrays that may be null with a nonzero count only where dynamic states replace them: the array, its count,
+# and groups of dynamic states, one of each of which must be on.
+# VUID-VkGraphicsPipelineCreateInfo-pDynamicStates-04130, -04131 and -01715,
+# VUID-VkPipelineColorBlendStateCreateInfo-pAttachments-07353,
+# VUID-VkPipelineColorWriteCreateInfoEXT-pColorWriteEnables-parameter,
+# VUID-VkPipelineCoverageModulationStateCreateInfoNV-coverageModulationTableEnable-01405.
+_REPLACED_ARRAYS: dict[str, tuple[tuple[str, str, tuple[str, ...]], ...]] = {
     "VkPipelineViewportStateCreateInfo": (
-        ReplacedArray("pViewports", "viewportCount", (("VIEWPORT", "VIEWPORT_WITH_COUNT"),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-04130"),
-        ReplacedArray("pScissors", "scissorCount", (("SCISSOR", "SCISSOR_WITH_COUNT"),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-04131"),
+        ("pViewports", "viewportCount", ("VIEWPORT VIEWPORT_WITH_COUNT",)),
+        ("pScissors", "scissorCount", ("SCISSOR SCISSOR_WITH_COUNT",)),
     ),
     "VkPipelineViewportWScalingStateCreateInfoNV": (
-        ReplacedArray("pViewportWScalings", "viewportCount", (("VIEWPORT_W_SCALING_NV",),),
-            "VkGraphicsPipelineCreateInfo-pDynamicStates-01715"),
+        ("pViewportWScalings", "viewportCount", ("VIEWPORT_W_SCALING_NV",)),
     ),
     "VkPipelineColorBlendStateCreateInfo": (
-        ReplacedArray("pAttachments", "attachmentCount",
-            (("COLOR_BLEND_ENABLE_EXT",), ("COLOR_BLEND_EQUATION_EXT",), ("COLOR_WRITE_MASK_EXT",)),
-            "VkPipelineColorBlendStateCreateInfo-pAttachments-07353"),
+        (
+            "pAttachments",
+            "attachmentCount",
+            ("COLOR_BLEND_ENABLE_EXT", "COLOR_BLEND_EQUATION_EXT", "COLOR_WRITE_MASK_EXT"),
+        ),
     ),
     "VkPipelineColorWriteCreateInfoEXT": (
-        ReplacedArray("pColorWriteEnables", "attachmentCount", (("COLOR_WRITE_ENABLE_EXT",),),
-            "VkPipelineColorWriteCreateInfoEXT-pColorWriteEnables-parameter"),
+        ("pColorWriteEnables", "attachmentCount", ("COLOR_WRITE_ENABLE_EXT",)),
     ),
     "VkPipelineDiscardRectangleStateCreateInfoEXT": (
-        ReplacedArray("pDiscardRectangles", "discardRectangleCount", (("DISCARD_RECTANGLE_EXT",),),
-            "VkPipelineDiscardRectangleStateCreateInfoEXT, pDiscardRectangles"),
+        ("pDiscardRectangles", "discardRectangleCount", ("DISCARD_RECTANGLE_EXT",)),
     ),
     "VkPipelineCoverageModulationStateCreateInfoNV": (
-        ReplacedArray("pCoverageModulationTable", "coverageModulationTableCount",
-            (("COVERAGE_MODULATION_TABLE_NV",),),
-            "VkPipelineCoverageModulationStateCreateInfoNV-coverageModulationTableEnable-01405",
-            enable="coverageModulationTableEnable"),
+        ("pCoverageModulationTable", "coverageModulationTableCount", ("COVERAGE_MODULATION_TABLE_NV",)),
     ),
 }
-# fmt: on
 
 
 def replaced_arrays(_answers: DeviceAnswers, value: Any, dynamic: DynamicStates) -> str | None:
-    """Null arrays of `REPLACED_ARRAYS` that no dynamic state replaces."""
-    for row in REPLACED_ARRAYS[type(value).__name__]:
-        count = getattr(value, row.count)
-        if not count or getattr(value, row.array) is not None:
+    """Null arrays of `_REPLACED_ARRAYS` that no dynamic state replaces."""
+    if not getattr(value, "coverageModulationTableEnable", True):
+        return None
+    for array, count, groups in _REPLACED_ARRAYS[type(value).__name__]:
+        if not getattr(value, count) or getattr(value, array) is not None:
             continue
-        if row.enable and not getattr(value, row.enable):
-            continue
-        if all(any(dynamic_state(each) in dynamic for each in group) for group in row.states):
-            continue
-        return Malformed(
-            f"{type(value).__name__}::{row.count} is {count}, but {row.array} is missing, "
-            "and no dynamic state replaces it"
-        )
+        if not all(any(dynamic_state(each) in dynamic for each in group.split()) for group in groups):
+            return Malformed(
+                f"{type(value).__name__}::{count} is {getattr(value, count)}, but {array} is missing, "
+                "and no dynamic state replaces it"
+            )
     return None
 
 
 CONTEXTS: dict[str, Context] = {
-    **dict.fromkeys(REPLACED_ARRAYS, replaced_arrays),
+    **dict.fromkeys(_REPLACED_ARRAYS, replaced_arrays),
     _GRAPHICS: graphics_pipeline,
     _COMPUTE: compute_pipeline,
     _RAY_TRACING: ray_tracing_pipeline,
@@ -655,7 +571,6 @@ CONTEXTS: dict[str, Context] = {
     "VkPipelineInputAssemblyStateCreateInfo": input_assembly,
     "VkPipelineVertexInputStateCreateInfo": vertex_input,
     "VkPipelineViewportStateCreateInfo": viewports,
-    "VkPipelineMultisampleStateCreateInfo": sample_count,
     "VkPipelineColorBlendStateCreateInfo": color_blend,
     "VkPipelineColorWriteCreateInfoEXT": color_write,
     "VkPipelineRasterizationLineStateCreateInfo": line_stipple,

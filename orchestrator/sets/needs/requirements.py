@@ -65,28 +65,21 @@ _TYPES_NOT_CHECKED = frozenset({"VkImageLayout"})
 
 @define(eq=False)
 class Plan:
-    """What to check in structures of one type on one device.
+    """What to check in structures of one type on one device."""
 
-    Attributes:
-        name: The structure.
-        missing: What is missing for any values of its members.
-        scalars: Gives the values of all scalar members to check, or None where there are none.
-        answers: What is missing, by the result of `scalars`.
-        answer: Computes an entry of `answers`.
-        arrays: Name and answers of each member that is an array of scalars to check.
-        context: Its rule over several members, or None.
-        children: Names of the members that hold structures to check, pNext included.
-        child_values: Gives the values of `children` as a tuple; None where there are none.
-    """
-
-    name: str
-    missing: tuple[Missing, ...]
+    name: str  # the structure
+    missing: tuple[Missing, ...]  # what is missing for any values of its members
+    # Gives the values of all scalar members to check, or None where there are none.
     scalars: Callable[[Any], Hashable] | None
+    # What is missing, by the result of `scalars`.
     answers: dict[Hashable, tuple[Missing, ...]] = field(factory=dict, repr=False)
+    # Computes an entry of `answers`.
     answer: Callable[[Hashable], tuple[Missing, ...]] = field(kw_only=True, repr=False)
+    # Name and answers of each member that is an array of scalars to check.
     arrays: tuple[tuple[str, MemberAnswers], ...] = ()
-    context: Context | None = None
-    children: tuple[str, ...] = ()
+    context: Context | None = None  # its rule over several members, or None
+    children: tuple[str, ...] = ()  # names of the members that hold structures to check, pNext included
+    # Gives the values of `children` as a tuple; None where there are none.
     child_values: Callable[[Any], tuple[Any, ...]] | None = None
 
     def of(self, value: Any) -> tuple[Missing, ...]:
@@ -103,23 +96,14 @@ class Plan:
 
 
 class MemberAnswers(msgspec.Struct, frozen=True, eq=False):
-    """What is missing on one device for each value of one member.
+    """What is missing on one device for each value of one member."""
 
-    Attributes:
-        answers: The device.
-        member: The member.
-        enum: Its enum or flags type, or None.
-        rules: Rules about it, each with the numbers of its values.
-        limits: Limits on it.
-        known: Answers so far, by value.
-    """
-
-    answers: DeviceAnswers
-    member: Member
-    enum: EnumType | None
-    rules: tuple[tuple[Rule, frozenset[int]], ...]
-    limits: tuple[Limit, ...]
-    known: dict[Any, tuple[Missing, ...]] = msgspec.field(default_factory=dict)
+    answers: DeviceAnswers  # the device
+    member: Member  # the member
+    enum: EnumType | None  # its enum or flags type, or None
+    rules: tuple[tuple[Rule, frozenset[int]], ...]  # rules about it, each with the numbers of its values
+    limits: tuple[Limit, ...]  # limits on it
+    known: dict[Any, tuple[Missing, ...]] = msgspec.field(default_factory=dict)  # answers so far, by value
 
     def __bool__(self) -> bool:
         """Whether anything can be missing for any value of the member."""
@@ -311,14 +295,7 @@ _RENDERING = "VkPipelineRenderingCreateInfo"
 
 
 class RequirementChecker:
-    """Finds what one device lacks. Thread-safe; valid while the device is open.
-
-    Every method returns what is missing, such as "feature VkPhysicalDeviceFeatures::geometryShader", or None.
-
-    Attributes:
-        shaders: Finds what it lacks for modules, and for what their code computes.
-        descriptors: Finds what it lacks for all sets of a pipeline layout; `structure` checks the rest.
-    """
+    """Finds what one device lacks. Thread-safe; valid while the device is open."""
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
         """Check against a device."""

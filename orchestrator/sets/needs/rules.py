@@ -58,48 +58,30 @@ _FLAGS_2 = "VkPipelineCreateFlags2CreateInfo"
 
 
 class Rule(msgspec.Struct, frozen=True):
-    """A value of a member that needs a feature.
+    """A value of a member that needs a feature."""
 
-    Attributes:
-        struct: The structure.
-        member: Its member; "" for any occurrence of the structure.
-        values: Enum values, or bits, of which one triggers the rule; () for any nonzero value.
-        features: Features of which one is needed.
-        source: The valid usage statement, without "VUID-" and the structure's own name; or the feature in
-            whose description the specification says so.
-        otherwise: Versions or extensions of which one replaces the feature.
-        dynamic: Dynamic state under which the member is ignored, or "".
-        test: In place of `values`: whether a value of the member triggers the rule.
-    """
-
-    struct: str
-    member: str
-    values: tuple[str, ...]
-    features: tuple[Feature, ...]
+    struct: str  # the structure
+    member: str  # its member; "" for any occurrence of the structure
+    values: tuple[str, ...]  # enum values, or bits, of which one triggers the rule; () for any nonzero value
+    features: tuple[Feature, ...]  # features of which one is needed
+    # The valid usage statement, without "VUID-" and the structure's own name; or the feature in whose
+    # description the specification says so.
     source: str
-    otherwise: tuple[str, ...] = ()
-    dynamic: str = ""
+    otherwise: tuple[str, ...] = ()  # versions or extensions of which one replaces the feature
+    dynamic: str = ""  # dynamic state under which the member is ignored, or ""
+    # In place of `values`: whether a value of the member triggers the rule.
     test: Callable[[int], bool] | None = None
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """A member that a property bounds.
+    """A member that a property bounds."""
 
-    Attributes:
-        struct: The structure.
-        member: Its member; a list counts as its length.
-        property: The property that holds the limit.
-        source: As in `Rule`.
-        below: Whether the value must be less, instead of at most equal.
-        dynamic: As in `Rule`.
-    """
-
-    struct: str
-    member: str
-    property: Feature
-    source: str
-    below: bool = False
-    dynamic: str = ""
+    struct: str  # the structure
+    member: str  # its member; a list counts as its length
+    property: Feature  # the property that holds the limit
+    source: str  # as in `Rule`
+    below: bool = False  # whether the value must be less, instead of at most equal
+    dynamic: str = ""  # as in `Rule`
 
 
 def _not_one(value: int) -> bool:
@@ -477,12 +459,7 @@ PropertyValue = int | float | tuple[int, ...] | None
 
 
 class DeviceAnswers:
-    """Answers about one device. Thread-safe.
-
-    Attributes:
-        features_used: Features that were asked for and are there: what the pipelines so far need.
-        extensions_used: Extensions, likewise.
-    """
+    """Answers about one device. Thread-safe."""
 
     def __init__(self, capabilities: DeviceCapabilities) -> None:
         """Ask about a device."""
@@ -510,10 +487,7 @@ class DeviceAnswers:
         return (have >> 22 & 0x7F, have >> 12 & 0x3FF) >= (int(match[1]), int(match[2]))
 
     def feature(self, struct: str, member: str, *, needed: bool = True) -> bool:
-        """Whether a feature is enabled, by this structure or by one that a core version merged it with.
-
-        Where the pipeline does not need it, since it only selects other checks, `needed` is False.
-        """
+        """Whether a feature is enabled, by this structure or by one that a core version merged it with."""
         key = (struct, member)
         known = self._features.get(key)
         if known is None:
@@ -550,11 +524,7 @@ class DeviceAnswers:
         return not isinstance(have, int) or bool(have & bits)
 
     def format_has(self, format_number: int, *, image: int = 0, buffer: int = 0) -> bool:
-        """Whether a format has one of some VkFormatFeatureFlags in any tiling of an image, or in a buffer.
-
-        A format that the device does not know has none. The driver is asked only about formats that its
-        versions and extensions define.
-        """
+        """Whether a format has one of some VkFormatFeatureFlags in any tiling of an image, or in a buffer."""
         known = self._formats.get(format_number)
         if known is None:
             named = registry().formats.get(format_number)
@@ -566,11 +536,7 @@ class DeviceAnswers:
         return bool((linear | optimal) & image or in_buffer & buffer)
 
     def missing(self, expression: str) -> str | None:
-        """What is missing for an expression of the registry on this device, or None where it holds.
-
-        A core version provides the extensions that were promoted to it: an expression says what defines a
-        name, and what is optional in a version is checked as a feature.
-        """
+        """What is missing for an expression of the registry on this device, or None where it holds."""
         if not expression:
             return None
         if expression not in self._expressions:

@@ -1,13 +1,7 @@
 """Finds what shader modules, and the stages that use them, need and a device lacks.
 
-It checks a module's version, capabilities, extensions and atomic operations, and a stage's entry point and
-limits. Capabilities and extensions come from the registry's SPIR-V tables, where any of several features, one
-for each kind of memory, may enable a capability. A compiler may crash on an atomic operation in memory whose
-own feature the device lacks, so these have their own table: a row for each operation, memory and type, with
-the feature whose description allows it. VUID-RuntimeSpirv-None-06278, -06279 and -06288 say the same of
-integers; those of floating-point values (-06284 to -06287, -06337 to -06339) demand less, because a feature
-of any memory or width satisfies them. Operations without a row need nothing. Sparse images are not checked,
-because neither a shader nor a pipeline says that an image is sparse.
+It checks a module's version, capabilities and extensions by the registry's SPIR-V tables, and a stage's entry
+point and limits. In which memory atomic operations work, and whether images are sparse, is not checked.
 
 Guarantees: as in `requirements`.
 Source: Vulkan, appendix "Vulkan Environment for SPIR-V" (VUID-VkShaderModuleCreateInfo-pCode-08739 to -08742,
@@ -17,104 +11,15 @@ RuntimeSpirv).
 from __future__ import annotations
 
 import struct as binary
-from collections.abc import Iterator
 from itertools import chain
-from typing import Any, Final
+from typing import Any
 
-import msgspec
-
-from orchestrator.devices.request import Feature
 from orchestrator.errors import shown
 from orchestrator.registry import registry
 from orchestrator.registry.tables import Enable, Enabled
-from orchestrator.sets.needs.context import Malformed, chained, feature, limit
+from orchestrator.sets.needs.context import Malformed, chained, limit
 from orchestrator.sets.needs.rules import LIMITS, DeviceAnswers, name_text
-from orchestrator.sets.spirv.walk import (
-    OP_ATOMIC_EXCHANGE,
-    OP_ATOMIC_FLOAT_ADD,
-    OP_ATOMIC_FLOAT_MAX,
-    OP_ATOMIC_FLOAT_MIN,
-    OP_ATOMIC_LOAD,
-    OP_ATOMIC_STORE,
-    Atomic,
-    EntryPoint,
-    SpirvModule,
-)
-
-_FLOAT = "VkPhysicalDeviceShaderAtomicFloatFeaturesEXT"
-_FLOAT_2 = "VkPhysicalDeviceShaderAtomicFloat2FeaturesEXT"
-_INT_64 = "VkPhysicalDeviceShaderAtomicInt64Features"
-_IMAGE_INT_64 = "VkPhysicalDeviceShaderImageAtomicInt64FeaturesEXT"
-_VECTOR = "VkPhysicalDeviceShaderAtomicFloat16VectorFeaturesNV"
-
-# SPIR-V storage classes: Uniform, StorageBuffer, PhysicalStorageBuffer; Workgroup, TaskPayloadWorkgroupEXT;
-# Image. The descriptions of the shared features name payloads too ("shared and payload memory").
-BUFFER, SHARED, IMAGE = frozenset({2, 12, 5349}), frozenset({4, 5402}), frozenset({11})
-
-_PLAIN = frozenset({OP_ATOMIC_LOAD, OP_ATOMIC_STORE, OP_ATOMIC_EXCHANGE})
-_ADD = frozenset({OP_ATOMIC_FLOAT_ADD})
-_MIN_MAX = frozenset({OP_ATOMIC_FLOAT_MIN, OP_ATOMIC_FLOAT_MAX})
-_ALL: frozenset[int] = frozenset()
-
-
-class AtomicRule(msgspec.Struct, frozen=True):
-    """A kind of atomic operation that needs a feature.
-
-    Attributes:
-        opcodes: SPIR-V opcodes; empty for every atomic operation.
-        storage_classes: Of the pointer.
-        floating: Whether the value is floating-point.
-        width: Bits of the value, or of one component of it.
-        vector: Whether it is a vector.
-        feature: The feature, whose description is the source of the rule.
-    """
-
-    opcodes: frozenset[int]
-    storage_classes: frozenset[int]
-    floating: bool
-    width: int
-    vector: bool
-    feature: Feature
-
-    def covers(self, atomic: Atomic) -> bool:
-        """Whether the rule is about an operation."""
-        return (
-            (not self.opcodes or atomic.opcode in self.opcodes)
-            and atomic.storage_class in self.storage_classes
-            and (atomic.floating, atomic.width, atomic.components > 1)
-            == (self.floating, self.width, self.vector)
-        )
-
-
-def _float(opcodes: frozenset[int], memory: str, width: int, struct: str, suffix: str) -> AtomicRule:
-    classes = {"Buffer": BUFFER, "Shared": SHARED, "Image": IMAGE}[memory]
-    return AtomicRule(opcodes, classes, True, width, False, (struct, f"shader{memory}Float{width}{suffix}"))
-
-
-# One rule a line: the table is read and searched by line.
-# fmt: off
-ATOMIC_RULES: tuple[AtomicRule, ...] = (
-    *(_float(_PLAIN, memory, 16, _FLOAT_2, "Atomics") for memory in ("Buffer", "Shared")),
-    *(_float(_ADD, memory, 16, _FLOAT_2, "AtomicAdd") for memory in ("Buffer", "Shared")),
-    *(_float(_MIN_MAX, memory, 16, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared")),
-    *(_float(_PLAIN, memory, 32, _FLOAT, "Atomics") for memory in ("Buffer", "Shared", "Image")),
-    *(_float(_ADD, memory, 32, _FLOAT, "AtomicAdd") for memory in ("Buffer", "Shared", "Image")),
-    *(_float(_MIN_MAX, memory, 32, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared", "Image")),
-    *(_float(_PLAIN, memory, 64, _FLOAT, "Atomics") for memory in ("Buffer", "Shared")),
-    *(_float(_ADD, memory, 64, _FLOAT, "AtomicAdd") for memory in ("Buffer", "Shared")),
-    *(_float(_MIN_MAX, memory, 64, _FLOAT_2, "AtomicMinMax") for memory in ("Buffer", "Shared")),
-    AtomicRule(_ALL, BUFFER | SHARED | IMAGE, True, 16, True, (_VECTOR, "shaderFloat16VectorAtomics")),
-    AtomicRule(_ALL, BUFFER, False, 64, False, (_INT_64, "shaderBufferInt64Atomics")),
-    AtomicRule(_ALL, SHARED, False, 64, False, (_INT_64, "shaderSharedInt64Atomics")),
-    AtomicRule(_ALL, IMAGE, False, 64, False, (_IMAGE_INT_64, "shaderImageInt64Atomics")),
-)
-# fmt: on
-
-
-def atomic_features(atomic: Atomic) -> Iterator[Feature]:
-    """The features that an operation needs: none or one."""
-    return (rule.feature for rule in ATOMIC_RULES if rule.covers(atomic))
-
+from orchestrator.sets.spirv.walk import EntryPoint, SpirvModule
 
 # Execution models that a stage may use (VUID-VkPipelineShaderStageCreateInfo-pName-00707 and the mapping in
 # "Execution Model" of the SPIR-V appendix); task and mesh stages have one of NV and one of EXT.
@@ -127,19 +32,19 @@ _MODELS: dict[int, tuple[int, ...]] = {
     0x4000: (_GL_COMPUTE,),
 }  # fmt: skip
 
-# Structure, and the names of its properties for size, invocations and shared memory, by execution model.
-# RuntimeSpirv-x-06429 to -06432 and -Workgroup-06530 for compute; RuntimeSpirv-TaskEXT-07291 and
-# RuntimeSpirv-MeshEXT-07295 and those after them; maxTaskTotalMemorySize and maxMeshTotalMemorySize.
+# Structure, and the names of its properties for size and invocations, by execution model.
+# RuntimeSpirv-x-06429 to -06432 for compute; RuntimeSpirv-TaskEXT-07291 and RuntimeSpirv-MeshEXT-07295 and
+# those after them.
 _MESH_PROPERTIES = "VkPhysicalDeviceMeshShaderPropertiesEXT"
 _MESH_PROPERTIES_NV = "VkPhysicalDeviceMeshShaderPropertiesNV"
 _WORKGROUPS = {
-    model: (struct, f"max{stage}WorkGroupSize", f"max{stage}WorkGroupInvocations", f"max{stage}{memory}Size")
-    for model, struct, stage, memory in (
-        (_GL_COMPUTE, LIMITS, "Compute", "SharedMemory"),
-        (_TASK_EXT, _MESH_PROPERTIES, "Task", "SharedMemory"),
-        (_MESH_EXT, _MESH_PROPERTIES, "Mesh", "SharedMemory"),
-        (_TASK_NV, _MESH_PROPERTIES_NV, "Task", "TotalMemory"),
-        (_MESH_NV, _MESH_PROPERTIES_NV, "Mesh", "TotalMemory"),
+    model: (struct, f"max{stage}WorkGroupSize", f"max{stage}WorkGroupInvocations")
+    for model, struct, stage in (
+        (_GL_COMPUTE, LIMITS, "Compute"),
+        (_TASK_EXT, _MESH_PROPERTIES, "Task"),
+        (_MESH_EXT, _MESH_PROPERTIES, "Mesh"),
+        (_TASK_NV, _MESH_PROPERTIES_NV, "Task"),
+        (_MESH_NV, _MESH_PROPERTIES_NV, "Mesh"),
     )
 }
 
@@ -156,13 +61,6 @@ _MODE_LIMITS = {
     (_MESH_NV, _OUTPUT_VERTICES): (_MESH_PROPERTIES_NV, "maxMeshOutputVertices"),
     (_MESH_NV, _OUTPUT_PRIMITIVES): (_MESH_PROPERTIES_NV, "maxMeshOutputPrimitives"),
 }
-
-LIMITED_STAGES: Final = sum(
-    bit
-    for bit, models in _MODELS.items()
-    if not {*_WORKGROUPS, *(model for model, _ in _MODE_LIMITS)}.isdisjoint(models)
-)
-"""VkShaderStageFlags of stages whose entry points may exceed a limit."""
 
 # Newest minor version of SPIR-V 1.x for Vulkan 1.0, 1.1 and so on ("Versions and Formats" of the appendix).
 _SPIRV_VERSIONS = (0, 3, 5, 6)
@@ -190,8 +88,8 @@ class ShaderRequirements:
         self._modules: dict[tuple[Any, ...], str | None] = {}
 
     def module(self, spirv: SpirvModule) -> str | None:
-        """What is missing for the module's version, capabilities, extensions and atomic operations."""
-        needs = spirv.version, spirv.capabilities, spirv.extensions, spirv.atomics
+        """What is missing for the module's version, capabilities and extensions."""
+        needs = spirv.version, spirv.capabilities, spirv.extensions
         if needs not in self._modules:  # a set has few different needs
             self._modules[needs] = self._module(spirv)
         return self._modules[needs]
@@ -201,13 +99,8 @@ class ShaderRequirements:
             (self._version(*spirv.version),),
             map(self._capability, spirv.capabilities),
             map(self._extension, spirv.extensions),
-            map(self._atomic, spirv.atomics),
         )
         return next((text for text in lacking if text is not None), None)
-
-    def _atomic(self, atomic: Atomic) -> str | None:
-        texts = (feature(self._answers, *each) for each in atomic_features(atomic))
-        return next((text for text in texts if text is not None), None)
 
     def stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
         """What is missing for a stage: its entry point in its module, or the limits of the entry point."""
@@ -222,9 +115,9 @@ class ShaderRequirements:
         return missing
 
     def _stage(self, value: Any, spirv: SpirvModule, module: int) -> str | None:
-        entry = stage_entry_point(value, spirv)
+        entry = entry_point_of(value.stage, value.pName or "", spirv)
         if entry is not None:
-            return self._modes(entry, spirv) or self.workgroup(value, entry, spirv)
+            return self._modes(entry, spirv) or self._workgroup(value, entry, spirv)
         there = [f"{shown(repr(each.name))} for {each.stage:#x}" for each in spirv.entry_points[:_NAMED]]
         there += [f"and {len(spirv.entry_points) - _NAMED} more"] if len(spirv.entry_points) > _NAMED else []
         return Malformed(
@@ -232,18 +125,18 @@ class ShaderRequirements:
             f"{value.stage:#x} (it has {', '.join(there) or 'none'})"
         )
 
-    def workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
+    def _workgroup(self, value: Any, entry: EntryPoint, spirv: SpirvModule) -> str | None:
         """The limit that a stage's workgroup exceeds."""
         bounds = _WORKGROUPS.get(entry.execution_model)
         if bounds is None:
             return None
         info = value.pSpecializationInfo
         size = spirv.local_size(
-            entry.id, specialized_values(info) if info is not None and spirv.spec_ids else {}
+            entry.id, _specialized_values(info) if info is not None and spirv.spec_ids else {}
         )
         if size is None:
             return None
-        struct, size_member, invocations_member, _ = bounds
+        struct, size_member, invocations_member = bounds
         bounds_of_axes = self._answers.property(struct, size_member)
         for axis, most in enumerate(bounds_of_axes if isinstance(bounds_of_axes, tuple) else ()):
             if size[axis] > most:
@@ -254,11 +147,6 @@ class ShaderRequirements:
         return limit(self._answers, struct, invocations_member, invocations) or self._subgroups(
             value, entry, size[0], invocations
         )
-
-    def workgroup_memory(self, entry: EntryPoint, size: int) -> str | None:
-        """The limit on shared memory that an entry point exceeds with variables of so many bytes."""
-        bounds = _WORKGROUPS.get(entry.execution_model)
-        return None if bounds is None else limit(self._answers, bounds[0], bounds[3], size)
 
     def _version(self, major: int, minor: int) -> str | None:
         text = f"SPIR-V {major}.{minor}"
@@ -329,16 +217,13 @@ class ShaderRequirements:
         return None
 
 
-def stage_entry_point(value: Any, spirv: SpirvModule) -> EntryPoint | None:
-    """The entry point that a shader stage names, or None."""
-    for model in _MODELS.get(value.stage, ()):
-        entry = spirv.entry_point(model, value.pName or "")
-        if entry is not None:
-            return entry
-    return None
+def entry_point_of(stage: int, name: str, spirv: SpirvModule) -> EntryPoint | None:
+    """The entry point of that name for a VkShaderStageFlagBits, or None."""
+    found = (spirv.entry_point(model, name) for model in _MODELS.get(stage, ()))
+    return next((each for each in found if each is not None), None)
 
 
-def specialized_values(info: Any) -> dict[int, int]:
+def _specialized_values(info: Any) -> dict[int, int]:
     """The 32-bit values of a VkSpecializationInfo that lie within its data, by constant id."""
     data = info.pData or b""
     values: dict[int, int] = {}

@@ -14,20 +14,12 @@ from pathlib import Path
 
 
 def sample_path() -> Path:
-    """Path of the packed sample set, ``sample.foz``.
-
-    Raises:
-        FileNotFoundError: The package was installed without its data, or inside an archive.
-    """
+    """Path of the packed sample set, ``sample.foz``."""
     return _file("sample.foz")
 
 
 def sample_manifest_path() -> Path:
-    """Path of the manifest of the sample set, ``sample.toml``; its shaders lie beside it.
-
-    Raises:
-        FileNotFoundError: The package was installed without its data, or inside an archive.
-    """
+    """Path of the manifest of the sample set, ``sample.toml``; its shaders lie beside it."""
     return _file("sample.toml")
 
 

@@ -57,24 +57,13 @@ def difference(packed: RecordSource, committed: RecordSource) -> str | None:
 
 
 def check(manifest: Path) -> str | None:
-    """What differs between a manifest and the archive beside it, or None.
-
-    Raises:
-        OrchestratorError: One of them cannot be read.
-    """
+    """What differs between a manifest and the archive beside it, or None."""
     with Archive.open(manifest.with_suffix(".foz")) as committed:
         return difference(load_manifest(manifest).records, committed)
 
 
 def rebuild(manifest: Path) -> tuple[int, ManifestReport]:
-    """Compile the shaders beside a manifest, where the compiler is there, and pack it.
-
-    Returns:
-        Shaders compiled (0 without the compiler) and the report of the pack.
-
-    Raises:
-        OrchestratorError: A shader does not compile or the manifest cannot be packed.
-    """
+    """Compile the shaders beside a manifest, where the compiler is there, and pack it."""
     compiler = shutil.which("glslangValidator")
     compiled = compile_shaders(manifest.parent / "shaders", compiler) if compiler else 0
     return compiled, pack_manifest(manifest, manifest.with_suffix(".foz"))

@@ -50,72 +50,44 @@ _FORMATS = {
 
 @frozen
 class Descriptor:
-    """A descriptor binding that the module uses.
+    """A descriptor binding that the module uses."""
 
-    Attributes:
-        set: Descriptor set.
-        binding: Binding in it.
-        descriptor_type: VkDescriptorType.
-        count: Array length; 0 for an array without a length.
-        sized_by: Id of the specialization constant that is the length, whose default `count` is; None where
-            none is.
-    """
-
-    set: int
-    binding: int
-    descriptor_type: int
-    count: int
+    set: int  # descriptor set
+    binding: int  # binding in it
+    descriptor_type: int  # VkDescriptorType
+    count: int  # array length; 0 for an array without a length
+    # Id of the specialization constant that is the length, whose default `count` is; None where none is.
     sized_by: int | None = None
 
 
 @frozen
 class SpecializationConstant:
-    """A specialization constant.
+    """A specialization constant."""
 
-    Attributes:
-        constant_id: Its SpecId.
-        name: Its debug name, "" where the module has none.
-        kind: "bool", "int", "uint" or "float".
-        size: Bytes of its value in VkSpecializationInfo: four for a boolean (a VkBool32).
-    """
-
-    constant_id: int
-    name: str
-    kind: str
-    size: int
+    constant_id: int  # its SpecId
+    name: str  # its debug name, "" where the module has none
+    kind: str  # "bool", "int", "uint" or "float"
+    size: int  # bytes of its value in VkSpecializationInfo: four for a boolean (a VkBool32)
 
 
 @frozen
 class StageInput:
-    """One location of the inputs of a stage.
+    """One location of the inputs of a stage."""
 
-    Attributes:
-        location: The location.
-        format: VkFormat with the same components and width.
-        size: Bytes of that format.
-    """
-
-    location: int
-    format: int
-    size: int
+    location: int  # the location
+    format: int  # VkFormat with the same components and width
+    size: int  # bytes of that format
 
 
 @frozen
 class ShaderInterface:
-    """The interface of a module.
+    """The interface of a module."""
 
-    Attributes:
-        entry_points: In the module's order.
-        descriptors: By set and binding.
-        push_constants: (offset, size) in bytes of the push-constant block, or None.
-        specialization: In the order of constant ids.
-        inputs: Variables of the Input storage class, by location: the vertex inputs of a vertex shader.
-    """
-
-    entry_points: tuple[EntryPoint, ...]
-    descriptors: tuple[Descriptor, ...]
-    push_constants: tuple[int, int] | None
-    specialization: tuple[SpecializationConstant, ...]
+    entry_points: tuple[EntryPoint, ...]  # in the module's order
+    descriptors: tuple[Descriptor, ...]  # by set and binding
+    push_constants: tuple[int, int] | None  # (offset, size) in bytes of the push-constant block, or None
+    specialization: tuple[SpecializationConstant, ...]  # in the order of constant ids
+    # Variables of the Input storage class, by location: the vertex inputs of a vertex shader.
     inputs: tuple[StageInput, ...]
 
     @cached_property
@@ -150,11 +122,7 @@ class _Walk:
 
 
 def specialization_constants(code: bytes) -> tuple[SpecializationConstant, ...]:
-    """Those of a module, in the order of constant ids; none where a type is missing.
-
-    Raises:
-        SpirvError: The module's framing is broken.
-    """
+    """Those of a module, in the order of constant ids; none where a type is missing."""
     try:
         return _specialization(_walk(code))
     except (KeyError, IndexError):

@@ -6,7 +6,6 @@ slots agree with the buffer. Devices' capabilities are made up, so no driver is 
 
 from __future__ import annotations
 
-import base64
 import json
 from typing import Any
 
@@ -28,7 +27,7 @@ from orchestrator.sets.sample import sample_path
 from tests.drivers import Corpus, each_good_corpus
 from tests.sets.image.lies import hexed as hexed
 from tests.sets.image.meaning import Meaning
-from tests.sets.spirv.shader_words import assemble, compute_module, words_of
+from tests.sets.spirv.shader_words import compute_module
 
 LAYOUT, MODULE = 0x10, module_hash(compute_module(), 0)
 CONVERSION = {"sType": 1000156000, "format": 1000156003, "components": [0, 0, 0, 0]}
@@ -265,130 +264,10 @@ def test_one_malformed_record_leaves_the_others_alone() -> None:
     assert found[0x50] == (True, f"VkDynamicState -1, unknown to registry {registry().version}")
 
 
-def reading_module(number: int, binding: int, *, used: bool) -> bytes:
-    """A compute shader that declares a uniform block, and reads it or does not."""
-    return assemble(
-        (17, 1),
-        (14, 0, 1),
-        (15, 5, 3, *words_of("main")),
-        (16, 3, 17, 1, 1, 1),
-        (71, 7, 34, number),
-        (71, 7, 33, binding),
-        (71, 8, 2),
-        (72, 8, 0, 35, 0),
-        (19, 1),
-        (33, 2, 1),
-        (22, 5, 32),
-        (30, 8, 5),
-        (32, 9, 2, 8),
-        (59, 9, 7, 2),
-        (54, 1, 10, 0, 2),  # a function that main calls
-        (248, 11),
-        *([(61, 8, 12, 7)] if used else []),
-        (253,),
-        (56,),
-        (54, 1, 3, 0, 2),
-        (248, 4),
-        (57, 1, 13, 10),
-        (253,),
-        (56,),
-    )
-
-
-@pytest.mark.parametrize("used", [True, False])
-@pytest.mark.parametrize(("sets", "there"), [(1, True), (0, False), (2, False)])
-def test_a_layout_has_what_a_shader_uses(used: bool, sets: int, there: bool) -> None:
-    """What a module declares and does not use, the layout need not have."""
-    records = Records()
-    module = records.module(reading_module(0, 3, used=used))
-    binding = {"binding": 3 if there else 2, "descriptorType": 6, "descriptorCount": 1, "stageFlags": 32}
-    records.put(RecordTag.DESCRIPTOR_SET_LAYOUT, 0x31, {"bindings": [binding]})
-    records.put(RecordTag.PIPELINE_LAYOUT, 0x32, {"setLayouts": [hexed(0x31)] * sets})
-    records.compute(1, module=module, layout=0x32)
-    records.compute(2, module=module, layout=0x32)
-    built = records.built()
-    if there or not used:
-        assert built.problems == ()
-    else:
-        reason = f"layout has no set 0 binding 3, which shader {module:016x} uses"
-        assert reasons(built) == {1: (False, reason), 2: (False, reason)}
-
-
 def test_a_workgroup_of_nothing_fails() -> None:
     records = Records()
     records.compute(1, module=records.module(compute_module(local_size=(0, 1, 1))))
     assert reasons(records.built()) == {1: (False, "a workgroup of 0x1x1 invocations")}
-
-
-def sharing_module(*, used: bool = True) -> bytes:
-    """A compute shader with an array of floats in shared memory, as long as constant 0 says: 64."""
-    return assemble(
-        *((17, each) for each in (1, 11)),  # Int64, of which constants have 8 bytes
-        (14, 0, 1),
-        (15, 5, 3, *words_of("main")),
-        (16, 3, 17, 1, 1, 1),
-        *((71, constant, 1, number) for number, constant in ((0, 7), (1, 8), (2, 9))),
-        (19, 1),
-        (33, 2, 1),
-        (21, 5, 32, 0),
-        (21, 6, 64, 0),
-        (20, 10),
-        (50, 5, 7, 64),
-        (50, 6, 8, 1, 0),
-        (48, 10, 9),
-        (28, 11, 5, 7),
-        (32, 12, 4, 11),
-        (59, 12, 13, 4),
-        (54, 1, 3, 0, 2),
-        (248, 4),
-        *([(61, 11, 14, 13)] if used else []),
-        (253,),
-        (56,),
-    )
-
-
-def specialized(data: bytes, *entries: tuple[int, int, int]) -> dict[str, Any]:
-    """A VkSpecializationInfo of (constantID, offset, size)."""
-    maps = [{"constantID": constant, "offset": at, "size": size} for constant, at, size in entries]
-    return {"dataSize": len(data), "data": base64.b64encode(data).decode(), "mapEntries": maps}
-
-
-def shared_stage(records: Records, key: int, info: dict[str, Any] | None, *, used: bool = True) -> None:
-    module = records.module(sharing_module(used=used))
-    stage = {"stage": 32, "module": hexed(module), "name": "main"}
-    records.compute(key, stage=stage | ({} if info is None else {"specializationInfo": info}))
-
-
-def test_shared_memory_that_the_device_has_not_is_unsupported() -> None:
-    """Drivers divide by how many workgroups fit: RADV ends with SIGFPE. Unused variables do not count."""
-    records = Records()
-    shared_stage(records, 1, None)
-    shared_stage(records, 2, specialized(bytes((0, 32, 0, 0)), (0, 0, 4)))
-    shared_stage(records, 3, specialized(bytes((1, 32, 0, 0)), (0, 0, 4)))
-    shared_stage(records, 4, specialized(bytes((1, 32, 0, 0)), (0, 0, 4)), used=False)
-    limits = ("VkPhysicalDeviceLimits", "maxComputeSharedMemorySize")
-    reason = "property VkPhysicalDeviceLimits::maxComputeSharedMemorySize 32768 < 32772"
-    assert reasons(records.built(properties={limits: 32768})) == {3: (True, reason)}
-
-
-@pytest.mark.parametrize(
-    ("entry", "reason"),
-    [
-        ((0, 0, 4), None),
-        ((0, 0, 1), "specialization constant 0 is given 1 bytes and has 4"),
-        ((1, 0, 8), None),
-        ((1, 0, 4), "specialization constant 1 is given 4 bytes and has 8"),
-        ((2, 0, 4), None),
-        ((2, 0, 1), "specialization constant 2 is given 1 bytes and has 4"),
-        ((9, 0, 2), None),  # a constant that the shader has not is ignored
-    ],
-)
-def test_specialization_constants_are_given_as_many_bytes_as_they_have(
-    entry: tuple[int, int, int], reason: str | None
-) -> None:
-    records = Records()
-    shared_stage(records, 1, specialized(bytes(8), entry))
-    assert reasons(records.built()) == ({} if reason is None else {1: (False, reason)})
 
 
 # --- what only pipelines refer to that are not in the image: no driver is given it

@@ -401,22 +401,6 @@ def test_driver_is_asked_about_formats_that_it_may_know_only() -> None:
     assert asked == [R8]
 
 
-def test_more_samples_than_any_framebuffer_has() -> None:
-    counts = {
-        (LIMITS, "framebufferColorSampleCounts"): 0b1101,
-        (LIMITS, "framebufferNoAttachmentsSampleCounts"): 0b1_1101,
-    }
-    device = Everything(properties=counts)
-
-    def samples(number: int, *dynamic: int) -> str | None:
-        state = make("VkPipelineMultisampleStateCreateInfo", rasterizationSamples=number)
-        return missing(graphics(*dynamic, pMultisampleState=state), device)
-
-    assert [samples(each) for each in (1, 2, 8, 16)] == [None] * 4
-    assert samples(32) == f"property {LIMITS}::framebufferColorSampleCounts up to 16 < 32"
-    assert samples(32, 1000455005) is None
-
-
 def test_formats_of_dynamic_rendering_are_ignored_in_a_render_pass() -> None:
     device = Bare(
         features=frozenset({("VkPhysicalDeviceDynamicRenderingFeatures", "dynamicRendering")}),

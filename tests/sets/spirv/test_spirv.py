@@ -231,7 +231,7 @@ def test_code_that_is_cut_short_anywhere_is_not_whole() -> None:
 def test_what_is_read_of_a_module_is_bounded(
     repeated: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(walk, "MOST_DECLARED", 20)
+    monkeypatch.setattr(walk, "_MOST_DECLARED", 20)
     walk_spirv(assemble(*[repeated] * 20))
     with pytest.raises(SpirvError, match="more than 20 declarations"):
         walk_spirv(assemble(*[repeated] * 21))
