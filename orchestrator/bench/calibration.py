@@ -53,14 +53,12 @@ from orchestrator.bench.runner import BenchError, cannot, other_than, passes_for
 from orchestrator.bench.sample_table import Contender, SampleTable, seconds_of, use_of
 from orchestrator.bench.statistics import LEAST_PAIRS, Difference, estimate
 from orchestrator.devices.device import CacheMode, DeviceIdentity
-from orchestrator.errors import OrchestratorError
 from orchestrator.run.options import BATCH_LIMIT, available_workers
 from orchestrator.stores.profile_file import (
     CalibrationProfile,
     Choice,
     Dropped,
     Finding,
-    remember_distrusted,
 )
 
 ROUNDS = 7
@@ -185,7 +183,6 @@ class _Calibration:
         if not isinstance(filled, Filled):
             cannot(f"{device_text(self.device)} cannot be calibrated", filled)
         self.filled, self.weighs_binaries = filled, filled.binaries
-        self._remember_distrusted()
         self.passes = passes_for(filled, _WARM_SECONDS, _WARM_SECONDS)
         self.expected = ExpectedTime(filled, 0.0, self.passes)
         probed = self._probe()
@@ -304,20 +301,6 @@ class _Calibration:
                 profiles=self.profiles,
             ),
         )
-
-    def _remember_distrusted(self) -> None:
-        filled = self.filled
-        if not filled.distrusted:
-            return
-        kinds = " and ".join(kind.value.replace("_", "-") for kind in filled.distrusted)
-        note = f"this driver gives {kinds} pipelines of different code the same pipeline key"
-        if self.profiles:
-            try:
-                remember_distrusted(Path(self.profiles), filled.identity, filled.distrusted)
-                note += "; `compile` does not use these keys from now on"
-            except OrchestratorError as error:
-                note += f"; this could not be recorded for `compile`: {error}"
-        self.notes.append(note)
 
     def _probe(self) -> ProbeResult:
         result = ProbeResult(set_pipelines=self.filled.pipelines, cold_hits=self.filled.hits)

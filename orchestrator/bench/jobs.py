@@ -14,7 +14,6 @@ import msgspec
 from orchestrator.bench.rows import Sample, Turn
 from orchestrator.children.parent import Child, Ended
 from orchestrator.devices.device import CacheMode, DeviceIdentity
-from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.selectors import needed_at_start
 from orchestrator.malloc import compiling_environment
 from orchestrator.run.options import BATCH_LIMIT
@@ -91,7 +90,6 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
         warm_rate: Hits per second of one worker; 0 if the cache keeps nothing.
         warm_rate_most: Hits per second of all workers together.
         warnings: Warnings of the merge.
-        distrusted: Kinds of pipelines for which the driver gives different pipelines the same key.
         not_kept: Why no cache file was saved, or "".
         binaries: Whether the device has pipeline binaries.
         cold_wall_ns: Elapsed time of compiling the set.
@@ -110,7 +108,6 @@ class Filled(msgspec.Struct, frozen=True, kw_only=True, tag_field="row", tag="fi
     warm_rate: float = 0.0
     warm_rate_most: float = 0.0
     warnings: tuple[str, ...] = ()
-    distrusted: tuple[PipelineKind, ...] = ()
     not_kept: str = ""
     binaries: bool = False
     cold_wall_ns: int = 0

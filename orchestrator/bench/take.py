@@ -161,7 +161,6 @@ def fill(job: FillJob) -> Filled:
     identity, compiles, binaries, data = None, job.compiles, True, b""
     pipelines = hits = one_ns = most_ns = wall_ns = driver_ns = 0
     warnings: dict[str, None] = {}
-    distrusted: dict[PipelineKind, None] = {}
     not_kept = ""
     with _opened(job) as (quarantined, opener):
         source = quarantined.source
@@ -176,7 +175,6 @@ def fill(job: FillJob) -> Filled:
                 done = _run(device, image, RunSettings(job.mode, job.workers), data)
                 cold, costs = done.report, RecordedCosts.open(Path(job.cache_directory), identity)
                 costs.learn(cold.pipelines.keys, done.schedule.compile_times(cold))
-                distrusted |= dict.fromkeys(done.schedule.distrusted)
                 data, hits = cold.cache_data or b"", hits + cold.cache_hits
                 wall_ns, driver_ns = wall_ns + cold.timing.wall_ns, driver_ns + cold.timing.driver_ns
                 warnings |= dict.fromkeys(cold.merge.warnings if cold.merge is not None else ())
@@ -209,7 +207,6 @@ def fill(job: FillJob) -> Filled:
             warm_rate=rate(one_ns),
             warm_rate_most=rate(most_ns),
             warnings=tuple(warnings),
-            distrusted=tuple(distrusted),
             not_kept=not_kept,
             binaries=binaries,
             cold_wall_ns=wall_ns,
@@ -327,7 +324,7 @@ def _run(
     with closing(device.prepare(image, modules_on_demand=on_demand)) as prepared:
         prepare_ns = time.perf_counter_ns() - began
         schedule = CompileSchedule(
-            image,
+            prepared,
             settings.mode,
             settings.workers,
             known.of(image),
@@ -335,7 +332,7 @@ def _run(
             batch=settings.batch,
             followers=settings.followers,
         )
-        schedule.ask_keys(device, prepared, PipelineKeyUse.AUTO)
+        schedule.ask_keys(device, PipelineKeyUse.AUTO)
 
         async def run() -> RunReport:
             options = RunOptions(workers=settings.workers, mode=settings.mode, keep=settings.keep)

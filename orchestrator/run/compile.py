@@ -5,11 +5,9 @@
 
 Groups run one after the other: each is a device with features of its own. All keep one cache file, since the
 features are in the driver's keys and not in the identity of the cache. While a group runs, the next one's
-device is opened and its pipelines are decoded.
-
-Guarantees: whatever happens after the first call into the driver, what was compiled is merged and saved
-before `compile_set` returns or raises (cancellation included), unless saving itself fails, which the report
-says. The device is closed.
+device is opened and its pipelines are decoded. Whatever happens after the first call into the driver, what
+was compiled is merged and saved before `compile_set` returns or raises, cancellation included, unless saving
+itself fails, which the report says. The device is closed.
 """
 
 from __future__ import annotations
@@ -19,26 +17,22 @@ import os
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Final, TypeVar
+from functools import partial
+from typing import Final, TypeVar
 
 import msgspec
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import define, field
 from outcome import Outcome, capture
 
 from orchestrator.devices import open_device
-from orchestrator.devices.device import (
-    CacheMode,
-    Device,
-    PipelineExecutables,
-    PreparedPipelines,
-)
+from orchestrator.devices.device import CacheMode, Device, PipelineExecutables, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Feature
 from orchestrator.errors import DeviceError, DriverError, expect
 from orchestrator.process import StageClock
@@ -46,6 +40,7 @@ from orchestrator.registry import registry
 from orchestrator.run.compile_schedule import CompileSchedule
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.first_error import first_error
+from orchestrator.run.identification import Identification
 from orchestrator.run.keeping import CompileCache, GroupCache, RecordedCosts
 from orchestrator.run.limits import has_memory
 from orchestrator.run.openers import ProfiledOpener, QuarantinedSet, key_notes
@@ -83,8 +78,9 @@ from orchestrator.run.records import (
     problem_outcomes,
 )
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.run.workers import lacking_code
+from orchestrator.run.vetting import vet
 from orchestrator.sets.image.built import BuiltImage
+from orchestrator.sets.image.rearranged import job_of, rest_of
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup, SetFacts
 from orchestrator.sets.prepare import (
@@ -97,61 +93,26 @@ from orchestrator.sets.prepare import (
 from orchestrator.sets.records import FeatureGroup, PipelineJob
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
 from orchestrator.stores.run_notes import MadeFor, add_feature_groups
 from orchestrator.version import VERSION
 
-if TYPE_CHECKING:
-    from orchestrator.run.identification import Identification
-
-_OPENING: Final = "opening the device"
 _STEPS: Final = {
-    "open": ("open", _OPENING),
+    "open": ("open", "opening the device"),
     "identifiers": ("prepare", "preparing"),
     "prepare": ("prepare", "preparing"),
     "cache_load": ("cache_load", "loading the cache"),
 }
 """Of each step of making a group ready: the stage of the clock that it belongs to, and what is told of it."""
-_LOOK_S: Final = 0.5
-"""How long driver calls go on behind a time limit before that is told, at least."""
 
+_Waiting = FeatureGroup | PlannedGroup
+_During = Callable[[str], AbstractContextManager[None]]
 _T = TypeVar("_T")
-
-
-@frozen(eq=False)
-class _Ready:
-    prepared: PreparedPipelines
-    identified: IdentifiedModules | None
-    cache: GroupCache
-
-
-@frozen(eq=False)
-class _Ran:
-    """The run of a group, which came to its end."""
-
-    device: Device
-    ready: _Ready
-    report: RunReport
-    schedule: CompileSchedule
-    costs: RecordedCosts
-
-    def learn(self, *, continues: bool) -> list[str]:
-        cache, report, schedule, notes = self.ready.cache, self.report, self.schedule, []
-        held = report.binaries is not None and report.binaries.created
-        if (cache.was_there or held) and not continues and self.device.features.creation_feedback:
-            compiled, found = (report.pipelines.status == code for code in CREATED_CODES)
-            if compiled.any():
-                place = "store of binaries" if held else "cache"
-                notes.append(
-                    recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
-                )
-        if not cache.is_lost:
-            self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
-        return [*notes, *self.costs.notes, *schedule.notes]
 
 
 @define(eq=False)
 class _Opening:
+    """Opens and decodes a group in a thread; the device is open until `close`."""
+
     chunks: Generator[OpenedGroup, None, None]
     _result: Outcome[OpenedGroup] | None = None
     _done: trio.Event = field(factory=trio.Event)
@@ -174,6 +135,34 @@ class _Opening:
 
 
 @define(eq=False)
+class _GroupRun:
+    """The run of a group, as far as it came; with a report it came to its end."""
+
+    device: Device
+    prepared: PreparedPipelines
+    identified: IdentifiedModules | None
+    cache: GroupCache
+    costs: RecordedCosts = field(init=False)
+    schedule: CompileSchedule = field(init=False)
+    report: RunReport | None = field(default=None, init=False)
+
+    def learn(self, report: RunReport, *, continues: bool) -> list[str]:
+        """Record what pipelines cost; gives what a reader of the report must know."""
+        schedule, notes = self.schedule, []
+        held = report.binaries is not None and report.binaries.created > 0
+        if (self.cache.was_there or held) and not continues and self.device.features.creation_feedback:
+            compiled, found = (report.pipelines.status == code for code in CREATED_CODES)
+            if compiled.any():
+                place = "store of binaries" if held else "cache"
+                notes.append(
+                    recompiled_note(schedule.image, compiled, found, schedule.recorded_ns, place=place)
+                )
+        if not self.cache.is_lost:
+            self.costs.learn(report.pipelines.keys, schedule.compile_times(report))
+        return [*notes, *self.costs.notes, *schedule.notes]
+
+
+@define(eq=False)
 class CompileJob:
     """One compile; see `compile_set`. Its methods run in the trio thread; what blocks goes to a thread."""
 
@@ -187,22 +176,21 @@ class CompileJob:
     steering: Steering
     identification: Identification | None = None
     source: PipelineSet = field(init=False)
-    _device: Device | None = field(default=None, init=False)
     _plan: CompilePlan = field(init=False)
-    _waiting: deque[FeatureGroup | PlannedGroup] = field(factory=deque, init=False)
-    _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list, init=False)
     _tally: Tally = field(init=False)
-    _notes: list[str] = field(factory=list, init=False)
-    _untried: int = field(default=0, init=False)
-    _cancelled: int = field(default=0, init=False)
-    _stages: list[Stage] = field(factory=list, init=False)
-    _inspected: list[InspectedPipeline] = field(factory=list, init=False)
-    _beside: frozenset[PipelineJob] = field(default=frozenset(), init=False)
-    _savings: Savings = field(factory=Savings, init=False)
-    _ahead: _Opening | None = field(default=None, init=False)
-    _begun: trio.Event = field(factory=trio.Event, init=False)
-    _tells_limit_s: float | None = field(default=None, init=False)
-    _has_refused: bool = field(default=False, init=False)
+    _device: Device | None = None
+    _waiting: deque[_Waiting] = field(factory=deque)
+    _ahead: _Opening | None = None
+    _groups: list[tuple[FeatureGroup, GroupRecord]] = field(factory=list)
+    _beside: frozenset[PipelineJob] = frozenset()
+    _has_refused: bool = False
+    _untried: int = 0
+    _cancelled: int = 0
+    _savings: Savings = field(factory=Savings)
+    _stages: list[Stage] = field(factory=list)
+    _inspected: list[InspectedPipeline] = field(factory=list)
+    _notes: list[str] = field(factory=list)
+    _begun: trio.Event = field(factory=trio.Event)
 
     def __attrs_post_init__(self) -> None:
         self.source = self.quarantined.source
@@ -238,27 +226,37 @@ class CompileJob:
                 self._notes.append(f"what killed runs may have left was not looked for: {error}")
 
     async def _find_groups(self) -> None:
-        groups: tuple[FeatureGroup | PlannedGroup, ...]
         plan = await self._timed("plan", self._plan.find)
-        if plan is not None:
-            groups = plan.groups
-        else:
-            groups = await self._timed("read", lambda: self.options.subset.groups_of(self.source))
-        self._waiting = deque(groups)
-        several = [group for each in groups if not (group := _group(each)).added]
-        self._tally.total = sum(len(self.options.subset.of(_group(each).pipelines)) for each in groups)
-        if len(several) > 1:
+        self._waiting = deque(
+            await self._timed("read", lambda: self.options.subset.groups_of(self.source))
+            if plan is None
+            else plan.groups
+        )
+        groups = [_group(each) for each in self._waiting]
+        self._tally.total = sum(len(self.options.subset.of(each.pipelines)) for each in groups)
+        if (several := sum(not each.added for each in groups)) > 1:
             self._notes.append(
-                f"the set was recorded from applications that tell the driver {len(several)} different "
-                "things; each one's pipelines are compiled on a device opened as its own"
+                f"the set was recorded from applications that tell the driver {several} different things; "
+                "each one's pipelines are compiled on a device opened as its own"
             )
 
-    async def _leave_plan(self, waiting: FeatureGroup | PlannedGroup, why: str) -> None:
+    async def _leave_plan(self, waiting: _Waiting, why: str) -> None:
         self._plan.outdated(why)
         if self._device is None:
             await self._find_groups()
         else:
             self._waiting = deque(_group(each) for each in (waiting, *self._waiting))
+
+    async def _take_decoded(self, opened: OpenedGroup, beside: trio.Nursery) -> None:
+        self._waiting.extend(opened.split)
+        self._plan.take(opened)
+        if self._waiting or self._has_refused:  # a plan has all groups of its set
+            self._plan.give_turn()  # others need not wait until this group is compiled
+        elif self.source.left_out:
+            # The driver may soon end this process too, and the next one need not decode then.
+            await self._save_plan()
+        else:
+            beside.start_soon(self._save_plan)
 
     async def _save_plan(self) -> None:
         try:
@@ -268,37 +266,24 @@ class CompileJob:
             with trio.CancelScope(shield=True):
                 await trio.to_thread.run_sync(self._plan.save)
 
-    async def _take_decoded(self, opened: OpenedGroup, beside: trio.Nursery) -> None:
-        self._waiting.extend(opened.split)
-        self._plan.take(opened)
-        if self._waiting:
-            self._plan.give_turn()  # others need not wait until this group is compiled
-            return
-        if self._has_refused:
-            self._plan.give_turn()  # a plan has all groups of its set
-        elif self.source.left_out:
-            # The driver may soon end this process too, and the next one need not decode then.
-            await self._save_plan()
-        else:
-            beside.start_soon(self._save_plan)
-
     def _note_groups(self) -> None:
         for path, loaded in self.cache.loads.items():
-            if not path.is_file():
-                continue  # nothing was saved
             groups = [
                 MadeFor(group.request, each.pipelines)
                 for group, each in self._groups
                 if each.pipelines and each.cache_file == path
             ]
+            if not path.is_file():
+                continue  # nothing was saved
             try:
                 lost = add_feature_groups(path, groups, anew=loaded.status is not LoadStatus.LOADED)
+            except SaveError as error:
+                self._notes.append(f"what the cache file was made for was not noted: {error}")
+            else:
                 if lost:
                     self._notes.append(
                         f"what earlier runs made the cache file for is lost, and this run's was noted: {lost}"
                     )
-            except SaveError as error:
-                self._notes.append(f"what the cache file was made for was not noted: {error}")
 
     # --- one group
 
@@ -308,19 +293,13 @@ class CompileJob:
 
     @property
     def _time_left_s(self) -> float | None:
-        limit = self.options.time_limit_s
-        if limit is None:
-            return None
-        return max(0.0, limit - sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
+        return self.options.left_s(sum(each.timing.wall_ns for each in self._tally.runs) / 1e9)
 
     @property
     def _is_over(self) -> bool:
         return self._stopped or self._time_left_s == 0.0
 
-    def _opening(
-        self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery, *, ahead: bool = False
-    ) -> _Opening:
-        during = self._during_step_ahead if ahead else self._during_step
+    def _opening(self, waiting: _Waiting, beside: trio.Nursery, during: _During) -> _Opening:
         if isinstance(waiting, PlannedGroup):
             chunks = planned_group(waiting, self.opener, left_out=self.source.left_out, during=during)
         else:
@@ -335,17 +314,16 @@ class CompileJob:
         self._begun.set()
         may_be = self.options.opens_ahead and self.identification is None and not self._is_over
         if self._waiting and may_be and has_memory():
-            self._ahead = self._opening(self._waiting[0], beside, ahead=True)
+            self._ahead = self._opening(self._waiting[0], beside, self._during_step_ahead)
 
-    async def _run_group(self, waiting: FeatureGroup | PlannedGroup, beside: trio.Nursery) -> None:
+    async def _run_group(self, waiting: _Waiting, beside: trio.Nursery) -> None:
         self.clock.enter("open")
         opening, self._ahead = self._ahead, None
         if opening is None:
             if not (self._groups or isinstance(waiting, PlannedGroup)):
                 beside.start_soon(trio.to_thread.run_sync, _import_decoding)
-            opening = self._opening(waiting, beside)
-        ready: _Ready | None = None
-        ran: _Ran | None = None
+            opening = self._opening(waiting, beside, self._during_step)
+        run: _GroupRun | None = None
         try:
             try:
                 opened = await opening.opened()
@@ -357,139 +335,133 @@ class CompileJob:
                     raise
                 self._refuse_group(_group(waiting), error)
                 return
-            built = await self._take_group(opened, beside)
-            during = self._during_step
-            ready = await trio.to_thread.run_sync(self._prepare, opened.device, built.image, during)
-            unsaved = ready.cache.unsaved
+            image = await self._take_group(opened, beside)
+            run = await trio.to_thread.run_sync(self._prepare, opened.device, image)
+            unsaved = run.cache.unsaved
             self.on_stage(f"compiling, but nothing can be saved: {unsaved}" if unsaved else "compiling")
-            async with ready.cache.keeping(self.steering.stop):
-                ran = await self._run_pipelines(opened.device, ready, beside)
-            self._tally.take_run(ran.report, self._beside)
-            self._notes += ran.report.notes
+            async with run.cache.keeping(self.steering.stop):
+                await self._run_pipelines(run, beside)
         finally:
             # Also when cancelled: by now nothing uses the primary, and it holds what was compiled.
-            await self._close_group(opening, ready, ran)
+            await self._close_group(opening, run)
+        if run.report is not None:
+            self._tally.take_run(run.report, self._beside)
+            self._notes += run.report.notes
 
     def _refuse_group(self, group: FeatureGroup, error: DriverError) -> None:
         jobs = self.options.subset.of(group.pipelines)
         reason = f"the driver gives no device as this application asks for it: {error}"
         failed = [OutcomeStatus.FAILED] * len(jobs)
-        self._leave_out(OutcomeTable.of(list(jobs), failed, [reason] * len(jobs)))
+        self._leave_out(OutcomeTable.of(jobs, failed, [reason] * len(jobs)))
         self._has_refused = True
         if not self._waiting:
             self._plan.give_turn()
 
-    async def _take_group(self, opened: OpenedGroup, beside: trio.Nursery) -> BuiltImage:
+    async def _take_group(self, opened: OpenedGroup, beside: trio.Nursery) -> CreateInfoImage:
         group, built, device = opened.group, opened.built, opened.device  # without what was split off
         self._device = device
         await self._take_decoded(opened, beside)
-        if self.options.inspect_executables:
-            _require_inspector(device)  # raises before anything is compiled
-        directory = self.cache.directory
+        if self.options.inspect_executables and not device.inspects:  # before anything is compiled
+            raise DeviceError(f"{device.identity.device_name} tells nothing about the code of pipelines")
+        directory, count = self.cache.directory, len(built.image)
         path = None if directory is None else self.cache.path_of(directory, device)
-        self._groups.append((group, GroupRecord.of(group, len(built.image), path)))
-        profile = self.opener.profile(device)
-        if profile is not None and len(built.image):
-            self._notes += key_notes(profile, group, device, built.image)
-        if group.added and len(built.image):
-            several = len(group.pipelines) > 1
-            self._notes.append(
-                f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application is "
-                f"recorded to have enabled: {', '.join(group.added)}; compiled on a device that has it. The "
-                f"application finds {'them' if several else 'it'} only if it enables the same, or if this "
-                "driver's keys do not depend on it"
-            )
+        self._groups.append((group, GroupRecord.of(group, count, path)))
+        if count:
+            if (profile := self.opener.profile(device)) is not None:
+                self._notes += key_notes(profile, group, device, built.image)
+            if group.added:
+                several = len(group.pipelines) > 1
+                self._notes.append(
+                    f"{len(group.pipelines)} pipeline{'s need' if several else ' needs'} what no application "
+                    f"is recorded to have enabled: {', '.join(group.added)}; compiled on a device that has "
+                    f"it. The application finds {'them' if several else 'it'} only if it enables the same, "
+                    "or if this driver's keys do not depend on it"
+                )
         self._leave_out(problem_outcomes(built))
         self.quarantined.take(built.problems)
-        if self.options.spirv_val is not ModulePolicy.OFF:
-            built = await self._vet(group, built)
         self._beside = built.dependencies
-        return built
+        if self.options.spirv_val is not ModulePolicy.OFF:
+            built = await self._vet(group.request, built)
+            self._beside = built.dependencies
+        return built.image
 
-    async def _vet(self, group: FeatureGroup, built: BuiltImage) -> BuiltImage:
-        from orchestrator.run.vetting import Vetter
-        from orchestrator.sets.image.rearranged import job_of, rest_of
-
-        options = self.options
-        isolates = options.spirv_val is ModulePolicy.ISOLATE
+    async def _vet(self, request: DeviceRequest, built: BuiltImage) -> BuiltImage:
+        image = built.image
+        isolates = self.options.spirv_val is ModulePolicy.ISOLATE
         self.on_stage("trying pipelines in child processes" if isolates else "validating modules")
-        vetter = Vetter(
-            self.source,
-            built.image,
-            options,
-            self.cache.decision.workers,
-            group.request,
-            self.steering.try_pipelines,
-            self.steering.stop,
-        )
         self.clock.enter("vet")
         with self._clocked("vet"):
-            await vetter.vet()
-        self._notes += vetter.notes
-        self._leave_out(vetter.left_out, built.dependencies)
-        self._untried += len(vetter.untried)
-        if not (len(vetter.left_out) or vetter.untried):
+            vetted = await vet(
+                self.source,
+                image,
+                self.options,
+                processes=self.cache.decision.workers,
+                request=request,
+                try_pipelines=self.steering.try_pipelines,
+                stop=self.steering.stop,
+            )
+        self._notes += vetted.notes
+        self._leave_out(vetted.left_out, leaving=built.dependencies)
+        self._untried += len(vetted.untried)
+        out = {each.job for each in vetted.left_out} | vetted.untried
+        if not out:
             return built
-        image, out = built.image, {each.job for each in vetter.left_out} | vetter.untried
         rows = [index for index in range(len(image)) if job_of(image, index) in out]
         return await self._timed("prepare", lambda: rest_of(built, rows))
 
-    def _prepare(
-        self, device: Device, image: CreateInfoImage, during: Callable[[str], AbstractContextManager[None]]
-    ) -> _Ready:
+    def _prepare(self, device: Device, image: CreateInfoImage) -> _GroupRun:
         identified: IdentifiedModules | None = None
         if self.identification is not None:
-            with during("identifiers"):
+            with self._during_step("identifiers"):
                 identified = self.identification.begin(device, image)
         on_demand = self.cache.mode_on(device, image.keys) is CacheMode.BINARIES
-        with during("prepare"):
+        with self._during_step("prepare"):
             prepared = device.prepare(identified or image, modules_on_demand=on_demand)
-        with during("cache_load"):
-            return _Ready(prepared, identified, self.cache.open(device, image.keys))
+        with self._during_step("cache_load"):
+            return _GroupRun(device, prepared, identified, self.cache.open(device, image.keys))
 
-    async def _run_pipelines(self, device: Device, ready: _Ready, beside: trio.Nursery) -> _Ran:
-        options, cache, decision, clock = self.options, ready.cache, self.cache.decision, self.clock
-        prepared, time_left_s = ready.prepared, self._time_left_s
+    async def _run_pipelines(self, run: _GroupRun, beside: trio.Nursery) -> None:
+        cache, decision, clock = run.cache, self.cache.decision, self.clock
+        options, time_left_s = self.options, self._time_left_s
         # What the caller asked for means nothing where the mode has no worker caches.
         merge = None if cache.mode in NO_WORKER_CACHES else options.merge
         clock.enter("keys")
-        costs = await trio.to_thread.run_sync(RecordedCosts.open, self.cache.directory, device.identity)
-        recorded_ns = costs.of(prepared.image)
-        schedule = CompileSchedule(
-            prepared.image,
+        run.costs = await trio.to_thread.run_sync(
+            RecordedCosts.open, self.cache.directory, run.device.identity
+        )
+        recorded_ns = run.costs.of(run.prepared.image)
+        schedule = run.schedule = CompileSchedule(
+            run.prepared,
             cache.mode,
             decision.workers,
             recorded_ns,
             held=cache.expected(recorded_ns),
-            speculative=lacking_code(prepared),
             # Warm runs are what a calibration measured its batch in.
             batch=options.batch_limit or (decision.batch if cache.warm else None),
-            time_limit_s=time_left_s,
+            limit_s=time_left_s,
             steered=self.steering.steered,
             few_for_hits=decision.few_for_hits,
         )
-        await self._timed("pipeline_keys", lambda: self._ask_keys(schedule, device, prepared))
-        cancelled_before, self._tells_limit_s = self._cancelled, time_left_s
+        ask = partial(schedule.ask_keys, run.device, options.pipeline_keys, self.steering.stop)
+        await self._timed("pipeline_keys", ask)
         clock.enter("run")
         began_ns = time.perf_counter_ns()
-        has_begun = False
+        cancelled_before, has_begun = self._cancelled, False
 
         def progress(each: Progress) -> None:
             nonlocal has_begun
             if not has_begun:  # with the workers
                 has_begun = True
                 self._go_on_beside(beside)
-            self._progress(cache, len(prepared.image), cancelled_before, each)
+            self._progress(cache, len(run.prepared.image), cancelled_before, each)
 
-        report = await run_pipelines(
-            device,
-            prepared,
-            RunOptions(
-                workers=decision.workers,
-                mode=cache.mode,
-                merge=merge,
-                time_limit_s=time_left_s,
-            ),
+        run_options = RunOptions(
+            workers=decision.workers, mode=cache.mode, merge=merge, time_limit_s=time_left_s
+        )
+        report = run.report = await run_pipelines(
+            run.device,
+            run.prepared,
+            run_options,
             primary=cache.primary,
             scheduler=schedule.scheduler(),
             stop=self.steering,
@@ -499,59 +471,38 @@ class CompileJob:
         self._begun.set()
         before_ns = report.timing.make_caches_ns + report.timing.wall_ns
         clock.move(time.perf_counter_ns() - began_ns - before_ns, "merge")
-        report = await self._keep_identifiers(ready.identified, report)
-        return _Ran(device, ready, report, schedule, costs)
 
-    def _ask_keys(self, schedule: CompileSchedule, device: Device, prepared: PreparedPipelines) -> None:
-        directory, known = self.cache.directory, frozenset[PipelineKind]()
-        if directory is not None:
-            known, problem = read_distrusted(directory, device.identity)
-            if problem:
-                self._notes.append(
-                    f"what is remembered of the driver's pipeline keys was not used: {problem}"
-                )
-        schedule.ask_keys(device, prepared, self.options.pipeline_keys, self.steering.stop, distrusted=known)
-        if directory is not None and schedule.distrusted:
-            try:
-                remember_distrusted(directory, device.identity, schedule.distrusted)
-            except SaveError as error:
-                self._notes.append(f"what the driver's pipeline keys are worth was not remembered: {error}")
-
-    async def _close_group(self, opening: _Opening, ready: _Ready | None, ran: _Ran | None) -> None:
+    async def _close_group(self, opening: _Opening, run: _GroupRun | None) -> None:
         with trio.CancelScope(shield=True) as shield:
             try:
-                if ready is not None:
+                if run is not None:
                     self.clock.enter("save")
-                    await trio.to_thread.run_sync(self._keep, ready, ran)
-                    self._tell_saved(ready.cache)
-                if ran is not None and self.options.inspect_executables and not self._stopped:
-                    self.clock.enter("inspect")
-                    self.on_stage("inspecting the code of the pipelines")
-                    shield.shield = False
-                    await self._inspect(ran)
+                    await trio.to_thread.run_sync(self._keep, run)
+                    self._tell_saved(run.cache)
+                    if run.report is not None and self.options.inspect_executables and not self._stopped:
+                        self.clock.enter("inspect")
+                        self.on_stage("inspecting the code of the pipelines")
+                        shield.shield = False
+                        await self._inspect(run, run.report)
             finally:
                 self.clock.enter("close")
                 await opening.close()
 
-    def _keep(self, ready: _Ready, ran: _Ran | None) -> None:
+    def _keep(self, run: _GroupRun) -> None:
         with self._clocked("cache_save"):
-            self.cache.close(ready.cache, None if ran is None else ran.report)
-        if self.identification is not None and ready.identified is not None:
-            self.identification.keep(ready.identified)
-        if ran is not None:
-            self._notes += ran.learn(continues=self.steering.started_ns > 0)
-            self._savings += ran.schedule.savings(ran.report)
+            self.cache.close(run.cache, run.report)
+        identification, report = self.identification, run.report
+        if identification is not None and run.identified is not None:
+            identification.keep(run.identified)
+            if report is not None and report.identifiers is not None:
+                told = identification.told(report.identifiers)
+                report = run.report = msgspec.structs.replace(report, identifiers=told)
+        if report is not None:
+            self._notes += run.learn(report, continues=self.steering.started_ns > 0)
+            self._savings += run.schedule.savings(report)
 
-    async def _keep_identifiers(self, identified: IdentifiedModules | None, report: RunReport) -> RunReport:
-        identification, record = self.identification, report.identifiers
-        if identification is None or identified is None or record is None:
-            return report
-        await self._timed("identifiers", lambda: identification.keep(identified))
-        return msgspec.structs.replace(report, identifiers=identification.told(record))
-
-    async def _inspect(self, ran: _Ran) -> None:
-        prepared, report = ran.ready.prepared, ran.report
-        inspector = ran.device
+    async def _inspect(self, run: _GroupRun, report: RunReport) -> None:
+        prepared = run.prepared
         chosen = np.isin(report.pipelines.status, CREATED_CODES)
         if prepared.identified is not None and not prepared.identified.provider.trusted:
             lacking = int(np.count_nonzero(chosen & prepared.identified.lacking))
@@ -566,12 +517,12 @@ class CompileJob:
             while waiting and not self._stopped:
                 index = waiting.popleft()
                 found[index] = await trio.to_thread.run_sync(
-                    inspector.pipeline_executables, prepared, index, limiter=limiter
+                    run.device.pipeline_executables, prepared, index, limiter=limiter
                 )
 
         with first_error():
             async with trio.open_nursery() as nursery:
-                for _ in range(min(self.cache.decision.workers, len(waiting))):
+                for _ in range(self.cache.decision.workers):
                     nursery.start_soon(work)
         for index, executables in sorted(found.items()):
             row = report.pipelines.row(index)
@@ -579,8 +530,8 @@ class CompileJob:
 
     # --- what is told
 
-    def _leave_out(self, table: OutcomeTable, beside: Collection[PipelineJob] = ()) -> None:
-        self._tally.leave_out(table, beside)
+    def _leave_out(self, table: OutcomeTable, leaving: frozenset[PipelineJob] = frozenset()) -> None:
+        self._tally.leave_out(table, leaving)
         if self.steering.on_settled is not None and len(table):
             self.steering.on_settled(Settlement.of(table, np.arange(len(table))))
 
@@ -592,10 +543,6 @@ class CompileJob:
     def _progress(self, cache: GroupCache, count: int, cancelled_before: int, progress: Progress) -> None:
         cache.progress(progress.compiled)
         self._tell_saved(cache)
-        limit_s = self._tells_limit_s
-        if limit_s is not None and progress.in_flight and progress.elapsed_s > limit_s + _LOOK_S:
-            self._tells_limit_s = None
-            self.on_stage("the time limit is reached: waiting for the driver calls in flight")
         self._cancelled = cancelled_before + count - progress.total
         self.on_progress(self._tally.during(progress, len(self._beside), self._cancelled))
 
@@ -631,6 +578,10 @@ class CompileJob:
         modes = {each.mode for each in runs}
         is_lost = any(each.device_lost for each in runs)
         stopped = self._untried > 0 or any(each.stopped for each in runs) or bool(self._waiting)
+        around = dict.fromkeys(("open_ns", "prepare_ns", "cache_load_ns", "cache_save_ns"), 0)
+        for each in self._stages:
+            if f"{each.name}_ns" in around and not each.overlapped:
+                around[f"{each.name}_ns"] += each.duration_ns
         return CompileReport.of(
             device=DeviceRecord.of(self._device.identity, features=self._device.features),
             set=SetRecord(
@@ -649,7 +600,7 @@ class CompileJob:
             pipelines=self._tally.outcomes(chosen),
             runs=runs,
             cache_file=self.cache.file,
-            timing=sum((each.timing for each in runs), self._timing_around()),
+            timing=sum((each.timing for each in runs), Timing(**around)),
             stopped=stopped,
             notes=self._all_notes(),
             versions=Versions(platform.python_version(), VERSION, registry().version),
@@ -658,13 +609,6 @@ class CompileJob:
             clock=ProcessClock.of(self.clock),
             saved=self._savings,
             out_of_time=stopped and self.options.time_limit_s is not None and not (self._stopped or is_lost),
-        )
-
-    def _timing_around(self) -> Timing:
-        names = ("open", "prepare", "cache_load", "cache_save")
-        own = [each for each in self._stages if not each.overlapped]
-        return Timing(
-            **{f"{name}_ns": sum(each.duration_ns for each in own if each.name == name) for name in names}
         )
 
     def _all_notes(self) -> tuple[str, ...]:
@@ -685,13 +629,8 @@ def _import_decoding() -> None:
     importlib.import_module("orchestrator.sets.image.builder")
 
 
-def _group(waiting: FeatureGroup | PlannedGroup) -> FeatureGroup:
+def _group(waiting: _Waiting) -> FeatureGroup:
     return waiting.group if isinstance(waiting, PlannedGroup) else waiting
-
-
-def _require_inspector(device: Device) -> None:
-    if not device.inspects:
-        raise DeviceError(f"{device.identity.device_name} tells nothing about the code of pipelines")
 
 
 async def compile_set(
@@ -742,8 +681,6 @@ async def compile_set(
         chosen = with_features(chosen, frozenset({PIPELINE_BINARIES}))
     identification = None
     if options.identifiers or source.provider is not None:
-        from orchestrator.run.identification import Identification
-
         chosen = with_features(chosen, SHADER_MODULE_IDENTIFIERS)
         identification = Identification(source.provider, directory)
     quarantined = QuarantinedSet(source, None if options.retry_quarantined else directory)

@@ -77,7 +77,7 @@ async def run_pipelines(
         scheduler = scheduler_of(
             prepared.image,
             workers,
-            options.schedule or unsteered_schedule(options.mode, time_limit_s=options.time_limit_s),
+            options.schedule or unsteered_schedule(options.mode, limit_s=options.time_limit_s),
             held=np.ones(len(prepared.image), np.bool_) if warm else None,
             speculative=lacking_code(prepared),
         )

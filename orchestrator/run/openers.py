@@ -27,7 +27,7 @@ from orchestrator.sets.image.built import Problem
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import DeviceOpener
 from orchestrator.sets.records import FeatureGroup
-from orchestrator.stores.culprits import Cause, Culprit, load_quarantine
+from orchestrator.stores.culprits import Culprit, load_quarantine
 from orchestrator.stores.profile_file import (
     KeyProfile,
     KeyProfileLoad,
@@ -63,19 +63,19 @@ class ProfiledOpener:
 
     def __call__(self, request: DeviceRequest) -> Device:
         """Open a device; the caller closes it."""
-        open_ended = request.orchestrator_features is None
+        if request.orchestrator_features is not None:
+            return self.opener(request)
         asked = {name for each in request.features for name in same_members(*each)}
         # What of a request decides which of our features the device has unasked, and which it could have.
         likeness = ORCHESTRATOR_FEATURES & asked, request.others, request.application.api_version
-        if open_ended and likeness in self._own:
+        if likeness in self._own:
             return self.opener(_with_own(request, self._own[likeness]))
         device = self.opener(request)
         profile = self.profile(device)
-        if profile is None or not open_ended:
+        if profile is None:
             return device
-        has, could = device.capabilities, device.supported
-        own = {each for each in ORCHESTRATOR_FEATURES - asked if could.has_feature(*each)}
-        on = {each for each in own if has.has_feature(*each)}
+        own = {each for each in ORCHESTRATOR_FEATURES - asked if device.supported.has_feature(*each)}
+        on = {each for each in own if device.capabilities.has_feature(*each)}
         harmful = own & _harmful(profile)
         wanted = (on | own & _harmless(profile)) - harmful
         for _, member in sorted(harmful):
@@ -105,30 +105,18 @@ def key_notes(profile: KeyProfile, group: FeatureGroup, device: Device, image: C
     """What matters to a driver's keys and is here, but not known to be there where the application runs."""
     kinds = _kinds(image)
     depends = [each for each in profile.depends if not kinds.isdisjoint(each.kinds)]
-    source = f"by the key profile of {_day(profile)}"
-    notes = []
-    if not group.applications:
-        settings = [_setting(each) for each in depends if each.aspect not in ("environment", "layer")]
-        if settings:
-            notes.append(
-                f"no application is recorded. This driver's keys depend on {_listed(settings)}, {source}: an "
-                "application finds these pipelines only where it tells the driver the same"
-            )
-    elif beyond := list(_beyond_the_record(depends, group, device)):
-        notes.append(
-            f"enabled here, and in no application's record: {_listed(beyond)}. This driver's keys depend on "
-            f"that, {source}: the application finds these pipelines only where it enables the same"
-        )
-    if active := list(_set_here(profile, depends, device)):
-        notes.append(
-            f"set here: {_listed(active)}. This driver's keys depend on that, {source}: the application "
-            "finds these pipelines only where it runs with the same"
-        )
-    return notes
-
-
-def _listed(names: list[str]) -> str:
-    return ", ".join(dict.fromkeys(names))
+    found = list(dict.fromkeys(_set_here(profile, depends, device)))
+    if group.applications:
+        found += _beyond_the_record(depends, group, device)
+    else:
+        found += [_setting(each) for each in depends if each.aspect not in ("environment", "layer")]
+    if not found:
+        return []
+    whose = "in no application's record" if group.applications else "no application is recorded"
+    return [
+        f"this driver's keys depend on what is set here, and {whose}: {', '.join(dict.fromkeys(found))} (key "
+        f"profile of {_day(profile)}). An application finds these pipelines only where it has the same"
+    ]
 
 
 def _with_own(request: DeviceRequest, own: frozenset[Feature]) -> DeviceRequest:
@@ -147,22 +135,16 @@ def _kinds(image: CreateInfoImage) -> set[str]:
 
 
 def _beyond_the_record(depends: list[Tried], group: FeatureGroup, device: Device) -> Iterator[str]:
-    added = set(group.added)
     recorded = {
         name
         for struct, member in group.request.features
-        if f"{struct}::{member}" not in added
+        if f"{struct}::{member}" not in group.added
         for name in same_members(struct, member)
     }
     has = device.capabilities
     for each in depends:
-        if each.aspect == "feature":
-            if all(has.has_feature(*feature) for feature in (*each.features, *each.given)):
-                yield from (
-                    f"{struct}::{member}"
-                    for struct, member in each.features
-                    if (struct, member) not in recorded
-                )
+        if each.aspect == "feature" and all(has.has_feature(*one) for one in (*each.features, *each.given)):
+            yield from ("::".join(one) for one in each.features if one not in recorded)
         elif each.aspect == "extension" and has.has_extension(each.name):
             yield each.name
 
@@ -182,9 +164,7 @@ def _set_here(profile: KeyProfile, depends: list[Tried], device: Device) -> Iter
 def _setting(dependence: Tried) -> str:
     if dependence.aspect == "feature":
         return dependence.name.removeprefix("VkPhysicalDevice")
-    if dependence.aspect == "extension":
-        return dependence.name
-    return dependence.aspect
+    return dependence.name if dependence.aspect == "extension" else dependence.aspect
 
 
 def _harmful(profile: KeyProfile) -> set[Feature]:
@@ -261,17 +241,13 @@ class QuarantinedSet:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader of the report must know."""
-        known = self._left_out.values()
+        known = len(self._left_out)
         if not known:
             return tuple(self._problems)
-        several = len(known) > 1
-        limited = sum(each.cause in (Cause.TIMEOUT, Cause.MEMORY) for each in known)
-        of_them = "" if not several else " of one of them" if limited == 1 else f" of {limited} of them"
-        also = f". The cause{of_them} was a limit (--timeout, --memory): another one alone tries none again"
+        several = known > 1
         return (
             *self._problems,
-            f"{len(known)} pipeline{'s are' if several else ' is'} in quarantine: "
-            f"{'each' if several else 'it'} ended the driver's process in an earlier run, and "
-            f"{'they were' if several else 'it was'} not tried again (--retry-quarantined tries, "
-            f"`orchestrator quarantine list` shows all){also if limited else ''}",
+            f"{known} pipeline{'s are' if several else ' is'} in quarantine: {'each' if several else 'it'} "
+            "ended the driver's process in an earlier run, and was not tried again (--retry-quarantined "
+            "tries, `orchestrator quarantine list` shows all)",
         )

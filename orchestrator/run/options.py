@@ -1,8 +1,7 @@
 """What a run and a compile are asked for, as values.
 
 `RunOptions` is what `run_pipelines` and `open_session` take, `CompileOptions` what `compile_set` takes. Both
-hold plain data only, so that they can be compared, named in a report and sent to another process. What is
-open or is called (caches, devices, callbacks, cancellation) is an argument of its own.
+hold plain data only, so that they can be compared, named in a report and sent to another process.
 
 Guarantees: a value that cannot be meant is refused when it is made, with ValueError, and one of another type
 with TypeError.
@@ -15,6 +14,7 @@ import math
 import operator
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from orchestrator.schedule import ScheduleOptions
 from orchestrator.sets.prepare import WHOLE, Subset
 
 _NO_LIMIT_NS = 1 << 62
+_SOONEST_NS = 50_000_000
 
 NO_WORKER_CACHES = frozenset({CacheMode.SHARED, CacheMode.BINARIES, CacheMode.NONE})
 """Modes in which workers have no caches of their own."""
@@ -53,16 +54,19 @@ def directory_to_keep(cache_directory: str | os.PathLike[str] | None) -> Path | 
     return Path(cache_directory)
 
 
-def _at_least(least: int, default: Any) -> Any:
-    def check(_options: object, attribute: Attribute[int | None], value: int | None) -> None:
+def _number(default: Any, least: float, most: float = math.inf, *, whole: bool = True, **more: Any) -> Any:
+    """A field for a number within bounds, or for None."""
+
+    def check(_options: object, attribute: Attribute[float | None], value: float | None) -> None:
         if value is None:
             return
-        if not isinstance(value, int):
-            raise TypeError(f"{attribute.name!r} must be a whole number, not {value!r}")
-        if value < least:
-            raise ValueError(f"{attribute.name!r} must be >= {least}: {value}")
+        if not isinstance(value, int if whole else int | float):
+            raise TypeError(f"{attribute.name!r} must be a {'whole ' if whole else ''}number, not {value!r}")
+        if not least <= value <= most:
+            above = "" if most == math.inf else f" and <= {most:g}"
+            raise ValueError(f"{attribute.name!r} must be >= {least}{above}: {value}")
 
-    return field(default=default, converter=_plain, validator=check)
+    return field(default=default, converter=_plain, validator=check, **more)
 
 
 def _plain(value: object) -> object:
@@ -70,13 +74,16 @@ def _plain(value: object) -> object:
     return operator.index(value) if hasattr(value, "__index__") else value
 
 
+def _time_limit() -> Any:
+    return _number(None, 0, 1e9, whole=False)
+
+
 def _switch(default: bool) -> Any:
     # A text such as "off" would switch it on.
     return field(default=default, validator=validators.instance_of(bool))
 
 
-def _check_skipped(_options: object, _attribute: Attribute[object], skipped: object) -> None:
-    check_skipped(skipped)
+_IS_TEXT = validators.instance_of(str)
 
 
 def check_skipped(skipped: object, count: int | None = None) -> None:
@@ -107,28 +114,8 @@ def time_limit_ns(seconds: float | None) -> int | None:
     except OverflowError:
         return None
     if not limit_ns >= 0:
-        raise _no_limit(seconds)
+        raise ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
     return None if limit_ns >= _NO_LIMIT_NS else math.ceil(limit_ns)
-
-
-def _check_time_limit(_options: object, _attribute: Attribute[float | None], seconds: float | None) -> None:
-    time_limit_ns(seconds)
-    if seconds == math.inf:
-        raise _no_limit(seconds)
-
-
-def _no_limit(seconds: object) -> ValueError:
-    return ValueError(f"a time limit of {seconds!r} s: 0 or more is expected, and None for no limit")
-
-
-def _time_limit() -> Any:
-    return field(default=None, validator=_check_time_limit)
-
-
-def _share() -> float:
-    is_number = validators.instance_of((int, float))
-    value: float = field(default=0.0, validator=[is_number, validators.ge(0), validators.le(1)])
-    return value
 
 
 def sooner_ns(limit_ns: int, age_share: float, age_ns: int) -> int:
@@ -144,7 +131,6 @@ class MergePolicy:
     worker's cache holds something new and one of the thresholds is reached; None is never.
 
     Attributes:
-        rolling: Whether to merge while workers run.
         batches: Batches since the worker took the cache.
         gained_bytes: Bytes that the cache has gained, estimated: what a pipeline took in the caches merged
             before, or 16 KiB before the first merge, times the pipelines compiled in it.
@@ -154,10 +140,10 @@ class MergePolicy:
     """
 
     rolling: bool = _switch(False)
-    batches: int | None = _at_least(1, 512)
-    gained_bytes: int | None = _at_least(1, 16 << 20)
-    age_ns: int | None = _at_least(1, 2_000_000_000)
-    age_share: float = _share()
+    batches: int | None = _number(512, 1)
+    gained_bytes: int | None = _number(16 << 20, 1)
+    age_ns: int | None = _number(2_000_000_000, 1)
+    age_share: float = _number(0.0, 0, 1, whole=False)
 
 
 BARRIER = MergePolicy()
@@ -166,7 +152,8 @@ BARRIER = MergePolicy()
 ROLLING = MergePolicy(rolling=True)
 """Merges while workers run, at the default thresholds."""
 
-_MERGE = validators.optional(validators.instance_of(MergePolicy))
+
+_IS_MERGE = validators.optional(validators.instance_of(MergePolicy))
 
 
 def _check_merge(mode: CacheMode | None, merge: MergePolicy | None) -> None:
@@ -183,9 +170,8 @@ class RunOptions:
         mode: The cache topology. PER_WORKER falls back to unflagged caches where the device has no externally
             synchronized ones, and says so in the report's notes. TWO_LEVEL falls back to PER_WORKER with a
             rolling merge where the device cannot forbid compiling.
-        merge: When worker caches are merged into the primary: `BARRIER` at the end, `ROLLING` also on the
-            way. None for ROLLING in mode TWO_LEVEL, whose workers look things up in the primary, and BARRIER
-            in the others.
+        merge: When worker caches are merged into the primary. None for `ROLLING` in mode TWO_LEVEL, whose
+            workers look things up in the primary, and `BARRIER` in the others.
         schedule: Settings of the schedule. None for those that suit the mode: `unsteered_schedule` for
             `run_pipelines`, short batches for `open_session`. With `Followers.SHARE` nothing can be kept.
         skipped: Pipelines to leave out because the device lacks something, by index, with the reason. What
@@ -198,13 +184,15 @@ class RunOptions:
             see `PipelineSession.limit_time`.
     """
 
-    workers: int | None = _at_least(1, None)
+    workers: int | None = _number(None, 1)
     mode: CacheMode = field(default=CacheMode.PER_WORKER, converter=CacheMode)
-    merge: MergePolicy | None = field(default=None, validator=_MERGE)
+    merge: MergePolicy | None = field(default=None, validator=_IS_MERGE)
     schedule: ScheduleOptions | None = field(
         default=None, validator=validators.optional(validators.instance_of(ScheduleOptions))
     )
-    skipped: Mapping[int, str] = field(factory=dict, validator=_check_skipped)
+    skipped: Mapping[int, str] = field(
+        factory=dict, validator=lambda _self, _field, value: check_skipped(value)
+    )
     keep: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
 
@@ -212,9 +200,7 @@ class RunOptions:
         _check_merge(self.mode, self.merge)
 
 
-TARGET_NS = 200_000_000
-"""Time that a batch aims at where nobody steers: a call costs half a millisecond beside the driver."""
-
+_TARGET_NS = 200_000_000
 _LEAST_TARGET_NS = 5_000_000
 _BATCHES_IN_LIMIT = 20
 BATCH_LIMIT = 1024
@@ -222,23 +208,20 @@ BATCH_LIMIT = 1024
 
 
 def unsteered_schedule(
-    mode: CacheMode, *, batch_limit: int | None = None, time_limit_s: float | None = None
+    mode: CacheMode, *, batch_limit: int | None = None, limit_s: float | None = None
 ) -> ScheduleOptions:
     """Settings of a run that nobody steers, which `compile_set`, benchmarks and calibrations share.
 
-    Args:
-        mode: The cache topology.
-        batch_limit: Largest batch; None for the usual.
-        time_limit_s: How long batches may begin; they are so small then that a wrong estimate overruns it by
-            little.
+    Batches aim at 200 ms, because a call costs half a millisecond beside the driver; where work may begin for
+    `limit_s` only, at so little that a wrong estimate overruns it by little.
     """
-    target_ns = TARGET_NS
-    if time_limit_s is not None:
-        target_ns = round(min(TARGET_NS, max(_LEAST_TARGET_NS, time_limit_s * 1e9 / _BATCHES_IN_LIMIT)))
+    target_ns = _TARGET_NS
+    if limit_s is not None:
+        target_ns = round(min(_TARGET_NS, max(_LEAST_TARGET_NS, limit_s * 1e9 / _BATCHES_IN_LIMIT)))
     return ScheduleOptions(
         pin_followers=mode not in NO_WORKER_CACHES,
         target_ns=target_ns,
-        batch_limit=BATCH_LIMIT if batch_limit is None else batch_limit,
+        batch_limit=batch_limit or BATCH_LIMIT,
         expect_hits=0.0,
     )
 
@@ -277,11 +260,6 @@ class PipelineKeyUse(enum.StrEnum):
     OFF = "off"
 
 
-def _positive(default: int) -> int:
-    value: int = field(default=default, validator=[validators.instance_of(int), validators.gt(0)])
-    return value
-
-
 @frozen
 class SavePolicy:
     """When a cache file is saved on the way, so that crashes and saves both cost little.
@@ -296,23 +274,17 @@ class SavePolicy:
             of `pause_ns` where it is less; 0 for never.
     """
 
-    quiet_ns: int = _positive(2_000_000_000)
-    growth_pipelines: int = _positive(2048)
-    growth_bytes: int = _positive(32 << 20)
-    overdue_ns: int = _positive(60_000_000_000)
-    pause_ns: int = _positive(5_000_000_000)
-    age_share: float = _share()
+    quiet_ns: int = _number(2_000_000_000, 1)
+    growth_pipelines: int = _number(2048, 1)
+    growth_bytes: int = _number(32 << 20, 1)
+    overdue_ns: int = _number(60_000_000_000, 1)
+    pause_ns: int = _number(5_000_000_000, 1)
+    age_share: float = _number(0.0, 0, 1, whole=False)
 
 
-LEAST_LIMIT_S = 60.0
-"""Seconds that a driver has for a pipeline where nothing else is said."""
-
-LIMIT_FACTOR = 20
-"""So many times what compiling a pipeline took before it may take again."""
-
+_LEAST_LIMIT_S = 60.0
+_LIMIT_FACTOR = 20
 _MOST_LOAD = 10.0
-_SOONEST_NS = 50_000_000
-_SECONDS = validators.optional(validators.and_(validators.instance_of((int, float)), validators.gt(0)))
 
 
 @frozen
@@ -323,45 +295,42 @@ class TrialLimits:
     a processor does not hang. A limit that was given is what it is.
 
     Attributes:
-        pipeline_s: Seconds for one pipeline; None for `LEAST_LIMIT_S`, or `LIMIT_FACTOR` times what was
-            recorded of it, whichever is more.
+        pipeline_s: Seconds for one pipeline; None for 60, or 20 times what was recorded of it, whichever is
+            more.
         call_s: Seconds for any other call into the driver, such as loading a cache file or merging; None for
-            `LEAST_LIMIT_S` or `pipeline_s`, whichever is more.
+            60 or `pipeline_s`, whichever is more.
         memory_bytes: Memory that a child may have for its data, 0 for no limit.
         opener: "package.module:function" that opens the device in a child, where the run's own opener is a
             function that a child does not have; called with a DeviceRequest.
     """
 
-    pipeline_s: float | None = field(default=None, validator=_SECONDS)
-    call_s: float | None = field(default=None, kw_only=True, validator=_SECONDS)
-    memory_bytes: int = field(default=0, validator=[validators.instance_of(int), validators.ge(0)])
-    opener: str = field(default="", validator=validators.instance_of(str))
+    pipeline_s: float | None = _number(None, 1e-9, whole=False)
+    call_s: float | None = _number(None, 1e-9, whole=False, kw_only=True)
+    memory_bytes: int = _number(0, 0)
+    opener: str = field(default="", validator=_IS_TEXT)
 
     def limit_s(self, recorded_ns: int = 0) -> float:
         """Seconds for a pipeline of which this was recorded, 0 for nothing."""
         if self.pipeline_s is not None:
             return self.pipeline_s
-        return max(LEAST_LIMIT_S, LIMIT_FACTOR * recorded_ns / 1e9)
+        return max(_LEAST_LIMIT_S, _LIMIT_FACTOR * recorded_ns / 1e9)
 
     def limit_now_s(self, recorded_ns: int = 0) -> float:
         """As `limit_s`, for a pipeline that the driver has now."""
-        limit_s = self.limit_s(recorded_ns)
-        return limit_s if self.pipeline_s is not None else limit_s * _load()
+        return self.limit_s(recorded_ns) * (_load() if self.pipeline_s is None else 1.0)
 
     def call_limit_now_s(self) -> float:
         """Seconds for a call that creates no pipeline and goes on now."""
         if self.call_s is not None:
             return self.call_s
-        return max(LEAST_LIMIT_S, self.pipeline_s or 0.0) * _load()
+        return max(_LEAST_LIMIT_S, self.pipeline_s or 0.0) * _load()
 
 
 def _load() -> float:
     """The load average of the machine for each processor, at least 1 and at most `_MOST_LOAD`."""
-    try:
-        load = os.getloadavg()[0] / available_workers()
-    except OSError:
-        return 1.0
-    return min(max(1.0, load), _MOST_LOAD)
+    with suppress(OSError):
+        return min(max(1.0, os.getloadavg()[0] / available_workers()), _MOST_LOAD)
+    return 1.0
 
 
 @frozen(kw_only=True)
@@ -376,15 +345,13 @@ class CompileOptions:
         mode: The cache topology. NONE keeps no cache file. None follows the calibration that is kept in the
             cache directory. Where there is none it is SHARED if the cache file is known to hold nearly
             everything, else PER_WORKER; the report's notes say which.
-        cache_file_needed: Whether mode None must keep a cache file, such as for a pack:
-            BINARIES is not chosen then.
+        cache_file_needed: Whether mode None must keep a cache file, such as for a pack: never BINARIES then.
         merge: As in `RunOptions`. With a rolling merge the cache file is also saved on the way.
         save_policy: When the cache file is saved on the way.
         relax_driver_version: Load a cache file whose driverVersion alone differs.
         binary_store_bytes: In mode BINARIES: what the store of binaries may have on disk from now on; None
             for what was said before, or else 512 MiB.
-        binary_memory_bytes: In mode BINARIES: what binaries that are pulled in ahead of time may have; the
-            others are read when they are needed.
+        binary_memory_bytes: In mode BINARIES: what binaries that are pulled in ahead of time may have.
         spirv_val: What is done about shader modules that may be invalid.
         trial_limits: What a child process may take; with an `opener` of one's own, also how a child opens the
             device.
@@ -406,24 +373,22 @@ class CompileOptions:
             case.
     """
 
-    selector: str = field(default="", validator=validators.instance_of(str))
+    selector: str = field(default="", validator=_IS_TEXT)
     driver_caches: bool = _switch(False)
-    workers: int | None = _at_least(1, None)
+    workers: int | None = _number(None, 1)
     mode: CacheMode | None = field(default=CacheMode.PER_WORKER, converter=converters.optional(CacheMode))
     cache_file_needed: bool = _switch(False)
-    merge: MergePolicy | None = field(default=None, validator=_MERGE)
+    merge: MergePolicy | None = field(default=None, validator=_IS_MERGE)
     save_policy: SavePolicy = field(factory=SavePolicy, validator=validators.instance_of(SavePolicy))
     relax_driver_version: bool = _switch(False)
-    binary_store_bytes: int | None = _at_least(4 << 20, None)
-    binary_memory_bytes: int = field(
-        default=256 << 20, validator=[validators.instance_of(int), validators.ge(0)]
-    )
+    binary_store_bytes: int | None = _number(None, 4 << 20)
+    binary_memory_bytes: int = _number(256 << 20, 0)
     spirv_val: ModulePolicy = field(default=ModulePolicy.OFF, converter=ModulePolicy)
     trial_limits: TrialLimits = field(factory=TrialLimits, validator=validators.instance_of(TrialLimits))
     pipeline_keys: PipelineKeyUse = field(default=PipelineKeyUse.AUTO, converter=PipelineKeyUse)
     inspect_executables: bool = _switch(False)
     subset: Subset = field(default=WHOLE, validator=validators.instance_of(Subset))
-    batch_limit: int | None = _at_least(1, None)
+    batch_limit: int | None = _number(None, 1)
     retry_quarantined: bool = _switch(False)
     time_limit_s: float | None = _time_limit()
     plan: bool = _switch(True)

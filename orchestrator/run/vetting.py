@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
 import numpy as np
 import trio
-from attrs import define, field, frozen
+from attrs import field, frozen
 
 from orchestrator.children.parent import ChildGroup, ChildrenEndedError
 from orchestrator.devices.image import CreateInfoImage
@@ -45,9 +45,9 @@ class Trials:
         processes: Processes that were started.
     """
 
-    survived: frozenset[PipelineJob]
-    died: dict[PipelineJob, str]
-    processes: int
+    survived: frozenset[PipelineJob] = frozenset()
+    died: Mapping[PipelineJob, str] = field(factory=dict)
+    processes: int = 0
 
 
 TryPipelines = Callable[
@@ -57,147 +57,137 @@ TryPipelines = Callable[
 """Tries pipelines of archives in other processes, until the event is set."""
 
 
-@define(eq=False)
-class Vetter:
-    """Vets the pipelines of an image.
+@frozen
+class Vetted:
+    """What vetting found.
 
     Attributes:
-        processes: Processes that validate modules at a time.
-        request: How the image's device was opened.
-        try_pipelines: Tries pipelines with `ISOLATE`; None where nothing does.
-        stop: Ends trials early when set.
         left_out: Outcomes of pipelines that this process's driver must not get, in the order of the image.
         untried: Pipelines that were not tried before the run was stopped.
         notes: Caveats for the report.
     """
 
-    source: PipelineSet
-    image: CreateInfoImage
-    options: CompileOptions
-    processes: int
-    request: DeviceRequest
-    try_pipelines: TryPipelines | None = None
-    stop: trio.Event | None = None
-    left_out: OutcomeTable = field(factory=lambda: OutcomeTable.of(()), init=False)
-    untried: frozenset[PipelineJob] = field(default=frozenset(), init=False)
-    notes: list[str] = field(factory=list, init=False)
+    left_out: OutcomeTable
+    untried: frozenset[PipelineJob]
+    notes: list[str]
 
-    async def vet(self) -> None:
-        """Vet as the options say.
 
-        Raises:
-            DeviceError: A trial process could not open the device.
-            ValueError: Nothing tries pipelines.
-            ArchiveError: The set could not be written where trial processes read it.
-        """
-        image, policy = self.image, self.options.spirv_val
-        if policy is ModulePolicy.OFF or not len(image):
-            return
-        judged = await self._judge()
-        refused = {index: each for index, each in judged.items() if each.verdict is Verdict.INVALID}
-        self._note_modules(judged)
-        if policy is ModulePolicy.SKIP:
-            reasons = {
-                index: f"module {image.modules[module].key:016x}: {refused[module].reason}"
-                for index in range(len(image))
-                for module in image.modules_of(index)
-                if module in refused
-            }
-            self._leave_out(OutcomeStatus.SKIPPED, reasons)
-        elif policy is ModulePolicy.ISOLATE:
-            await self._isolate(refused)
+async def vet(
+    source: PipelineSet,
+    image: CreateInfoImage,
+    options: CompileOptions,
+    *,
+    processes: int,
+    request: DeviceRequest,
+    try_pipelines: TryPipelines | None,
+    stop: trio.Event | None,
+) -> Vetted:
+    """Vet the pipelines of an image of a set, whose device is opened by `request`, as the options say.
 
-    async def _judge(self) -> dict[int, Judgement]:
-        program = validation.find_spirv_val()
-        if program is None:
-            self.notes.append("spirv-val was not found, so no module was validated (Debian: spirv-tools)")
-            return {}
-
-        def judge(children: ChildGroup) -> dict[int, Judgement]:
-            modules = []
-            for index, each in enumerate(self.image.modules):
-                try:
-                    modules.append((index, each.load()))
-                except RecordError:
-                    continue  # it was read before, so this is damage of the set
-            return dict(
-                validation.validate_modules(modules, program, processes=self.processes, children=children)
+    Raises:
+        DeviceError: A trial process could not open the device.
+        ValueError: Nothing tries pipelines.
+        ArchiveError: The set could not be written where trial processes read it.
+    """
+    program = validation.find_spirv_val()
+    notes = ["spirv-val was not found, so no module was validated (Debian: spirv-tools)"]
+    judged: Mapping[int, Judgement] = {}
+    if program is not None:
+        judged = await run_with_children(
+            lambda children: dict(
+                validation.validate_modules(_modules(image), program, processes=processes, children=children)
             )
-
-        return await run_with_children(judge)
-
-    def _note_modules(self, judged: dict[int, Judgement]) -> None:
-        warns = self.options.spirv_val is ModulePolicy.WARN
-        compiled = "; their pipelines are compiled all the same" if warns else ""
-        for verdict, said, then in (
-            (Verdict.INVALID, "refuses", compiled),
-            (Verdict.UNKNOWN, "has no answer for", ""),
-        ):
-            found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
-            if found:
-                shown = [f"{self.image.modules[index].key:016x}: {each.reason}" for index, each in found]
-                shown[_SHOWN:] = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
-                self.notes.append(
-                    f"spirv-val {said} {len(found)} of {len(judged)} modules{then}: {'; '.join(shown)}"
-                )
-
-    async def _isolate(self, refused: dict[int, Judgement]) -> None:
-        if (try_pipelines := self.try_pipelines) is None:
+        )
+        notes = _module_notes(image, judged, options.spirv_val)
+    refused = {index: each.reason for index, each in judged.items() if each.verdict is Verdict.INVALID}
+    status, untried, reasons = OutcomeStatus.SKIPPED, frozenset[PipelineJob](), dict[int, str]()
+    if options.spirv_val is ModulePolicy.SKIP:
+        for index in range(len(image)):
+            for module in refused.keys() & image.modules_of(index):
+                reasons[index] = f"module {image.modules[module].key:016x}: {refused[module]}"
+    elif options.spirv_val is ModulePolicy.ISOLATE:
+        if try_pipelines is None:
             raise ValueError("compile_set isolates pipelines only with Steering.try_pipelines")
-        image = self.image
-        jobs = [job_of(image, index) for index in range(len(image))]
-        started = time.perf_counter()
-        reasons: dict[int, str] = {}
-        survived: set[PipelineJob] = set()
-        died: dict[PipelineJob, str] = {}
-        processes = 0
+        status, began = OutcomeStatus.FAILED, time.perf_counter()
         # An unnamed file, so that a killed process leaves nothing behind.
         descriptor = os.memfd_create("orchestrator-trial", os.MFD_CLOEXEC)
         try:
-            await trio.to_thread.run_sync(self._write, descriptor)
-            # Libraries first: what links one that the driver died of would be blamed for its crash.
-            for level in image.levels(np.arange(len(image), dtype=np.int32)):
-                blame_links(image, reasons, level.tolist())
-                some = [index for index in level.tolist() if index not in reasons]
-                if not some or (self.stop is not None and self.stop.is_set()):
-                    continue
-                trials = await try_pipelines(
-                    [f"/proc/{os.getpid()}/fd/{descriptor}"],
-                    [jobs[index] for index in some],
-                    self.options,
-                    self.request,
-                    self.stop,
-                )
-                survived |= trials.survived
-                died |= trials.died
-                processes += trials.processes
-                for index in some:
-                    if jobs[index] in died:
-                        said = [refused[each].reason for each in image.modules_of(index) if each in refused]
-                        reasons[index] = "; ".join([died[jobs[index]], *said[:1]])
+            await trio.to_thread.run_sync(_write, source, descriptor)
+            path = f"/proc/{os.getpid()}/fd/{descriptor}"
+
+            async def tried(jobs: Sequence[PipelineJob]) -> Trials:
+                is_over = stop is not None and stop.is_set()
+                return Trials() if is_over else await try_pipelines([path], jobs, options, request, stop)
+
+            trials, reasons = await _isolate(image, tried, refused)
         finally:
             os.close(descriptor)
-        tried = len(survived) + len(died)
-        self.notes.append(
-            f"{tried} {'pipeline was' if tried == 1 else 'pipelines were'} compiled in child processes "
-            f"first: the driver survived {len(survived)}, and not {len(died)} "
-            f"({processes} {'process' if processes == 1 else 'processes'}, "
-            f"{time.perf_counter() - started:.1f} s)"
+        untried = frozenset(job_of(image, index) for index in range(len(image)) if index not in reasons)
+        untried -= trials.survived
+        count = len(trials.survived) + len(trials.died)
+        notes.append(
+            f"{count} {'pipeline was' if count == 1 else 'pipelines were'} compiled in child processes "
+            f"first: the driver survived {len(trials.survived)}, and not {len(trials.died)} "
+            f"({trials.processes} {'process' if trials.processes == 1 else 'processes'}, "
+            f"{time.perf_counter() - began:.1f} s)"
         )
-        self._leave_out(OutcomeStatus.FAILED, reasons)
-        self.untried = frozenset(jobs) - survived - {jobs[index] for index in reasons}
+    blame_links(image, reasons, range(len(image)))
+    rows = sorted(reasons)
+    jobs = [job_of(image, index) for index in rows]
+    table = OutcomeTable.of(jobs, [status] * len(jobs), [reasons[index] for index in rows])
+    return Vetted(table, untried, notes)
 
-    def _write(self, descriptor: int) -> None:
-        with ArchiveWriter(descriptor) as writer:
-            self.source.copy_to(writer)
 
-    def _leave_out(self, status: OutcomeStatus, reasons: dict[int, str]) -> None:
-        """Leave out pipelines with a reason, and those that link them."""
-        image = self.image
-        blame_links(image, reasons, range(len(image)))
-        indices = sorted(reasons)
-        jobs = [job_of(image, index) for index in indices]
-        self.left_out = OutcomeTable.of(jobs, [status] * len(jobs), [reasons[index] for index in indices])
+def _modules(image: CreateInfoImage) -> list[tuple[int, bytes]]:
+    modules = []
+    for index, each in enumerate(image.modules):
+        with suppress(RecordError):  # it was read before, so this is damage of the set
+            modules.append((index, each.load()))
+    return modules
+
+
+def _module_notes(image: CreateInfoImage, judged: Mapping[int, Judgement], policy: ModulePolicy) -> list[str]:
+    notes = []
+    compiled = "; their pipelines are compiled all the same" if policy is ModulePolicy.WARN else ""
+    for verdict, said in ((Verdict.INVALID, "refuses"), (Verdict.UNKNOWN, "has no answer for")):
+        found = [(index, each) for index, each in sorted(judged.items()) if each.verdict is verdict]
+        if found:
+            shown = [f"{image.modules[index].key:016x}: {each.reason}" for index, each in found[:_SHOWN]]
+            more = [f"and {len(found) - _SHOWN} more"] if len(found) > _SHOWN else []
+            then = compiled if verdict is Verdict.INVALID else ""
+            listed = "; ".join([*shown, *more])
+            notes.append(f"spirv-val {said} {len(found)} of {len(judged)} modules{then}: {listed}")
+    return notes
+
+
+async def _isolate(
+    image: CreateInfoImage,
+    tried: Callable[[Sequence[PipelineJob]], Awaitable[Trials]],
+    refused: Mapping[int, str],
+) -> tuple[Trials, dict[int, str]]:
+    """What came of all trials, and why pipelines must be left out, by index."""
+    total, reasons = Trials(), dict[int, str]()
+    # Libraries first: what links one that the driver died of would be blamed for its crash.
+    for level in image.levels(np.arange(len(image), dtype=np.int32)):
+        blame_links(image, reasons, level.tolist())
+        jobs = {job_of(image, index): index for index in level.tolist() if index not in reasons}
+        if not jobs:
+            continue
+        found = await tried(list(jobs))
+        total = Trials(
+            total.survived | found.survived,
+            {**total.died, **found.died},
+            total.processes + found.processes,
+        )
+        for job, what in found.died.items():
+            said = [refused[each] for each in image.modules_of(jobs[job]) if each in refused]
+            reasons[jobs[job]] = "; ".join([what, *said[:1]])
+    return total, reasons
+
+
+def _write(source: PipelineSet, descriptor: int) -> None:
+    with ArchiveWriter(descriptor) as writer:
+        source.copy_to(writer)
 
 
 async def run_with_children(function: Callable[[ChildGroup], _T]) -> _T:

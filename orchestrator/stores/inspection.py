@@ -35,7 +35,7 @@ from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
 from orchestrator.stores.load_counter import DEATHS
 from orchestrator.stores.module_identifiers import IDENTIFIERS
 from orchestrator.stores.plan_file import prove_plans
-from orchestrator.stores.profile_file import CALIBRATION, DISTRUSTED_KEYS, KEY_PROFILE
+from orchestrator.stores.profile_file import CALIBRATION, KEY_PROFILE
 from orchestrator.stores.run_notes import CONTENTS, DURATIONS, GROUPS
 from orchestrator.stores.state import STATE_NAME, Kind, State
 
@@ -162,7 +162,6 @@ class BesideInspection:
 KINDS: Final[tuple[Kind[Any], ...]] = (
     CALIBRATION,
     KEY_PROFILE,
-    DISTRUSTED_KEYS,
     DURATIONS,
     GROUPS,
     CONTENTS,

@@ -1,15 +1,13 @@
 """Profiles: facts that were measured about a device and its driver, as JSON in the database.
 
 `CalibrationProfile` says what is fastest. `KeyProfile` says what the driver's pipeline-cache keys depend on
-besides the pipeline. `DistrustedKeys` names the kinds of pipelines whose driver keys are ambiguous, so that
-later runs do not ask for them. Another driver or driver version begins anew. Fields may be added, with a
-default; none changes its meaning. Thread-safe.
+besides the pipeline. Another driver or driver version begins anew. Fields may be added, with a default; none
+changes its meaning. Thread-safe.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Self, TypeAlias, TypeVar
 
@@ -17,7 +15,6 @@ import msgspec
 from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
-from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import Feature
 from orchestrator.stores.cache_file import IDENTITY_FIELDS, PipelineCachePrefixHeader, cache_path
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
@@ -402,42 +399,3 @@ KEY_PROFILE: Final = Kind("key profile", msgspec.json.Decoder(KeyProfile).decode
 _KEYS: Final = ProfileKind(KEY_PROFILE)
 KeyProfileLoad = ProfileLoad[KeyProfile]
 load_key_profile, save_key_profile = _KEYS.load, _KEYS.save
-
-
-class DistrustedKeys(Profile, frozen=True, kw_only=True):
-    """The kinds of pipelines in which the driver gave one key to different code."""
-
-    kinds: tuple[PipelineKind, ...]
-
-
-DISTRUSTED_KEYS: Final = Kind("distrusted keys", msgspec.json.Decoder(DistrustedKeys).decode)
-_DISTRUSTED: Final = ProfileKind(DISTRUSTED_KEYS)
-
-
-def read_distrusted(
-    directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[frozenset[PipelineKind], str]:
-    """The kinds remembered for a driver, and why what is remembered was not used, or "". Never raises."""
-    loaded = _DISTRUSTED.load(directory, identity, operations)
-    return frozenset() if loaded.profile is None else frozenset(loaded.profile.kinds), loaded.problem
-
-
-def remember_distrusted(
-    directory: Path,
-    identity: DeviceIdentity,
-    kinds: Collection[PipelineKind],
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
-    """Add kinds to the remembered ones.
-
-    Raises:
-        SaveError: As `Kind.update`.
-    """
-    about = ProfileIdentity.of(identity)
-
-    def make(old: DistrustedKeys | None) -> bytes:
-        known = old.kinds if old is not None and old.identity == about else ()
-        every = tuple(kind for kind in PipelineKind if kind in {*known, *kinds})
-        return msgspec.json.encode(DistrustedKeys.of(identity, kinds=every))
-
-    DISTRUSTED_KEYS.update(cache_path(directory, identity), make, operations)

@@ -47,7 +47,6 @@ from orchestrator.stores.load_counter import deaths_of
 from orchestrator.stores.pack import Pack, is_pack
 from orchestrator.stores.profile_file import (
     CALIBRATION,
-    DISTRUSTED_KEYS,
     KEY_PROFILE,
     ProfileIdentity,
 )
@@ -453,7 +452,7 @@ def _rows_item(directory: Path, rows: Sequence[_Row], reason: PruneReason, detai
 
 def _rows(directory: Path, operations: FileOperations) -> list[tuple[_Row, ProfileIdentity | None]]:
     """Everything in the database, with the driver that it names; nothing where it cannot be used."""
-    profiles = {kind.name: kind for kind in (CALIBRATION, KEY_PROFILE, DISTRUSTED_KEYS, QUARANTINE)}
+    profiles = {kind.name: kind for kind in (CALIBRATION, KEY_PROFILE, QUARANTINE)}
     found: list[tuple[_Row, ProfileIdentity | None]] = []
     try:
         with State.open(directory, operations) as state, state.reading() as sql:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 
 from orchestrator.bench.calibration import Calibrated, CalibrationProgress, calibrate
 from orchestrator.bench.jobs import (
     Answer,
-    Filled,
     FillJob,
     Job,
     Probed,
@@ -23,9 +20,8 @@ from orchestrator.bench.jobs import (
 )
 from orchestrator.bench.rows import Sample
 from orchestrator.bench.runner import BenchError
-from orchestrator.devices.image import PipelineKind
 from orchestrator.errors import NoDeviceError
-from orchestrator.stores.profile_file import CalibrationProfile, read_distrusted
+from orchestrator.stores.profile_file import CalibrationProfile
 from tests.bench.support import ENVIRONMENT, SIMULATED, filled, sample, sample_of
 
 
@@ -129,30 +125,6 @@ def test_contenders_take_turns_with_a_control_in_every_round() -> None:
     warm = [job for job in samples if job.start == "warm"]
     assert {job.passes for job in warm} == {1}, "a pass of two workers takes 2 s"
     assert {job.mode for job in warm} >= {"shared", "per-worker", "per-worker-internal", "two-level"}
-
-
-def test_keys_that_tell_nothing_apart_are_remembered_and_told(tmp_path: Path) -> None:
-    """NVIDIA 580.159 gives all ray-tracing pipelines one key: `compile` then asks for none of that kind."""
-
-    def distrusting(job: Job) -> Answer | None:
-        answer = Machine()(job)
-        if isinstance(answer, Filled):
-            return msgspec.structs.replace(answer, distrusted=(PipelineKind.RAY_TRACING,))
-        return None
-
-    folder = tmp_path / "profiles"
-    folder.mkdir(mode=0o700)
-    machine = Machine(answer=distrusting)
-    found = machine.calibrated(rounds=1, workers=1, profiles=folder)
-    kinds, problem = read_distrusted(folder, found.identity)
-    assert (kinds, problem) == (frozenset({PipelineKind.RAY_TRACING}), "")
-    (note,) = (each for each in found.profile.notes if "same pipeline key" in each)
-    assert "gives ray-tracing pipelines of different code the same pipeline key" in note
-    assert "does not use these keys from now on" in note
-
-    folder.chmod(0o777)  # where others may write, nothing is kept
-    found = machine.calibrated(rounds=1, workers=1, profiles=folder)
-    assert any("could not be recorded" in each for each in found.profile.notes)
 
 
 def test_a_cache_that_keeps_nothing_is_not_measured_warm() -> None:

@@ -19,8 +19,8 @@ from orchestrator.bench.jobs import FillJob, ProbeJob, ProbeStep, SampleJob
 from orchestrator.bench.rows import Start
 from orchestrator.bench.take import fill, peak_memory, probe, settings_of, take_sample
 from orchestrator.devices.device import CacheMode
-from orchestrator.devices.image import CreateInfoImage, PipelineKind
-from orchestrator.devices.simulated import DriverBugs, simulated_identity
+from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.simulated import simulated_identity
 from orchestrator.run.compile import compile_set
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import CompileOptions
@@ -31,7 +31,7 @@ from orchestrator.sets.opening import is_manifest, open_paths
 from orchestrator.sets.records import RecordTag
 from orchestrator.sets.sample import sample_manifest_path, sample_path
 from orchestrator.stores.culprits import Cause, Culprit, add_culprits
-from tests.run.small_sets import Opener, compute_keys
+from tests.run.small_sets import compute_keys
 from tests.run.test_openers import CONTROL, MESH_SHADERS, know, write_pipelines
 from tests.sets.archive.small_archives import application, archive, record
 from tests.stores.profiles import tried
@@ -75,17 +75,6 @@ def test_a_sample_is_taken_on_a_device_as_compile_opens_it(recorded: tuple[str],
     assert row.order == "cost"
     assert [note for note in row.notes if f"{CONTROL[1]} is left off" in note]
     assert not [note for note in take_sample(sample_job(recorded)).notes if "left off" in note]
-
-
-def test_a_fill_finds_out_what_pipeline_keys_are_worth(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "caches"
-    folder.mkdir(mode=0o700)
-    job = fill_job((str(sample_path()),), folder)
-    opener = Opener(DriverBugs(one_pipeline_key={PipelineKind.GRAPHICS}))
-    monkeypatch.setattr(take, "open_for_child", lambda _opener, _selector, request: opener(request))
-    assert fill(job).distrusted == (PipelineKind.GRAPHICS,)
 
 
 def test_what_ended_the_driver_before_is_left_out(recorded: tuple[str], tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from orchestrator.run.options import ModulePolicy, TrialLimits
 from orchestrator.run.records import CompileReport, OutcomeStatus
 from orchestrator.run.steering import Steering
 from orchestrator.stores.cache_file import cache_path
-from orchestrator.stores.profile_file import read_distrusted, remember_distrusted
 from orchestrator.supervise.trial import try_pipelines
 from tests.run.small_sets import Opener, compiled, compute_keys, write_small_set
 
@@ -131,15 +130,3 @@ async def test_one_pipeline_key_for_all_is_told_and_not_used(archive: Path, fold
     assert counts(report) == {"compiled": several}
     assert report.saved.by_pipeline_key == 0
     assert "one pipeline key to compute pipelines of different code" in told(report, "one pipeline key")
-    # Remembered by device: where nothing else is known, they are not asked for any more.
-    assert read_distrusted(folder, opener.device.identity) == (frozenset({PipelineKind.COMPUTE}), "")
-    other = folder.with_name("other")
-    other.mkdir(mode=0o700)
-    asked = await compiled(archive, other, opener, mode=CacheMode.PER_WORKER, pipeline_keys="all")
-    assert asked.saved.keys_asked == several
-    fresh = folder.with_name("fresh")
-    fresh.mkdir(mode=0o700)
-    remember_distrusted(fresh, opener.device.identity, [PipelineKind.COMPUTE])
-    known = await compiled(archive, fresh, opener, mode=CacheMode.PER_WORKER, pipeline_keys="all")
-    assert known.saved.keys_asked == 0
-    assert not any("one pipeline key" in each for each in known.notes)

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import enum
-import types
-import typing
-from collections.abc import Iterator
+import os
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
+from orchestrator.devices.device import CacheMode, PipelineExecutables
 from orchestrator.devices.image import PipelineKind
 from orchestrator.process import StageClock
 from orchestrator.run.records import (
     ApiVersion,
-    Calls,
+    CacheFileRecord,
     CompileReport,
     Counts,
+    Death,
+    DriverMessages,
     Hash,
-    Nanoseconds,
+    InspectedPipeline,
     OutcomeStatus,
     OutcomeTable,
     PipelineOutcome,
     Record,
     Stage,
+    Supervision,
+    Tally,
     decode_json,
     decode_msgpack,
     encode_hook,
@@ -39,14 +38,16 @@ from orchestrator.run.records import (
 )
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.archive.writer import ArchiveWriter
-from orchestrator.sets.records import PipelineJob, RecordTag
+from orchestrator.sets.prepare import Subset
+from orchestrator.sets.records import PipelineJob, PipelineJobs, RecordTag
 from orchestrator.sets.sample import sample_path
-from orchestrator.stores.culprits import Culprit
+from orchestrator.stores.culprits import Cause, Culprit
 from tests.drivers import REPOSITORY
-from tests.run.report_page import fields_of, is_documented, page, parts_of, reachable
-from tests.run.small_sets import Opener, add_sample, compiled, write_small_set
+from tests.run.report_page import fields_of, page, parts_of, reachable
+from tests.run.small_sets import Opener, add_sample, compiled
 
-RECORDS = [each for each in reachable(CompileReport) if issubclass(each, Record)]
+COMPUTE, GRAPHICS = PipelineKind.COMPUTE, PipelineKind.GRAPHICS
+S = OutcomeStatus
 
 
 class Sneaky(str):
@@ -61,127 +62,37 @@ class Sneaky(str):
 # --- any record
 
 
-def strategy_of(hint: Any) -> st.SearchStrategy[Any]:
-    """Values of a type that a record holds; text is of a subclass, and not always what UTF-8 can carry."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return st.one_of(*map(strategy_of, arguments))
-    if origin is tuple:
-        if Ellipsis in arguments:
-            return st.lists(strategy_of(arguments[0]), max_size=3).map(tuple)
-        return st.tuples(*map(strategy_of, arguments))
-    if origin is dict:
-        return st.dictionaries(strategy_of(arguments[0]), strategy_of(arguments[1]), max_size=3)
-    if hint is OutcomeTable:
-        return tables()
-    if hint is Calls:
-        return calls()
-    if isinstance(hint, type) and issubclass(hint, enum.Enum):
-        return st.sampled_from(hint)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return record_of(hint)
-    if is_documented(hint):  # of another room
-        clean = {name: clean_strategy_of(kind) for name, _, kind in fields_of(hint)}
-        if hint is Culprit:
-            clean |= {"key": st.integers(0, 2**64 - 1).map("{:016x}".format), "seen_at": st.floats(0, 2**37)}
-        return st.builds(hint, **clean)
-    return SCALARS[hint]
-
-
-def clean_strategy_of(hint: Any) -> st.SearchStrategy[Any]:
-    """For values of other rooms, whose text comes from drivers and is plain."""
-    if hint is str:
-        return st.text(st.characters(codec="utf-8"), max_size=5)
-    if typing.get_origin(hint) is tuple and Ellipsis in typing.get_args(hint):
-        return st.lists(clean_strategy_of(typing.get_args(hint)[0]), max_size=2).map(tuple)
-    if typing.get_origin(hint) is tuple:
-        return st.tuples(*map(clean_strategy_of, typing.get_args(hint)))
-    return strategy_of(hint)
-
-
-SCALARS: dict[Any, st.SearchStrategy[Any]] = {
-    int: st.integers(0, 2**53),
-    Nanoseconds: st.integers(-(2**51), 2**51),
-    Hash: st.integers(0, 2**64 - 1).map(Hash),
-    ApiVersion: st.tuples(st.integers(0, 127), st.integers(0, 1023), st.integers(0, 4095)).map(
-        lambda each: ApiVersion(each[0] << 22 | each[1] << 12 | each[2])
-    ),
-    str: st.text(st.characters(), max_size=8).map(Sneaky),
-    bool: st.booleans(),
-    float: st.floats(allow_nan=False, allow_infinity=False),
-    bytes: st.binary(max_size=20),
-    Path: st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=8).map(Path),
-    type(None): st.none(),
-    msgspec.UnsetType: st.just(msgspec.UNSET),
-}
-
-
-def record_of(kind: type[Record]) -> st.SearchStrategy[Any]:
-    """Any record of a type."""
-    return st.builds(kind, **{name: strategy_of(hint) for name, _, hint in fields_of(kind)})
-
-
-@st.composite
-def tables(draw: st.DrawFn) -> OutcomeTable:
-    """A table of outcomes."""
-    jobs = draw(
-        st.lists(
-            st.builds(PipelineJob, st.integers(0, 2**64 - 1), st.sampled_from(PipelineKind)),
-            unique=True,
-            max_size=6,
-        )
+@pytest.mark.parametrize("mode", [CacheMode.TWO_LEVEL, CacheMode.BINARIES, CacheMode.NONE])
+async def test_decoding_gives_an_equal_report(mode: CacheMode, tmp_path: Path) -> None:
+    report = await compiled(
+        sample_path(),
+        tmp_path,
+        Opener(),
+        mode=mode,
+        identifiers=mode is CacheMode.TWO_LEVEL,
+        subset=Subset(1, 2),
     )
-    statuses = [draw(st.sampled_from(OutcomeStatus)) for _ in jobs]
-    table = OutcomeTable.of(jobs, statuses)
-    for index, status in enumerate(statuses):
-        if status in (OutcomeStatus.SKIPPED, OutcomeStatus.FAILED):
-            table.settle(status, {index: draw(strategy_of(str))})
-        elif status is not OutcomeStatus.NOT_RUN:
-            table.driver_ns[index] = draw(st.integers(0, 2**40))
-            table.worker[index] = draw(st.integers(0, 8))
-    return table
+    died = Supervision(
+        processes=2,
+        deaths=(Death(Sneaky("SIGSEGV"), "creating", 1, 1),),
+        explaining_ns=5,
+        culprits=(Culprit(key="0" * 16, kind="compute", cause=Cause.SIGNAL, reason="it did", seen_at=1.0),),
+        messages=(DriverMessages(1, 2, "\udcff", (Hash(2**64 - 1),)),),
+    )
+    inspected = (InspectedPipeline(Hash(1), COMPUTE, PipelineExecutables(0, 2, 3, ())),)
+    report = msgspec.structs.replace(report, supervision=died + died, inspected=inspected)
+    assert decode_json(encode_json(report), CompileReport) == report
+    assert decode_msgpack(encode_msgpack(report), CompileReport) == report
+    # With the clock of that moment, and indented for people.
+    found = decode_json(encode_report(report, StageClock("start", 0)), CompileReport)
+    assert found.clock.start_ns > 0
+    assert msgspec.structs.replace(found, clock=report.clock) == report
 
 
-@st.composite
-def calls(draw: st.DrawFn) -> Calls:
-    """Some calls."""
-    sizes = draw(st.lists(st.integers(1, 4), max_size=4))
-    numbers = st.lists(st.integers(0, 2**60), min_size=len(sizes), max_size=len(sizes))
-    start, wall, cpu, driver, delay = (np.array(draw(numbers), np.int64) for _ in range(5))
-    worker = np.arange(len(sizes), dtype=np.int32)
-    indices = np.arange(sum(sizes), dtype=np.int32)
-    return Calls(worker, start, wall, cpu, driver, delay, np.array(sizes, np.int32), indices)
-
-
-@pytest.mark.parametrize("kind", RECORDS, ids=lambda kind: kind.__name__)
-def test_decoding_gives_an_equal_record(kind: type[Record]) -> None:
-    # A whole report holds hundreds of values, so a busy machine is slow to draw them.
-    @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
-    @given(strategy_of(kind))
-    def check(record: Record) -> None:
-        assert decode_json(encode_json(record), kind) == record
-        assert decode_msgpack(encode_msgpack(record), kind) == record
-        assert not list(impure(record))
-
-    check()
-
-
-def impure(value: Any) -> Iterator[object]:
-    """The text of a record, of all it holds, that is no exact str or that UTF-8 cannot carry."""
-    if isinstance(value, Record):
-        for name in value.__struct_fields__:
-            yield from impure(getattr(value, name))
-    elif isinstance(value, tuple):
-        for each in value:
-            yield from impure(each)
-    elif isinstance(value, dict):
-        for each in value.values():
-            yield from impure(each)
-    elif isinstance(value, str) and not isinstance(value, enum.Enum):
-        if type(value) is not str:
-            yield value
-        else:
-            value.encode()
+def test_a_path_that_is_not_utf_8_gets_to_another_process_whole() -> None:
+    record = CacheFileRecord(path=Path(os.fsdecode(b"/caches/\xff")))
+    assert decode_msgpack(encode_msgpack(record), CacheFileRecord) == record
+    assert decode_json(encode_json(record), CacheFileRecord).path == Path(r"/caches/\xff")
 
 
 def test_text_becomes_plain() -> None:
@@ -192,9 +103,7 @@ def test_text_becomes_plain() -> None:
 
 
 def test_times_are_seconds_and_hashes_hex_digits() -> None:
-    outcome = PipelineOutcome(
-        Hash(0xAB), PipelineKind.COMPUTE, OutcomeStatus.COMPILED, driver_ns=1_500_000_000
-    )
+    outcome = PipelineOutcome(Hash(0xAB), COMPUTE, S.COMPILED, driver_ns=1_500_000_000)
     assert msgspec.json.decode(encode_json(outcome)) == {
         "key": "00000000000000ab",
         "kind": "compute",
@@ -203,6 +112,7 @@ def test_times_are_seconds_and_hashes_hex_digits() -> None:
     }
     # A clock's reading is no duration, and stays as exact as it is.
     assert msgspec.json.decode(encode_json(Stage("open", 2**60 + 1, 1)))["start_ns"] == 2**60 + 1
+    assert str(ApiVersion(1 << 22 | 4 << 12 | 335)) == "1.4.335"
 
 
 @pytest.mark.parametrize(
@@ -236,15 +146,6 @@ def test_what_no_record_holds_is_not_encoded() -> None:
         encode_hook(1j)
 
 
-async def test_a_report_is_written_with_the_clock_of_that_moment(tmp_path: Path) -> None:
-    write_small_set(tmp_path / "set.foz", 0, 2)
-    report = await compiled(tmp_path / "set.foz", None, Opener())
-    document = encode_report(report, StageClock("start", 0))
-    found = decode_json(document, CompileReport)
-    assert found.clock.start_ns > 0
-    assert encode_json(msgspec.structs.replace(found, clock=report.clock)) == encode_json(report)
-
-
 # --- documentation
 
 
@@ -263,21 +164,16 @@ def test_the_page_says_what_the_types_say() -> None:
 # --- outcomes of several groups
 
 
-COMPUTE = PipelineKind.COMPUTE
-GRAPHICS = PipelineKind.GRAPHICS
-
-
 def table(*rows: tuple[int, PipelineKind, OutcomeStatus, str, int]) -> OutcomeTable:
     made = OutcomeTable.of([PipelineJob(key, kind) for key, kind, *_ in rows], [each[2] for each in rows])
-    for index, (_, _, status, reason, driver_ns) in enumerate(rows):
-        made.driver_ns[index] = driver_ns
+    made.driver_ns[:] = [each[4] for each in rows]
+    for index, (_, _, status, reason, _) in enumerate(rows):
         if reason:
             made.settle(status, {index: reason})
     return made
 
 
-def test_a_pipeline_in_several_parts_gets_the_worst_outcome_and_costs_what_all_did() -> None:
-    S = OutcomeStatus
+def test_a_pipeline_in_several_groups_gets_the_worst_outcome_and_costs_what_all_did() -> None:
     first = table(
         (9, COMPUTE, S.COMPILED, "", 10),
         (3, COMPUTE, S.FAILED, "refused", 1),
@@ -295,19 +191,20 @@ def test_a_pipeline_in_several_parts_gets_the_worst_outcome_and_costs_what_all_d
         (9, COMPUTE, S.COMPILED, "", 12),
     ]
     assert OutcomeTable.joined([second, first]) == both
+    assert OutcomeTable.joined([both]) == both
+    assert len(OutcomeTable.joined([])) == 0
     assert both.counts(COMPUTE)[S.FAILED] == 1
 
 
-@given(tables(), tables(), tables())
-def test_tables_add_in_any_order(one: OutcomeTable, two: OutcomeTable, three: OutcomeTable) -> None:
-    def joined(*some: OutcomeTable) -> OutcomeTable:
-        return OutcomeTable.joined(some)
-
-    whole = joined(one, two, three)
-    assert joined(joined(one, two), three).counts() == whole.counts() == joined(three, two, one).counts()
-    assert np.array_equal(joined(joined(three, one), two).driver_ns, whole.driver_ns)
-    assert int(whole.driver_ns.sum()) == sum(int(each.driver_ns.sum()) for each in (one, two, three))
-    assert joined(whole) == whole
+def test_a_tally_has_the_requested_pipelines_alone_and_all_of_them() -> None:
+    tally = Tally()
+    library = PipelineJob(3, GRAPHICS)
+    tally.leave_out(table((3, GRAPHICS, S.COMPILED, "", 1), (4, GRAPHICS, S.FAILED, "refused", 2)), {library})
+    jobs = PipelineJobs(np.array([5, 4], np.uint64), np.array([0, 0], np.uint8))
+    assert [(each.key, each.status, each.reason) for each in tally.outcomes(jobs)] == [
+        (4, S.FAILED, "refused"),
+        (5, S.NOT_RUN, ""),
+    ]
 
 
 # --- through the command line's way

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
-from orchestrator.devices.image import PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.stores import plan_file
 from orchestrator.stores.cache_file import IDENTITY_FIELDS, cache_path
@@ -41,8 +40,6 @@ from orchestrator.stores.plan_file import (
 from orchestrator.stores.profile_file import (
     ProfileIdentity,
     load_profile,
-    read_distrusted,
-    remember_distrusted,
     save_profile,
 )
 from orchestrator.stores.run_notes import (
@@ -242,14 +239,6 @@ def test_a_profile_of_another_format_or_without_sense_is_named(fast_path: Path) 
         loaded = load_profile(fast_path, IDENTITY)
         assert loaded.profile is None
         assert word in loaded.problem
-
-
-def test_distrusted_kinds_add_up(fast_path: Path) -> None:
-    assert read_distrusted(fast_path, IDENTITY) == (frozenset(), "")
-    for kind in (PipelineKind.COMPUTE, PipelineKind.GRAPHICS):
-        remember_distrusted(fast_path, IDENTITY, [kind])
-    both = frozenset({PipelineKind.COMPUTE, PipelineKind.GRAPHICS})
-    assert read_distrusted(fast_path, IDENTITY) == (both, "")
 
 
 # --- culprits
