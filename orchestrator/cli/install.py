@@ -1,8 +1,7 @@
 """The verb `install`: installs the cache and the binaries that a pack has for this device.
 
-Guarantees: the installed data is proven whole. Before a cache is installed, the driver must accept it in a
-separate process; then it is merged with the device's cache file. Binaries are added to the store. The
-contents of a pack never determine a path.
+The installed data is proven whole, and the driver must accept a cache in a separate process before it is
+merged with the device's cache file. The contents of a pack never determine a path.
 """
 
 from __future__ import annotations
@@ -18,8 +17,7 @@ from orchestrator.cli.output import Output, byte_text, path_text, plural, styled
 from orchestrator.cli.values import read_key, usable_directory
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import InstallDocument
-    from orchestrator.packs.installing import Installation
+    from orchestrator.packs.driver import Installed, PackDeviceOpened
     from orchestrator.stores.pack import Pack, PackTarget
 
 
@@ -51,7 +49,7 @@ def install_verb(
         unsigned: Accept a pack without checking its signature. Its hashes detect damage, not attackers: trust
             its source as you would trust a program.
     """
-    from orchestrator.packs.installing import install
+    from orchestrator.packs import driver
     from orchestrator.stores.pack import Pack, is_pack
 
     out = Output(json=json)
@@ -67,84 +65,73 @@ def install_verb(
             f"{path_text(pack)}: the origin of this pack is not proven",
             "name the key file that it was signed with (--key), or trust its source (--unsigned)",
         )
-    done = install(opened, device, usable_directory(cache_dir), key_file=key)
-    out.document(lambda: _document(opened, done))
-    _show(out, opened, done)
-    target = _target(opened, done)
-    has = target is not None and (target.cache is not None or target.binaries is not None)
-    return ExitCode.OK if has and not done.done.is_kept_out else ExitCode.PIPELINES_FAILED
+    there, done = driver.install(opened, device, usable_directory(cache_dir), key_file=key)
+    target = opened.manifest.targets[done.target] if done.target >= 0 else None
+    _report(out, opened, target, there, done)
+    holds = target is not None and (target.cache is not None or target.binaries is not None)
+    return ExitCode.OK if holds and not done.is_kept_out else ExitCode.PIPELINES_FAILED
 
 
-def _target(pack: Pack, done: Installation) -> PackTarget | None:
-    return pack.manifest.targets[done.done.target] if done.done.target >= 0 else None
-
-
-def _document(pack: Pack, done: Installation) -> InstallDocument:
+def _report(
+    out: Output, pack: Pack, target: PackTarget | None, device: PackDeviceOpened, done: Installed
+) -> None:
     from orchestrator.cli.documents import InstallDocument, NearestTarget
 
-    found, manifest, device = done.done, pack.manifest, done.device
-    target = _target(pack, done)
-    nearest = None if target is not None else manifest.nearest(device.identity)
-    return InstallDocument(
-        pack=path_text(pack.directory),
-        proven=pack.key is not None,
-        device_name=device.device_name,
-        driver=device.driver,
-        identity=device.identity,
-        target=None if target is None else target.selector,
-        has_cache=target is not None and target.cache is not None,
-        problem=None if target is None else target.problem or None,
-        nearest=None
-        if nearest is None
-        else NearestTarget(target=nearest[0].selector, differs=tuple(nearest[1])),
-        created=0 if target is None else target.count("created"),
-        cache_file=found.path,
-        saved_bytes=found.saved_bytes,
-        not_saved=found.skipped or None,
-        bytes_before=found.bytes_before,
-        bytes_after=found.bytes_after,
-        store=found.store or None,
-        binaries=found.binaries,
-        binaries_new=found.binaries_new,
-        notes=found.notes,
-    )
-
-
-def _show(out: Output, pack: Pack, done: Installation) -> None:
-    device, found, manifest = done.device, done.done, pack.manifest
-    out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))
-    if (target := _target(pack, done)) is None:
-        out.problem(
-            styled("no cache: ", "warn"),
-            f"the pack has {plural(len(manifest.targets), 'target')}, and none is this device and driver",
+    nearest = None if target is not None else pack.manifest.nearest(device.identity)
+    out.document(
+        lambda: InstallDocument(
+            pack=path_text(pack.directory),
+            proven=pack.key is not None,
+            device_name=device.device_name,
+            driver=device.driver,
+            identity=device.identity,
+            target=None if target is None else target.selector,
+            has_cache=target is not None and target.cache is not None,
+            problem=None if target is None else target.problem or None,
+            nearest=nearest and NearestTarget(target=nearest[0].selector, differs=tuple(nearest[1])),
+            created=0 if target is None else target.count("created"),
+            cache_file=done.path,
+            saved_bytes=done.saved_bytes,
+            not_saved=done.skipped or None,
+            bytes_before=done.bytes_before,
+            bytes_after=done.bytes_after,
+            store=done.store or None,
+            binaries=done.binaries,
+            binaries_new=done.binaries_new,
+            notes=done.notes,
         )
-        nearest = manifest.nearest(device.identity)
+    )
+    out.line(styled(device.device_name, "head"), styled(f"  {device.driver}", "dim"))
+    if target is None:
+        targets = plural(len(pack.manifest.targets), "target")
+        none = f"the pack has {targets}, and none is this device and driver"
+    else:
+        none = f"the pack knows this device, but {target.problem}"
+    if target is None or (target.cache is None and target.binaries is None):
+        out.problem(styled("no cache: ", "warn"), none)
         if nearest is not None:
             out.line(f"nearest is {nearest[0].name}: there {', '.join(nearest[1])}")
         out.line("`orchestrator compile` compiles everything here")
         return
-    if target.cache is None and target.binaries is None:
-        out.problem(styled("no cache: ", "warn"), f"the pack knows this device, but {target.problem}")
-        out.line("`orchestrator compile` compiles everything here")
-        return
+    out.facts(_rows(target, done))
+    for note in done.notes:
+        out.line(styled("note: ", "warn"), note)
+    if pack.key is None:
+        out.line(styled("note: ", "warn"), "the origin of this pack is not proven (--unsigned)")
+
+
+def _rows(target: PackTarget, done: Installed) -> list[tuple[str, str | Text]]:
     left = len({key for part in target.parts for each in part.left_out for key in each.keys})
     rows: list[tuple[str, str | Text]] = [
         ("target", target.name),
         ("holds", f"{plural(target.count('created'), 'pipeline')}, {left:,} left out"),
     ]
     if target.cache is not None:
-        installed = (
-            styled(byte_text(found.saved_bytes), "good")
-            if found.saved_bytes
-            else styled(f"no: {found.skipped}", "warn")
-        )
-        was_there = byte_text(found.bytes_before)
-        rows += [("cache file", path_text(found.path)), ("was there", was_there), ("installed", installed)]
+        saved = styled(byte_text(done.saved_bytes), "good")
+        installed = saved if done.saved_bytes else styled(f"no: {done.skipped}", "warn")
+        was_there = byte_text(done.bytes_before)
+        rows += [("cache file", path_text(done.path)), ("was there", was_there), ("installed", installed)]
     if target.binaries is not None:
-        new = f"{plural(found.binaries, 'pipeline')}, {byte_text(found.binaries_new)} new"
-        rows += [("binaries", path_text(found.store)), ("installed", styled(new, "good"))]
-    out.facts(rows)
-    for note in found.notes:
-        out.line(styled("note: ", "warn"), note)
-    if pack.key is None:
-        out.line(styled("note: ", "warn"), "the origin of this pack is not proven (--unsigned)")
+        new = f"{plural(done.binaries, 'pipeline')}, {byte_text(done.binaries_new)} new"
+        rows += [("binaries", path_text(done.store)), ("installed", styled(new, "good"))]
+    return rows

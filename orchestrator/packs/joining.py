@@ -1,8 +1,7 @@
 """Joins packs of several machines: caches of one device by its driver, in a process of its own, and binaries.
 
-Guarantees: a cache is joined with caches of its own device and driver only, and shards of a set only where
-one driver made them all; what is foreign is refused by name. The joined pack appears whole, or not at all.
-Blocking; one thread a call.
+A cache is joined with caches of its own device and driver only, and shards of a set only where one driver
+made them all; what is foreign is refused by name. The joined pack appears whole, or not at all. Blocking.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from attrs import field, frozen
+from attrs import frozen
 from msgspec.structs import replace
 
-from orchestrator.packs.messages import Join, ask, open_pack_device, pack_child
-from orchestrator.stores.binary_export import export_states, join_exports
+from orchestrator.packs.driver import Join, pack_driver
+from orchestrator.stores.binary_export import join_exports, prove_export
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError, likely_cause
 from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.files.writer_lock import lock_path
@@ -39,6 +38,9 @@ from orchestrator.stores.profile_file import ProfileIdentity
 _ANOTHER: Final = "name a directory that is empty or not there"
 
 
+_Target = tuple[Pack, PackTarget]
+
+
 @frozen
 class JoinedTarget:
     """A target of a joined pack.
@@ -51,38 +53,6 @@ class JoinedTarget:
     target: PackTarget
     packs: tuple[Path, ...]
     merged: bool
-
-
-@frozen
-class _Held:
-    """A file that a pack has for a target."""
-
-    pack: Pack
-    target: PackTarget
-    file: PackedFile
-
-    @property
-    def path(self) -> Path:
-        return self.pack.directory / self.file.name
-
-
-@frozen
-class _Group:
-    """Targets of several packs that are one device."""
-
-    targets: list[tuple[Pack, PackTarget]] = field(factory=list)
-
-    @property
-    def first(self) -> PackTarget:
-        return self.targets[0][1]
-
-    def having(self, kind: Callable[[PackTarget], PackedFile | None]) -> list[_Held]:
-        """Those that have a file of a kind; of equal files the first."""
-        found: dict[str, _Held] = {}
-        for pack, target in self.targets:
-            if (file := kind(target)) is not None:
-                found.setdefault(file.xxh3_128, _Held(pack, target, file))
-        return list(found.values())
 
 
 def join_packs(
@@ -123,7 +93,7 @@ def join_packs(
     with _made_at(place, None if key_file is None else MacKey.read(key_file)) as writer:
         joined = []
         for group in groups:
-            on_target(group.first)
+            on_target(group[0][1])
             joined.append(_join(group, writer, key_file, opener))
         writer.finish(manifest_of([each.target for each in joined]))
     return joined
@@ -154,23 +124,23 @@ def _remove(directory: Path, files: Iterable[Path]) -> None:
             each.unlink()
 
 
-def _groups(packs: Sequence[Pack]) -> list[_Group]:
+def _groups(packs: Sequence[Pack]) -> list[list[_Target]]:
     """The targets by device; one that did not open is left out where it did for another pack."""
-    groups: dict[ProfileIdentity | str, _Group] = {}
+    groups: dict[ProfileIdentity | str, list[_Target]] = {}
     for pack in packs:
         for target in pack.manifest.targets:
-            groups.setdefault(target.identity or target.selector, _Group()).targets.append((pack, target))
-    opened = {each.first.selector for each in groups.values() if each.first.identity is not None}
-    return [each for each in groups.values() if each.first.identity or each.first.selector not in opened]
+            groups.setdefault(target.identity or target.selector, []).append((pack, target))
+    opened = {group[0][1].selector for of, group in groups.items() if not isinstance(of, str)}
+    return [group for of, group in groups.items() if of not in opened]
 
 
-def _refuse_foreign(groups: Sequence[_Group]) -> None:
+def _refuse_foreign(groups: Sequence[list[_Target]]) -> None:
     """Refuse shards of one set that were compiled for one target by different drivers, and files of one name.
 
     Whole sets may stand beside each other: a pack of several drivers is a matrix.
     """
-    seen: dict[object, tuple[Pack, PackTarget]] = {}
-    for pack, target in (each for group in groups for each in group.targets if each[1].identity):
+    seen: dict[object, _Target] = {}
+    for pack, target in (each for group in groups for each in group if each[1].identity):
         for what, problem, step in _of_one_driver(target):
             first, other = seen.setdefault(what, (pack, target))
             if target.identity and other.identity and other.identity != target.identity:
@@ -190,57 +160,68 @@ def _of_one_driver(target: PackTarget) -> Iterator[tuple[object, str, str]]:
             yield (target.selector, part.set_hash, part.shards), problem, step
 
 
-def _join(group: _Group, writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
-    caches = group.having(lambda target: target.cache)
-    binaries = group.having(lambda target: target.binaries)
+def _having(group: list[_Target], kind: Callable[[PackTarget], PackedFile | None]) -> list[_Target]:
+    """Those that have a file of a kind; of equal files the first."""
+    found: dict[str, _Target] = {}
+    for pack, target in group:
+        if (file := kind(target)) is not None:
+            found.setdefault(file.xxh3_128, (pack, target))
+    return list(found.values())
+
+
+def _join(group: list[_Target], writer: PackWriter, key_file: Path | None, opener: str) -> JoinedTarget:
+    caches = _having(group, lambda target: target.cache)
+    binaries = _having(group, lambda target: target.binaries)
     files: tuple[PackedFile, ...] = ()
     if len(caches) > 1:
         files = _merged(caches, writer, key_file, opener)
-    elif one := next(iter(caches or binaries), None):
-        others = (each for each in one.target.files if each != one.target.binaries)
-        files = tuple(writer.add(each.name, one.pack.read(each), each.pipelines) for each in others)
+    elif caches or binaries:
+        pack, target = (caches or binaries)[0]
+        others = (each for each in target.files if each != target.binaries)
+        files = tuple(writer.add(each.name, pack.read(each), each.pipelines) for each in others)
     if binaries:
-        name = binaries[0].file.name
-        content = join_exports([(each.path, each.pack.read_binaries(each.target)) for each in binaries])
-        files += (writer.add(name, content, len(export_states(writer.directory / name, content))),)
-    finished = [target for _, target in group.targets if not target.before]
-    return JoinedTarget(
-        replace(
-            group.first,
-            files=files,
-            before=(),
-            parts=joined_parts(part for target in finished for part in target.parts),
-            problem="" if files else "; ".join(dict.fromkeys(each.problem for _, each in group.targets)),
-        ),
-        tuple(dict.fromkeys(each.pack.directory for each in (*caches, *binaries))),
-        len(caches) > 1,
+        exports = [
+            (pack.directory / file.name, pack.read_binaries(target))
+            for pack, target in binaries
+            if (file := target.binaries) is not None
+        ]
+        content, name = join_exports(exports), exports[0][0].name
+        files += (writer.add(name, content, len(prove_export(exports[0][0], content).states())),)
+    finished = (target for _, target in group if not target.before)
+    problems = dict.fromkeys(each.problem for _, each in group)
+    joined = replace(
+        group[0][1],
+        files=files,
+        before=(),
+        parts=joined_parts(part for target in finished for part in target.parts),
+        problem="" if files else "; ".join(problems),
     )
+    packs = tuple(dict.fromkeys(pack.directory for pack, _ in (*caches, *binaries)))
+    return JoinedTarget(joined, packs, merged=len(caches) > 1)
 
 
 def _merged(
-    caches: Sequence[_Held], writer: PackWriter, key_file: Path | None, opener: str
+    caches: Sequence[_Target], writer: PackWriter, key_file: Path | None, opener: str
 ) -> tuple[PackedFile, ...]:
-    first = caches[0]
-    target, identity = first.target, first.target.identity
-    assert identity is not None  # noqa: S101 - a target with files has one
-    with pack_child(target.selector) as child:
-        opened = open_pack_device(child, target.selector, opener)
-        if differences := opened.identity.differences(identity):
+    pack, target = caches[0]
+    assert target.identity is not None  # noqa: S101 - a target with files has one
+    assert target.cache is not None  # noqa: S101 - each has one
+    with pack_driver(target.selector, opener) as driver:
+        if differences := driver.device.identity.differences(target.identity):
             raise PackError(
-                caches[1].pack.directory,
-                f"the caches for {target.name} cannot be joined here: {opened.device_name} of this machine "
-                f"is foreign to them: {', '.join(differences)}",
+                caches[1][0].directory,
+                f"the caches for {target.name} cannot be joined here: {driver.device.device_name} of this "
+                f"machine is foreign to them: {', '.join(differences)}",
                 "join them on a machine that compiled one of them",
             )
         request = Join(
-            packs=tuple(str(each.pack.directory.absolute()) for each in caches),
-            key="" if key_file is None or first.pack.key is None else str(key_file.absolute()),
-            identity=identity,
+            packs=tuple(str(each.directory.absolute()) for each, _ in caches),
+            key="" if key_file is None or pack.key is None else str(key_file.absolute()),
+            identity=target.identity,
             directory=str(writer.directory),
         )
-        ask(child, request, f"joining the caches for {target.name}")
-    path = writer.directory / first.file.name
-    content = writer.content(path)
+        driver.ask(request, f"joining the caches for {target.name}")
+    content = writer.content(writer.directory / target.cache.name)
     assert content is not None  # noqa: S101 - the child wrote it
-    notes = PackNotes.joined([each.pack.read_notes(each.target) for each in caches])
-    return writer.add(path.name, content, len(notes.held) // 8), *writer.add_notes(path, notes)
+    notes = PackNotes.joined([each.read_notes(of) for each, of in caches])
+    return writer.add_cache(target.cache.name, content, notes)

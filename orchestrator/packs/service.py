@@ -1,7 +1,4 @@
-"""The child's side of `packs.messages`: the device that caches of packs are given to.
-
-Whatever it is given was read from the pack and proven in this process.
-"""
+"""The child's side of `packs.driver`. Whatever the device is given was read and proven in this process."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
-from orchestrator.packs.growing import driver_words
-from orchestrator.packs.messages import (
+from orchestrator.packs.driver import (
     Install,
     Installed,
     Join,
@@ -27,8 +23,9 @@ from orchestrator.packs.messages import (
     PackDeviceOpened,
     PackRequest,
 )
+from orchestrator.packs.growing import driver_words
 from orchestrator.run.cache_joining import join_loaded, taken
-from orchestrator.stores.binary_export import import_content
+from orchestrator.stores.binary_export import import_binaries
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import (
     PREFIX_HEADER_SIZE,
@@ -117,28 +114,27 @@ def _install(device: Device, request: Install) -> Installed:
     binaries = b"" if target.binaries is None or request.again else pack.read_binaries(target)
     if target.cache is not None:
         done = _install_cache(device, pack, target, notes, done)
-    if binaries:
-        done = _install_binaries(pack, target, binaries, notes, done)
+    if target.binaries is not None and binaries:
+        done = _install_binaries(pack.directory / target.binaries.name, binaries, notes, done)
     return done
 
 
 def _install_cache(
     device: Device, pack: Pack, target: PackTarget, notes: PackNotes, done: Installed
 ) -> Installed:
-    assert target.cache is not None  # noqa: S101 - asked before
     path, data = Path(done.path), pack.read_cache(target)[PREFIX_HEADER_SIZE:]
-    with taken(device, data, target.cache.name) as (cache, _, problem):
+    with taken(device, data, path.name) as (cache, _, problem):
         if problem:
-            raise PackError(pack.directory / target.cache.name, problem)
+            raise PackError(pack.directory / path.name, problem)
         saved = save_merged(device, path, cache)
     if saved.locked_out or saved.lost:
         step = "try again" if saved.locked_out else "move what is there away, or name another --cache-dir"
         raise PackError(path, f"it was not written: {saved.skipped}", step)
+    found, unused = saved.found, ""
     if saved.saved_bytes:
-        before = b"" if saved.found is None else saved.found.data_hash
+        before = b"" if found is None else found.data_hash
         # With a note one of the two may have been dropped.
         done = _noted(done, notes, before, is_joined=not saved.note)
-    found, unused = saved.found, ""
     if found is not None and found.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
         unused = f"the cache file that was there was not used: {found.status}: {found.detail}"
     return replace(
@@ -152,14 +148,11 @@ def _install_cache(
     )
 
 
-def _install_binaries(
-    pack: Pack, target: PackTarget, content: bytes, notes: PackNotes, done: Installed
-) -> Installed:
+def _install_binaries(path: Path, content: bytes, notes: PackNotes, done: Installed) -> Installed:
     """Take the binaries into the store; the driver is asked about each when it is used."""
-    assert target.binaries is not None  # noqa: S101 - asked before
     try:
         with BinaryStore.open(Path(done.path).parent) as store:
-            put = import_content(store, pack.directory / target.binaries.name, content, unsigned=True).put
+            put = import_binaries(store, path, content=content, unsigned=True).put
             where = str(store.path)
     except StoreError as error:
         raise SaveError(error.path, "storing the binaries", error.reason) from error

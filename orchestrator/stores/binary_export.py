@@ -1,14 +1,11 @@
 r"""Exports of binaries: what a store holds, as one file for others of a team.
 
-A database is never exchanged: whoever opens one trusts its maker with his process. An export is:
-
     head     8 bytes magic "\x89OPCB\r\n\x1a" · u32 version = 2 · u32 zero, little-endian
     frame    u32 length · one MessagePack array (repeated): a generation; a binary; a pipeline of the last
              generation, whose binaries stood before it; at the end the number of each
     proof    u32 length · MAC (mac.py, purpose "binaries") of the BLAKE2b of all before, or nothing
 
-Guarantees: nothing of an export is used before all of it was proven. Every length is checked before it is
-trusted; what does not fit is a `BinaryExportError` that says where.
+Nothing of an export is used before all of it was proven; what does not fit is an error that says where.
 """
 
 from __future__ import annotations
@@ -18,11 +15,14 @@ import struct
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
 
 import msgspec
 from attrs import field, frozen
+from msgspec.msgpack import encode
 
 from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.errors import OrchestratorError
@@ -39,8 +39,7 @@ _PURPOSE: Final = "binaries"
 _CAP: Final = 4 << 30
 _MOST_BINARY: Final = 64 << 20
 _MOST_PIPELINE: Final = 256 << 20  # bytes of a pipeline's different binaries
-_AT_ONCE: Final = 256  # pipelines, or
-_BYTES_AT_ONCE: Final = 16 << 20  # of binaries, that are stored at once
+_STORED_AT_ONCE: Final = 256  # pipelines
 
 
 class BinaryExportError(OrchestratorError):
@@ -54,7 +53,7 @@ class BinaryExportError(OrchestratorError):
         self.next_step = next_step
 
 
-class _Of(msgspec.Struct, frozen=True, array_like=True, tag="generation"):
+class _Generation(msgspec.Struct, frozen=True, array_like=True, tag="generation"):
     about: Generation
 
 
@@ -64,23 +63,16 @@ class _Binary(msgspec.Struct, frozen=True, array_like=True, tag="binary"):
     is_deflated: bool
     data: bytes
 
-    @classmethod
-    def of(cls, name: bytes, data: bytes, *, deflate: bool) -> _Binary:
-        small = zlib.compress(data, 6) if deflate else data
-        return (
-            cls(name, len(data), True, small) if len(small) < len(data) else cls(name, len(data), False, data)
-        )
-
     def inflated(self) -> bytes:
         """Raises ValueError where it is not what its name says."""
         if not 0 <= self.size <= _MOST_BINARY:
             raise ValueError(f"a binary of {self.size} bytes")
-        try:
-            data = (
-                zlib.decompressobj().decompress(self.data, self.size + 1) if self.is_deflated else self.data
-            )
-        except zlib.error as error:
-            raise ValueError(f"a binary cannot be inflated: {error}") from None
+        data = self.data
+        if self.is_deflated:
+            try:
+                data = zlib.decompressobj().decompress(data, self.size + 1)
+            except zlib.error as error:
+                raise ValueError(f"a binary cannot be inflated: {error}") from None
         if len(data) != self.size or content_hash128(data) != self.name:
             raise ValueError(f"the binary {self.name.hex()} is not what was exported")
         return data
@@ -93,24 +85,20 @@ class _Pipeline(msgspec.Struct, frozen=True, array_like=True, tag="pipeline"):
     identifiers: bytes
 
 
-class _End(msgspec.Struct, frozen=True, array_like=True, tag="end"):
-    generations: int
-    binaries: int
-    pipelines: int
+class _End(msgspec.Struct, array_like=True, tag="end"):
+    generations: int = 0
+    binaries: int = 0
+    pipelines: int = 0
 
 
-_decoder: Final = msgspec.msgpack.Decoder(_Of | _Binary | _Pipeline | _End)
+_decoder: Final = msgspec.msgpack.Decoder(_Generation | _Binary | _Pipeline | _End)
+_Held = Iterable[tuple[Generation, Iterable[StoredPipeline]]]
 
 
 class ExchangeReport(msgspec.Struct, frozen=True):
-    """What was exported or imported.
+    """What was exported or imported: different binaries, pipelines, bytes of the file.
 
-    Attributes:
-        binaries: Different binaries.
-        pipelines: Pipelines.
-        bytes: Size of the file.
-        signed: Whether it has a MAC; of an import, whether that was checked.
-        put: What the import did to the store; nothing for an export.
+    `signed`: whether it has a MAC; of an import, whether that was checked. `put`: what the import did.
     """
 
     binaries: int
@@ -120,64 +108,7 @@ class ExchangeReport(msgspec.Struct, frozen=True):
     put: PutReport = PutReport()
 
 
-@frozen
-class ProvenExport:
-    """An export that is whole; whether it has a MAC, and whether that was checked."""
-
-    signed: bool
-    checked: bool
-    _binaries: dict[bytes, _Binary] = field(factory=dict, repr=False)
-    _entries: list[tuple[Generation, list[_Pipeline]]] = field(factory=list, repr=False)
-
-    @property
-    def generations(self) -> tuple[Generation, ...]:
-        """The devices and drivers that it is for."""
-        return tuple({each.digest: each for each, _ in self._entries}.values())
-
-    @property
-    def pipelines(self) -> int:
-        """Number of pipelines."""
-        return sum(len(entries) for _, entries in self._entries)
-
-    @property
-    def binaries(self) -> int:
-        """Number of different binaries."""
-        return len(self._binaries)
-
-    def states(self) -> frozenset[bytes]:
-        """State keys of its pipelines."""
-        return frozenset(each.state_key for _, entries in self._entries for each in entries)
-
-    def stored(self) -> Iterator[tuple[Generation, bytes, Callable[[], StoredPipeline]]]:
-        """Generation and state key of its pipelines, and what inflates each."""
-        for about, entries in self._entries:
-            for each in entries:
-                yield about, each.state_key, partial(self._pipeline, each)
-
-    def _pipeline(self, entry: _Pipeline) -> StoredPipeline:
-        binaries = (PipelineBinary(key, self._binaries[name].inflated()) for key, name in entry.binaries)
-        return StoredPipeline(entry.state_key, entry.driver_key, tuple(binaries), entry.identifiers)
-
-    def take(self, frame: _Of | _Binary | _Pipeline) -> None:
-        """Add a frame; raises ValueError where it is wrong."""
-        if isinstance(frame, _Of):
-            self._entries.append((frame.about, []))
-        elif isinstance(frame, _Binary):
-            frame.inflated()
-            if self._binaries.setdefault(frame.name, frame) is not frame:
-                raise ValueError("a binary stands twice")
-        elif not self._entries:
-            raise ValueError("a pipeline stands before its generation")
-        else:
-            if missing := [name for _, name in frame.binaries if name not in self._binaries]:
-                raise ValueError(f"a pipeline needs the binary {missing[0].hex()}, which is not there")
-            if (
-                size := sum(self._binaries[name].size for name in {n for _, n in frame.binaries})
-            ) > _MOST_PIPELINE:
-                raise ValueError(f"a pipeline has {size} bytes of binaries")
-            keys = tuple(PipelineBinary(key, b"") for key, _ in frame.binaries)
-            StoredPipeline(frame.state_key, frame.driver_key, keys, frame.identifiers).check()
-            self._entries[-1][1].append(frame)
+# --- writing
 
 
 def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -> ExchangeReport:
@@ -187,22 +118,16 @@ def export_binaries(store: BinaryStore, path: Path, key: MacKey | None = None) -
         StoreError: The store cannot be read.
         SaveError: The file cannot be written.
     """
-    count = [0, 0, 0]
     held = ((each.about, store.pipelines(each.about)) for each in store.statistics().generations)
-    size = write_atomically(path, _parts(held, key, count))
-    return ExchangeReport(count[1], count[2], size, key is not None)
+    count = _End()
+    size = write_atomically(path, _encoded(held, key, count))
+    return ExchangeReport(count.binaries, count.pipelines, size, key is not None)
 
 
 def device_export(store: BinaryStore, identity: ProfileIdentity) -> bytes:
-    """What a store holds for one device, as an unsigned export; b"" if that is nothing. Blocking.
-
-    Raises:
-        StoreError: The store cannot be read.
-    """
+    """What a store holds for one device, as an unsigned export; b"" if that is nothing. Raises StoreError."""
     there = [each.about for each in store.statistics().generations if each.about.identity == identity]
-    return (
-        b"".join(_parts(((each, store.pipelines(each)) for each in there), None, [0, 0, 0])) if there else b""
-    )
+    return b"".join(_encoded((each, store.pipelines(each)) for each in there)) if there else b""
 
 
 def join_exports(exports: Sequence[tuple[Path, bytes]]) -> bytes:
@@ -219,55 +144,139 @@ def join_exports(exports: Sequence[tuple[Path, bytes]]) -> bytes:
     for path, content in exports:
         for about, state, make in prove_export(path, content).stored():
             joined.setdefault(about.digest, (about, {}))[1][state] = make
-    held = ((about, (make() for make in states.values())) for about, states in joined.values())
-    return b"".join(_parts(held, None, [0, 0, 0]))
+    return b"".join(
+        _encoded((about, (make() for make in states.values())) for about, states in joined.values())
+    )
 
 
-def export_states(path: Path, content: bytes) -> frozenset[bytes]:
-    """State keys of the pipelines of an export; `path` is what messages call it.
+def _encoded(held: _Held, key: MacKey | None = None, count: _End | None = None) -> Iterator[bytes]:
+    """An export in parts; `count` gets the numbers of what is in it."""
+    digest = hashlib.blake2b()
+    for part in _frames_of(held, _End() if count is None else count):
+        digest.update(part)
+        yield part
+    proof = b"" if key is None else key.sign(_PURPOSE, [digest.digest()])
+    yield _LENGTH.pack(len(proof)) + proof
 
-    Raises:
-        BinaryExportError: It is damaged.
-    """
-    return prove_export(path, content).states()
+
+def _frames_of(held: _Held, count: _End) -> Iterator[bytes]:
+    def frame(content: _Generation | _Binary | _Pipeline | _End) -> bytes:
+        encoded = encode(content)
+        return _LENGTH.pack(len(encoded)) + encoded
+
+    yield _HEAD.pack(BINARY_EXPORT_MAGIC, _VERSION, 0)
+    exported: set[bytes] = set()
+    for about, pipelines in held:
+        count.generations += 1
+        yield frame(_Generation(about))
+        for each in pipelines:
+            names = [content_hash128(binary.data) for binary in each.binaries]
+            for name, binary in zip(names, each.binaries, strict=True):
+                if name not in exported:
+                    exported.add(name)
+                    yield frame(_binary(name, bytes(binary.data), deflate=not about.compressed))
+            listed = [(binary.key, name) for name, binary in zip(names, each.binaries, strict=True)]
+            count.pipelines += 1
+            yield frame(_Pipeline(each.state_key, each.driver_key, listed, each.identifiers))
+    count.binaries = len(exported)
+    yield frame(count)
+
+
+def _binary(name: bytes, data: bytes, *, deflate: bool) -> _Binary:
+    small = zlib.compress(data, 6) if deflate else data
+    return (
+        _Binary(name, len(data), True, small)
+        if len(small) < len(data)
+        else _Binary(name, len(data), False, data)
+    )
+
+
+# --- reading
+
+
+@frozen
+class ProvenExport:
+    """An export that is whole; whether it has a MAC, and whether that was checked."""
+
+    signed: bool
+    checked: bool
+    _binaries: dict[bytes, _Binary] = field(factory=dict, repr=False)
+    _pipelines: list[tuple[Generation, list[_Pipeline]]] = field(factory=list, repr=False)
+
+    @property
+    def generations(self) -> tuple[Generation, ...]:
+        """The devices and drivers that it is for."""
+        return tuple({each.digest: each for each, _ in self._pipelines}.values())
+
+    @property
+    def pipelines(self) -> int:
+        """Number of pipelines."""
+        return sum(len(pipelines) for _, pipelines in self._pipelines)
+
+    @property
+    def binaries(self) -> int:
+        """Number of different binaries."""
+        return len(self._binaries)
+
+    def states(self) -> frozenset[bytes]:
+        """State keys of its pipelines."""
+        return frozenset(state for _, state, _ in self.stored())
+
+    def stored(self) -> Iterator[tuple[Generation, bytes, Callable[[], StoredPipeline]]]:
+        """Generation and state key of its pipelines, and what inflates each."""
+        for about, pipelines in self._pipelines:
+            for each in pipelines:
+                yield about, each.state_key, partial(self._inflated, each)
+
+    def _inflated(self, pipeline: _Pipeline) -> StoredPipeline:
+        binaries = (PipelineBinary(key, self._binaries[name].inflated()) for key, name in pipeline.binaries)
+        return StoredPipeline(pipeline.state_key, pipeline.driver_key, tuple(binaries), pipeline.identifiers)
+
+    def take(self, frame: _Generation | _Binary | _Pipeline) -> None:
+        """Add a frame; raises ValueError where it is wrong."""
+        if isinstance(frame, _Generation):
+            self._pipelines.append((frame.about, []))
+            return
+        if isinstance(frame, _Binary):
+            frame.inflated()
+            if self._binaries.setdefault(frame.name, frame) is not frame:
+                raise ValueError("a binary stands twice")
+            return
+        if not self._pipelines:
+            raise ValueError("a pipeline stands before its generation")
+        names = {name for _, name in frame.binaries}
+        if missing := names - self._binaries.keys():
+            raise ValueError(f"a pipeline needs the binary {min(missing).hex()}, which is not there")
+        if (size := sum(self._binaries[name].size for name in names)) > _MOST_PIPELINE:
+            raise ValueError(f"a pipeline has {size} bytes of binaries")
+        keys = tuple(PipelineBinary(key, b"") for key, _ in frame.binaries)
+        StoredPipeline(frame.state_key, frame.driver_key, keys, frame.identifiers).check()
+        self._pipelines[-1][1].append(frame)
 
 
 def import_binaries(
-    store: BinaryStore, path: Path, key: MacKey | None = None, *, unsigned: bool = False
+    store: BinaryStore,
+    path: Path,
+    key: MacKey | None = None,
+    *,
+    content: bytes | None = None,
+    unsigned: bool = False,
 ) -> ExchangeReport:
-    """Take an export into a store, after all of it was proven. Blocking.
-
-    Args:
-        store: The store.
-        path: The export.
-        key: The team's key.
-        unsigned: Take one that nobody signed, or whose MAC cannot be checked for want of a key.
+    """Take an export into a store, after all of it was proven; otherwise as `prove_export`. Blocking.
 
     Raises:
-        BinaryExportError: It is no export, damaged, signed with another key, or not signed at all.
-        ReadError: It cannot be read.
         StoreError: The store cannot be written; what was committed before stays.
     """
-    return import_content(store, path, read_capped(path, _CAP), key, unsigned=unsigned)
-
-
-def import_content(
-    store: BinaryStore, path: Path, content: bytes, key: MacKey | None = None, *, unsigned: bool = False
-) -> ExchangeReport:
-    """As `import_binaries`, of an export that was read already; `path` is what messages call it."""
+    content = read_capped(path, _CAP) if content is None else content
     proven = prove_export(path, content, key, unsigned=unsigned)
     put = PutReport()
     batch: list[StoredPipeline] = []
-    of: Generation | None = None
-    for about, _, make in proven.stored():
-        is_full = len(batch) >= _AT_ONCE or sum(each.size for each in batch) >= _BYTES_AT_ONCE
-        if of is not None and batch and (is_full or about is not of):
-            put += store.put(of, batch)
-            batch = []
-        of = about
-        batch.append(make())
-    if of is not None:
-        put += store.put(of, batch)
+    for about, pipelines in groupby(proven.stored(), key=itemgetter(0)):
+        for _, _, make in pipelines:
+            batch.append(make())
+            if len(batch) == _STORED_AT_ONCE:
+                put, batch = put + store.put(about, batch), []
+        put, batch = put + store.put(about, batch), []
     return ExchangeReport(proven.binaries, proven.pipelines, len(content), proven.checked, put)
 
 
@@ -280,17 +289,18 @@ def prove_export(
         path: What messages call it.
         content: The export; None: what the file holds.
         key: The team's key.
-        unsigned: Take one whose signature cannot be checked.
+        unsigned: Take one that nobody signed, or whose MAC cannot be checked for want of a key.
 
     Raises:
-        BinaryExportError: It is no export, damaged, or not signed with the key.
+        BinaryExportError: It is no export, damaged, signed with another key, or not signed at all.
         ReadError: The file cannot be read.
     """
     view = memoryview(read_capped(path, _CAP) if content is None else content)
     frames = [*_frames(path, view)]
     if len(frames) < 2:
         raise BinaryExportError(path, len(view), "it is cut")
-    (at, proof), end = frames.pop(), None
+    at, proof = frames.pop()
+    end: _End | None = None
     checked = _check_proof(path, view, at, bytes(proof), key, unsigned=unsigned)
     proven = ProvenExport(bool(proof), checked)
     for start, frame in frames:
@@ -302,7 +312,7 @@ def prove_export(
                 proven.take(decoded)
         except (ValueError, msgspec.MsgspecError) as error:
             raise BinaryExportError(path, start, f"a frame cannot be used: {error}") from None
-    found = _End(len(proven._entries), proven.binaries, proven.pipelines)
+    found = _End(len(proven._pipelines), proven.binaries, proven.pipelines)
     if end != found:
         raise BinaryExportError(path, at, f"it is cut: it says {end}, and has {found}")
     return proven
@@ -328,52 +338,16 @@ def _frames(path: Path, content: memoryview) -> Iterator[tuple[int, memoryview]]
 def _check_proof(
     path: Path, content: memoryview, start: int, proof: bytes, key: MacKey | None, *, unsigned: bool
 ) -> bool:
+    """Whether the MAC was checked."""
     if key is not None and proof:
         if not key.proves(proof, _PURPOSE, [hashlib.blake2b(content[: start - _LENGTH.size]).digest()]):
             why = "its MAC is not of this key: it was signed with another one, or changed since"
             raise BinaryExportError(path, start, why)
         return True
-    if not unsigned:
-        if proof:
-            step = "name its key with --key, or take it as it is with --unsigned"
-            raise BinaryExportError(path, start, "it is signed, and no key was given to check that", step)
-        step = "take it as it is with --unsigned, or have it signed: `binaries export --key FILE`"
-        raise BinaryExportError(path, start, "nobody signed it", step)
-    return False
-
-
-def _parts(
-    held: Iterable[tuple[Generation, Iterable[StoredPipeline]]], key: MacKey | None, count: list[int]
-) -> Iterator[bytes]:
-    """An export; `count` gets the numbers of generations, binaries and pipelines."""
-    digest = hashlib.blake2b()
-    for part in _signed_parts(held, count):
-        digest.update(part)
-        yield part
-    proof = b"" if key is None else key.sign(_PURPOSE, [digest.digest()])
-    yield _LENGTH.pack(len(proof)) + proof
-
-
-def _signed_parts(
-    held: Iterable[tuple[Generation, Iterable[StoredPipeline]]], count: list[int]
-) -> Iterator[bytes]:
-    def frame(content: _Of | _Binary | _Pipeline | _End) -> bytes:
-        encoded = msgspec.msgpack.encode(content)
-        return _LENGTH.pack(len(encoded)) + encoded
-
-    yield _HEAD.pack(BINARY_EXPORT_MAGIC, _VERSION, 0)
-    exported: set[bytes] = set()
-    for about, pipelines in held:
-        count[0] += 1
-        yield frame(_Of(about))
-        for each in pipelines:
-            names = [content_hash128(binary.data) for binary in each.binaries]
-            for name, binary in zip(names, each.binaries, strict=True):
-                if name not in exported:
-                    exported.add(name)
-                    yield frame(_Binary.of(name, bytes(binary.data), deflate=not about.compressed))
-            listed = [(binary.key, name) for name, binary in zip(names, each.binaries, strict=True)]
-            count[2] += 1
-            yield frame(_Pipeline(each.state_key, each.driver_key, listed, each.identifiers))
-    count[1] = len(exported)
-    yield frame(_End(*count))
+    if unsigned:
+        return False
+    if proof:
+        step = "name its key with --key, or take it as it is with --unsigned"
+        raise BinaryExportError(path, start, "it is signed, and no key was given to check that", step)
+    step = "take it as it is with --unsigned, or have it signed: `binaries export --key FILE`"
+    raise BinaryExportError(path, start, "nobody signed it", step)

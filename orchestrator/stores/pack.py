@@ -6,14 +6,9 @@
       NAME.notes             compile times, what the cache file was made for, which pipelines it holds
       NAME.binaries          pipeline binaries of the device; see `binary_export`
 
-A target is one device identity. Its parts are the sets, or shards of sets, that were compiled for it, so that
-packs of several machines add up. Whoever has a pack may change it together with its hashes: they find
-accidents. With a key the manifest has a MAC, and names a keyed digest of each file.
-
-Guarantees: a manifest is decoded against its type, within bounds. Names of files are plain names of known
-kinds; any other is refused by name, and so are links and what is no regular file. Nothing is written outside
-of the pack's directory. The manifest is written last: until then an older one, or none, is there, and
-`problems` tells which files do not agree with it.
+Hashes find accidents; with a key the manifest has a MAC, and names a keyed digest of each file. Names of
+files are plain names of known kinds, and links are refused, so nothing outside of the directory is read or
+written. The manifest is written last; until then `problems` tells which files differ from the older one.
 """
 
 from __future__ import annotations
@@ -22,12 +17,12 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Annotated, Final, Self
 
 import msgspec
 import numpy as np
-from attrs import define, frozen
+from attrs import frozen
 from msgspec.structs import replace
 
 from orchestrator.errors import OrchestratorError, shown
@@ -58,6 +53,7 @@ from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previo
 from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
+    Keys,
     MadeFor,
     add_contents,
     add_durations,
@@ -110,25 +106,17 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """A set, or a shard of one, that was compiled for a target.
+    """A set, or a shard of one, that was compiled for a target."""
 
-    Attributes:
-        set_name: The file name of the set, for people.
-        set_hash: Hash over the names of its records, 16 hex digits.
-        shard: Which shard of it, 1 to `shards`.
-        shards: How many shards it is divided into.
-        chosen: Where pipelines were chosen by their keys: a hash of those, 32 hex digits. Otherwise "".
-        pipelines: How many were to be compiled.
-        created: How many of them the cache file holds.
-    """
-
-    set_name: _Text
-    set_hash: _Key
+    set_name: _Text  # its file name, for people
+    set_hash: _Key  # over the names of its records
     shard: _Ordinal = 1
     shards: _Ordinal = 1
-    chosen: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = ""
-    pipelines: _Count
-    created: _Count
+    chosen: Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{32})?$")] = (
+        ""  # hash of the keys that were chosen
+    )
+    pipelines: _Count  # to be compiled
+    created: _Count  # of these, in the cache file
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -157,25 +145,16 @@ class PackedFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pack has for one device.
+    """What a pack has for one device."""
 
-    Attributes:
-        selector: How the device was called on the machine that compiled.
-        identity: Which device and driver; None where the device did not open.
-        files: Its cache file, its pipeline binaries, and notes; none where nothing was kept.
-        problem: Why there is nothing, or "".
-        before: While it is compiled again: the files that it had. Their hashes tell whether they are still
-            what they were.
-    """
-
-    selector: _Text
-    identity: ProfileIdentity | None = None
+    selector: _Text  # how the device was called on the machine that compiled
+    identity: ProfileIdentity | None = None  # None where the device did not open
     device_name: _Text = ""
     driver: _Text = ""
-    files: tuple[PackedFile, ...] = ()
+    files: tuple[PackedFile, ...] = ()  # its cache file, its pipeline binaries, and notes
     parts: tuple[Part, ...] = ()
-    problem: _Text = ""
-    before: tuple[PackedFile, ...] = ()
+    problem: _Text = ""  # why there is nothing
+    before: tuple[PackedFile, ...] = ()  # its files until now, while it is compiled again
 
     @property
     def cache(self) -> PackedFile | None:
@@ -218,19 +197,13 @@ class PackTarget(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PackManifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a pack says of itself; `what` tells it from other JSON.
+    """What a pack says of itself."""
 
-    Attributes:
-        mac: MAC of the manifest, computed with zeros in its place; "" where the pack is not signed.
-        made_at: When it was written, seconds since 1970.
-        orchestrator: Version of this program.
-    """
-
-    what: str = _WHAT
+    what: str = _WHAT  # tells it from other JSON
     format: int = FORMAT
-    mac: _Mac = ""
-    made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    orchestrator: _Text = ""
+    mac: _Mac = ""  # computed with zeros in its place; "" where the pack is not signed
+    made_at: Annotated[float, msgspec.Meta(ge=0)] = 0.0  # seconds since 1970
+    orchestrator: _Text = ""  # version of this program
     targets: Annotated[tuple[PackTarget, ...], msgspec.Meta(max_length=4096)] = ()
 
     @property
@@ -256,48 +229,44 @@ def manifest_of(targets: Iterable[PackTarget]) -> PackManifest:
 
 
 class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a cache file, as NAME.notes has it: arrays of 64-bit numbers, little-endian.
+    """What is known of a cache file, as NAME.notes has it: arrays of 64-bit numbers, little-endian."""
 
-    Attributes:
-        timed: Keys of pipelines whose compile time is known.
-        times_ns: Their times.
-        groups: What the cache file was made for.
-        held: Keys of the pipelines that it holds; none where that is not known.
-    """
-
-    timed: bytes = b""
+    timed: bytes = b""  # keys of pipelines whose compile time is known
     times_ns: bytes = b""
-    groups: tuple[MadeFor, ...] = ()
-    held: bytes = b""
+    groups: tuple[MadeFor, ...] = ()  # what the cache file was made for
+    held: bytes = b""  # keys of the pipelines that it holds; none where that is not known
 
     @classmethod
     def of(cls, cache_file: Path) -> Self:
         """What is noted of a cache file, which need not be there."""
-        times, contents = read_durations(cache_file), read_contents(cache_file)
-        is_current = False
-        with suppress(ReadError):
-            is_current = bool(contents.data_hash) and contents.data_hash == stored_data_hash(cache_file)
+        times = read_durations(cache_file)
         return cls(
             timed=times.keys.astype("<u8").tobytes(),
             times_ns=times.duration_ns.astype("<i8").tobytes(),
             groups=tuple(read_feature_groups(cache_file)[0]),
-            held=contents.keys.astype("<u8").tobytes() if is_current else b"",
+            held=_held(cache_file).astype("<u8").tobytes(),
         )
+
+    @property
+    def held_keys(self) -> frozenset[int]:
+        """Keys of the pipelines that the cache file is known to hold."""
+        return frozenset(_keys(self.held).tolist())
 
     @classmethod
     def joined(cls, notes: Sequence[Self]) -> Self:
         """Those of a cache that was joined of several, of which the last counts where they differ."""
-        times = {key: time for each in notes for key, time in zip(*each._timed(), strict=True)}
-        held = np.unique(np.concatenate([np.frombuffer(each.held, "<u8") for each in notes]))
+        times: dict[int, int] = {}
+        for each in notes:
+            times |= zip(
+                _keys(each.timed).tolist(), np.frombuffer(each.times_ns, "<i8").tolist(), strict=True
+            )
+        held = np.unique(np.concatenate([_keys(each.held) for each in notes]))
         return cls(
             timed=np.array([*times], "<u8").tobytes(),
             times_ns=np.array([*times.values()], "<i8").tobytes(),
             groups=tuple(dict.fromkeys(group for each in notes for group in each.groups)),
             held=held.tobytes() if all(each.held for each in notes) else b"",
         )
-
-    def _timed(self) -> tuple[list[int], list[int]]:
-        return np.frombuffer(self.timed, "<u8").tolist(), np.frombuffer(self.times_ns, "<i8").tolist()
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
@@ -310,23 +279,31 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
         return notes
 
     def add_to(self, cache_file: Path, before: bytes = b"", *, is_joined: bool = True) -> None:
-        """Add them to what is noted of a cache file.
+        """Add them to what is noted of a cache file; raises SaveError.
 
-        Args:
-            cache_file: The cache file.
-            before: Hash that it had before the pack's was joined with it.
-            is_joined: Whether it has all that both had.
-
-        Raises:
-            SaveError: They cannot be written.
+        `before`: the hash that it had before the pack's was joined with it; `is_joined`: whether it has all
+        that both had.
         """
         if self.timed:
-            keys = np.frombuffer(self.timed, "<u8").astype(np.uint64)
-            add_durations(cache_file, keys, np.frombuffer(self.times_ns, "<i8").astype(np.int64))
+            times = np.frombuffer(self.times_ns, "<i8").astype(np.int64)
+            add_durations(cache_file, _keys(self.timed).astype(np.uint64), times)
         if self.groups:
             add_feature_groups(cache_file, self.groups)
         if self.held and is_joined and (now := stored_data_hash(cache_file)) is not None:
-            add_contents(cache_file, np.frombuffer(self.held, "<u8").astype(np.uint64), now, (before,))
+            add_contents(cache_file, _keys(self.held).astype(np.uint64), now, (before,))
+
+
+def _keys(content: bytes) -> Keys:
+    return np.frombuffer(content, "<u8")
+
+
+def _held(cache_file: Path) -> Keys:
+    """The pipelines that a cache file is known to hold now."""
+    contents = read_contents(cache_file)
+    with suppress(ReadError):
+        if contents.data_hash and contents.data_hash == stored_data_hash(cache_file):
+            return contents.keys
+    return contents.keys[:0]
 
 
 def is_pack(path: Path) -> bool:
@@ -411,9 +388,8 @@ class Pack:
         if (found := content_hash128(content).hex()) != file.xxh3_128:
             why = f"it is damaged: its hash is {found}, and the manifest says {file.xxh3_128}"
             raise PackError(path, why)
-        if self.key is not None and not self.key.proves(
-            bytes.fromhex(file.mac), _SIGNS_FILE, _signed_parts(file.name, content)
-        ):
+        signed = _signed_parts(file.name, content)
+        if self.key is not None and not self.key.proves(bytes.fromhex(file.mac), _SIGNS_FILE, signed):
             raise PackError(path, "it is not what was signed with this key", "ask who made the pack")
         return content
 
@@ -428,11 +404,7 @@ class Pack:
         return content
 
     def read_binaries(self, target: PackTarget) -> bytes:
-        """The pipeline binaries of a target, proven as a file and as of that device and driver.
-
-        Raises:
-            PackError: The target has none, or they are damaged, or of another device than the target.
-        """
+        """The pipeline binaries of a target, as `read_cache`."""
         path, content = self._content(target, target.binaries, "binaries")
         try:
             generations = binary_export.prove_export(path, content).generations
@@ -443,11 +415,7 @@ class Pack:
         return content
 
     def read_notes(self, target: PackTarget) -> PackNotes:
-        """The notes of a target, empty where it has none.
-
-        Raises:
-            PackError: They are damaged.
-        """
+        """The notes of a target, empty where it has none; raises PackError where they are damaged."""
         if target.notes is None:
             return PackNotes()
         path, content = self._content(target, target.notes, "notes")
@@ -464,14 +432,10 @@ class Pack:
     def problems(self) -> Iterator[tuple[Path, str]]:
         """What is wrong with each file that the manifest names, in its order."""
         for target in self.manifest.targets:
+            readers = {CACHE_FILE_SUFFIX: self.read_cache, BINARIES_SUFFIX: self.read_binaries}
             for file in target.files:
                 try:
-                    if file is target.cache:
-                        self.read_cache(target)
-                    elif file is target.binaries:
-                        self.read_binaries(target)
-                    else:
-                        self.read_notes(target)
+                    readers.get(PurePath(file.name).suffix, self.read_notes)(target)
                 except PackError as error:
                     yield error.path, str(error).removeprefix(f"{error.path}: ")
 
@@ -535,11 +499,7 @@ def _signed_parts(name: str, content: bytes) -> tuple[bytes, ...]:
 
 
 def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
-    """As `sweep_directory`, of what only packs have.
-
-    Raises:
-        SaveError: The directory could not be listed, or the lock file not be opened.
-    """
+    """As `sweep_directory`, of what only packs have; raises SaveError."""
     writer = PackWriter(directory)
     if not (there := writer.sweep(dry_run=True).removed):
         return SweepReport()
@@ -549,9 +509,11 @@ def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
         return writer.sweep(dry_run=dry_run) if held else SweepReport(busy=there)
 
 
-@define(eq=False)
+@frozen(eq=False)
 class PackWriter:
     """Fills a directory and writes its manifest. One writer at a time; files that are in place stay.
+
+    Every method raises SaveError where the disk refuses, and PackError where a pack cannot have that.
 
     Attributes:
         directory: Created, mode 0700, where it is missing.
@@ -562,23 +524,13 @@ class PackWriter:
     key: MacKey | None = None
 
     def prepare(self) -> None:
-        """Create the directory, and refuse one that others may write.
-
-        Raises:
-            PackError: Others may write it.
-            SaveError: It cannot be created.
-        """
+        """Create the directory, and refuse one that others may write."""
         if reason := check_directory(self.directory / MANIFEST, REAL_FILE_OPERATIONS):
             raise PackError(self.directory, reason, _ACCESS)
 
     @contextmanager
     def alone(self, otherwise: str) -> Iterator[None]:
-        """Be the only process that writes the pack, in a block; `otherwise`: what to do but wait.
-
-        Raises:
-            PackError: Another process writes it; or as `prepare`.
-            SaveError: As `prepare`.
-        """
+        """Be the only process that writes the pack, in a block; `otherwise`: what to do but wait."""
         self.prepare()
         with writer_lock(self.directory / MANIFEST, REAL_FILE_OPERATIONS, wait_s=0) as is_alone:
             if not is_alone:
@@ -587,11 +539,7 @@ class PackWriter:
             yield
 
     def sweep(self, *, dry_run: bool = False) -> SweepReport:
-        """Remove what a killed writer left, if the directory exists, or only find out what that is.
-
-        Raises:
-            SaveError: The directory could not be listed.
-        """
+        """Remove what a killed writer left, if the directory exists, or only find out what that is."""
         swept = SweepReport()
         for name, own in leftovers_in(self.directory, REAL_FILE_OPERATIONS).items():
             if name == MANIFEST or name.endswith((NOTES_SUFFIX, BINARIES_SUFFIX)):
@@ -599,31 +547,23 @@ class PackWriter:
         return swept
 
     def files_at(self, cache_file: Path) -> tuple[PackedFile, ...]:
-        """A cache file and its notes, copied where it does not lie in the pack; nothing where there is none.
-
-        Raises:
-            PackError: It cannot be read, or is not whole.
-            SaveError: One cannot be written.
-        """
-        content = self.content(cache_file)
-        if content is None:
+        """A cache file that is there, and its notes, copied where they do not lie in the pack."""
+        if (content := self.content(cache_file)) is None:
             return ()
         _prove_cache(cache_file, content)
-        notes = PackNotes.of(cache_file)
-        return self.add(cache_file.name, content, len(notes.held) // 8), *self.add_notes(cache_file, notes)
+        return self.add_cache(cache_file.name, content, PackNotes.of(cache_file))
 
-    def add_notes(self, cache_file: Path, notes: PackNotes) -> tuple[PackedFile, ...]:
-        """The notes of a cache file, if there are any, as a file of the pack; raises as `add`."""
-        if notes == PackNotes():
-            return ()
-        return (self.add(cache_file.stem + NOTES_SUFFIX, msgspec.msgpack.encode(notes)),)
+    def add_cache(self, name: str, content: bytes, notes: PackNotes) -> tuple[PackedFile, ...]:
+        """A cache file and its notes, if there are any, as files of the pack."""
+        return self.add(name, content, len(notes.held) // 8), *self.add_notes(name, notes)
+
+    def add_notes(self, name: str, notes: PackNotes) -> tuple[PackedFile, ...]:
+        """The notes of a cache file with this name, if there are any."""
+        encoded = msgspec.msgpack.encode(notes)
+        return () if notes == PackNotes() else (self.add(PurePath(name).stem + NOTES_SUFFIX, encoded),)
 
     def content(self, path: Path) -> bytes | None:
-        """The content of a file that may be packed; None where there is none.
-
-        Raises:
-            PackError: It cannot be read.
-        """
+        """The content of a file that may be packed; None where there is none."""
         try:
             return read_capped(path, DEFAULT_CAP, trusted=True)
         except MissingFileError:
@@ -632,12 +572,7 @@ class PackWriter:
             raise PackError(path, error.reason, _ACCESS) from None
 
     def add(self, name: str, content: bytes, pipelines: int = 0) -> PackedFile:
-        """A file of the pack with this content, written where it is not there; what the manifest says of it.
-
-        Raises:
-            PackError: A pack may not have a file of this name.
-            SaveError: It cannot be written.
-        """
+        """Write a file of the pack where it does not have this content; what the manifest says of it."""
         path = self.directory / name
         if reason := refuse_name(name):
             raise PackError(path, reason)
@@ -652,12 +587,7 @@ class PackWriter:
         return PackedFile(name=name, size=len(content), xxh3_128=found, mac=mac, pipelines=pipelines)
 
     def finish(self, manifest: PackManifest) -> None:
-        """Write the manifest; then remove previous generations of its cache files, which nobody needs.
-
-        Raises:
-            PackError: The manifest would be refused when it is read.
-            SaveError: It cannot be written, or what is not of the pack any more cannot be removed.
-        """
+        """Write the manifest; then remove previous generations of its cache files, which nobody needs."""
         path = self.directory / MANIFEST
         manifest = replace(manifest, mac="" if self.key is None else _UNSIGNED)
         content = msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n"
@@ -676,6 +606,9 @@ class PackWriter:
                 continue
             except OSError as error:
                 raise SaveError(previous, "removing it", likely_cause(error)) from error
+
+
+# --- what several compiles created
 
 
 def with_created(part: Part, was_created: Callable[[str], bool]) -> Part:
@@ -703,24 +636,23 @@ def joined_parts(parts: Iterable[Part]) -> tuple[Part, ...]:
 
     What was chosen by key counts only where the set is not all there: else it would count twice.
     """
-    best: dict[tuple[object, ...], Part] = {}
+    joined: dict[tuple[object, ...], Part] = {}
     for each in parts:
-        known = best.get(each.of)
-        best[each.of] = each if known is None else _joined(known, each)
-    created: dict[str, dict[int, list[int]]] = {}  # by each shard, by set and number of shards
-    for each in best.values():
+        known = joined.get(each.of)
+        joined[each.of] = each if known is None else _joined(known, each)
+    divided: dict[str, dict[int, list[int]]] = {}  # what each shard created, by set and number of shards
+    for each in joined.values():
         if not each.chosen:
-            created.setdefault(each.set_hash, {}).setdefault(each.shards, []).append(each.created)
-    # The division of a set that created the most; of equal ones the coarsest.
-    most = {of: min(divided, key=lambda n: (-sum(divided[n]), n)) for of, divided in created.items()}
+            divided.setdefault(each.set_hash, {}).setdefault(each.shards, []).append(each.created)
 
     def counts(part: Part) -> bool:
-        shards = most.get(part.set_hash)
-        if shards is None:
+        if (divisions := divided.get(part.set_hash)) is None:
             return True
-        return len(created[part.set_hash][shards]) < shards if part.chosen else part.shards == shards
+        # The division of the set that created the most; of equal ones the coarsest.
+        best = min(divisions, key=lambda shards: (-sum(divisions[shards]), shards))
+        return len(divisions[best]) < best if part.chosen else part.shards == best
 
-    kept = filter(counts, best.values())
+    kept = filter(counts, joined.values())
     return tuple(sorted(kept, key=lambda each: (each.set_name, each.set_hash, each.shards, each.shard)))
 
 
@@ -730,11 +662,11 @@ def missing_shards(parts: Sequence[Part]) -> list[str]:
     for each in parts:
         if not each.chosen and each.shards > 1:
             there.setdefault((each.set_name, each.set_hash, each.shards), set()).add(each.shard)
-    said = []
+    missing = []
     for (name, _, shards), known in there.items():
-        missing = [str(shard) for shard in range(1, min(shards, 1000) + 1) if shard not in known]
-        if missing:
-            *most, last = missing
-            words = f"shards {', '.join(most)} and {last}" if most else f"shard {last}"
-            said.append(f"{name}: {words} of {shards}")
-    return said
+        match [str(shard) for shard in range(1, min(shards, 1000) + 1) if shard not in known]:
+            case [one]:
+                missing.append(f"{name}: shard {one} of {shards}")
+            case [*most, last]:
+                missing.append(f"{name}: shards {', '.join(most)} and {last} of {shards}")
+    return missing

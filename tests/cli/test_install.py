@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.cli.errors import ExitCode
 from orchestrator.devices.simulated import simulated_identity
-from orchestrator.packs import installing
+from orchestrator.packs import driver
 from orchestrator.packs.growing import GrowingPack
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import content_hash128
@@ -192,9 +192,8 @@ def test_a_driver_that_does_not_merge_takes_nothing(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pack, path = make_pack(tmp_path / "pack", OLD).directory, path_in(tmp_path / "cache")
-    monkeypatch.setattr(
-        installing, "install", partial(installing.install, opener="tests.packs.test_packs:not_merging")
-    )
+    opener = "tests.packs.test_packs:not_merging"
+    monkeypatch.setattr(driver, "install", partial(driver.install, opener=opener))
     save_cache_file(path, IDENTITY, data_of(UNION))
     done = install_in(call, pack, path.parent)
     assert done.code == ExitCode.PIPELINES_FAILED

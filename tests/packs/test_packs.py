@@ -19,8 +19,8 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions, simulated_identity
 from orchestrator.devices.simulated.options import without_bumped_uuid
 from orchestrator.errors import ArchiveError, DeviceError
-from orchestrator.packs.growing import GrowingPack, part_of, target_of
-from orchestrator.packs.installing import install
+from orchestrator.packs.driver import Installed, install
+from orchestrator.packs.growing import GrowingPack, part_of
 from orchestrator.packs.joining import join_packs
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions
@@ -28,7 +28,7 @@ from orchestrator.run.records import CacheFileRecord, CompileReport, OutcomeStat
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.prepare import WHOLE, DeviceOpener, Subset
 from orchestrator.sets.sample import sample_path
-from orchestrator.stores.binary_export import import_content
+from orchestrator.stores.binary_export import import_binaries
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file, stored_data_hash
 from orchestrator.stores.files.atomic_file import SaveError
@@ -99,6 +99,10 @@ def pack_one(
     GrowingPack.begin(place, key, [selector]).finish([TargetResult(selector, report)])
     (target,) = Pack.open(place, key).manifest.targets
     return target
+
+
+def installed(pack: Pack, place: Path, **more: Any) -> Installed:
+    return install(pack, "simulated", place, **more)[1]
 
 
 def sample_keys() -> list[int]:
@@ -231,7 +235,7 @@ def binaries_in(pack: Pack, place: Path) -> set[bytes]:
     """State keys of the pipelines that a pack has binaries of, by way of a store."""
     (target,) = pack.manifest.targets
     with BinaryStore.open(place) as store:
-        import_content(store, place, pack.read_binaries(target), unsigned=True)
+        import_binaries(store, place, content=pack.read_binaries(target), unsigned=True)
         (generation,) = (each.about for each in store.statistics().generations)
         return {each.state_key for each in store.pipelines(generation)}
 
@@ -251,10 +255,10 @@ def test_binaries_are_packed_joined_and_installed(tmp_path: Path) -> None:
     assert found[1] - found[0]
     assert found[2] == found[0] | found[1]
     player = tmp_path / "player"
-    done = install(pack, "simulated", player, key_file=key_file(tmp_path)).done
+    done = installed(pack, player, key_file=key_file(tmp_path))
     assert (done.target, done.binaries, done.saved_bytes) == (0, len(found[2]), 0)
     assert done.binaries_new > 0
-    assert install(pack, "simulated", player, key_file=key_file(tmp_path)).done.binaries_new == 0
+    assert installed(pack, player, key_file=key_file(tmp_path)).binaries_new == 0
     # What is compiled into a pack that has binaries already is added to them.
     cache = GrowingPack.begin(tmp_path / "all", KEY, ["simulated"])
     manifest = cache.finish([TargetResult("simulated", report_of(tmp_path / "all"))])
@@ -570,10 +574,10 @@ def test_signed_packs_make_a_signed_pack(tmp_path: Path) -> None:
 def test_what_was_there_stays(tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack", OLD)
     save_cache_file(path_in(tmp_path / "cache"), IDENTITY, data_of(OURS))
-    done = install(pack, "simulated", tmp_path / "cache").done
+    done = installed(pack, tmp_path / "cache")
     assert done.bytes_before == len(data_of(OURS))
     assert loaded_keys(path_in(tmp_path / "cache"))[0] == UNION
-    again = install(pack, "simulated", tmp_path / "cache").done
+    again = installed(pack, tmp_path / "cache")
     assert (again.saved_bytes, again.skipped) == (0, "nothing is new: what is there holds all of it")
 
 
@@ -583,19 +587,19 @@ def test_a_cache_file_that_cannot_be_used_is_not_replaced_in_silence(tmp_path: P
     content = bytearray(path.read_bytes())
     content[8] = 99
     path.write_bytes(content)
-    done = install(make_pack(tmp_path / "pack"), "simulated", path.parent).done
+    done = installed(make_pack(tmp_path / "pack"), path.parent)
     assert done.saved_bytes
     moved, refused = done.notes
     assert "not used: UNSUPPORTED_VERSION: format version 99" in refused
     assert f"{path} was UNSUPPORTED_VERSION, and is now {path.parent / 'quarantine'}" in moved
-    assert install(Pack.open(tmp_path / "pack"), "simulated", path.parent).done.notes == ()
+    assert installed(Pack.open(tmp_path / "pack"), path.parent).notes == ()
 
 
 def test_a_device_that_is_not_in_the_pack_gets_nothing(tmp_path: Path) -> None:
     pack = make_pack(tmp_path / "pack", OLD)
-    found = install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:other_driver")
-    assert found.done.target == -1
-    assert found.device.identity == ProfileIdentity.of(OTHER_DRIVER)
+    device, done = install(pack, "simulated", tmp_path / "cache", opener=f"{__name__}:other_driver")
+    assert done.target == -1
+    assert device.identity == ProfileIdentity.of(OTHER_DRIVER)
     assert not (tmp_path / "cache").exists()
 
 
@@ -613,10 +617,7 @@ def test_shards_of_a_real_set_add_up_to_the_whole(tmp_path: Path) -> None:
     for shard in (1, 2):
         directory = tmp_path / f"machine{shard}"
         report = report_of(directory, workers=2, subset=Subset(shard, 2))
-        writer = PackWriter(directory)
-        writer.prepare()
-        files = writer.files_at(path_in(directory))
-        writer.finish(manifest_of([target_of("simulated", report, files)]))
+        pack_one(directory, report, "simulated")
         packs.append(Pack.open(directory))
         assert part_of(report).shard == shard
     (joined,) = join_packs(packs, tmp_path / "all")
