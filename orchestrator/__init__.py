@@ -105,7 +105,7 @@ if TYPE_CHECKING:
     from orchestrator.stores.cache_file import save_cache_file as save_cache_file
     from orchestrator.stores.cache_file import save_merged as save_merged
     from orchestrator.stores.files.atomic_file import SaveError as SaveError
-    from orchestrator.stores.module_identifiers import (
+    from orchestrator.stores.run_notes import (
         ShaderModuleIdentifierStore as ShaderModuleIdentifierStore,
     )
     from orchestrator.supervise.supervisor import compile_supervised as compile_supervised
@@ -150,7 +150,7 @@ _HOMES = {
         "LoadPolicy LoadStatus cache_path load_into_cache read_cache_file save_cache_file save_merged"
     ),
     "orchestrator.stores.files.atomic_file": "SaveError",
-    "orchestrator.stores.module_identifiers": "ShaderModuleIdentifierStore",
+    "orchestrator.stores.run_notes": "ShaderModuleIdentifierStore",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = sorted(_HOME_OF)

@@ -21,7 +21,7 @@ from orchestrator.cli.values import cache_files_directory, read_key, require_wri
 if TYPE_CHECKING:
     from orchestrator.cli.documents import BinariesDocument, BinariesGeneration
     from orchestrator.stores.binary_store import BinaryStore, GenerationStat, StoreStat
-    from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.files.atomic_file import MacKey
 
 Action = Literal["stat", "verify", "export", "import", "prune"]
 _PROBLEMS_SHOWN = 10

@@ -289,7 +289,7 @@ def _saved(subject: str, identity: DeviceIdentity, directory: Path) -> DoctorFin
 def _directory(directory: Path) -> Iterator[DoctorFinding]:
     import shutil
 
-    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, refused, unwritable
+    from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, likely_cause, unwritable
     from orchestrator.stores.files.recovery import QUARANTINE_DIRECTORY
 
     subject, name = "cache directory", path_text(directory)
@@ -305,8 +305,8 @@ def _directory(directory: Path) -> Iterator[DoctorFinding]:
             yield _bad(subject, f"{name}: does not exist, and cannot be created: {reason}", step)
         return
     except OSError as error:
-        reason = refused(directory, error, REAL_FILE_OPERATIONS)
-        yield _bad(subject, f"{name}: {reason}", "do that, or name another one with --cache-dir")
+        reason = likely_cause(error)
+        yield _bad(subject, f"{name}: {reason}", "correct that, or name another one with --cache-dir")
         return
     if not status.is_directory:
         yield _bad(subject, f"{name}: a file, not a directory", "name another one with --cache-dir")
@@ -325,8 +325,8 @@ def _directory(directory: Path) -> Iterator[DoctorFinding]:
         quarantined = len(list((directory / QUARANTINE_DIRECTORY).glob("*")))
     except OSError as error:
         if unfit is None:
-            reason = refused(directory, error, REAL_FILE_OPERATIONS)
-            yield _bad(subject, f"{name}: {reason}", "do that, or name another one with --cache-dir")
+            reason = likely_cause(error)
+            yield _bad(subject, f"{name}: {reason}", "correct that, or name another one with --cache-dir")
         return
     if quarantined:
         step = "`orchestrator prune` removes them; keep one for a bug report to the driver's vendor"

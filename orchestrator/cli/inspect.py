@@ -278,7 +278,7 @@ def _verdict(found: CacheFileInspection, identity: DeviceIdentity) -> Offer:
         loaded = read_cache_file(found.path.resolve(), identity)
         status, field, detail = loaded.status, loaded.field, loaded.detail
     elif (difference := found.vulkan_header.difference(identity)) is not None:
-        status, field, detail = difference.status, difference.field, str(difference)
+        status, field, detail = difference.status, difference.field, difference.reason
     return Offer(accepted=status is LoadStatus.LOADED, status=status, field=field, detail=detail)
 
 

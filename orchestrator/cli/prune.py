@@ -66,7 +66,7 @@ def prune_verb(
     plan = plan_prune(directory, here=here, max_bytes=bound, older_than_ns=age, now_ns=time.time_ns())
     swept = sweep_directory(directory, dry_run=dry_run) + sweep_pack(directory, dry_run=dry_run)
     report = PruneReport((), ()) if dry_run else prune(plan)
-    problem = "; ".join(filter(None, [problem, plan.note, report.note]))
+    problem = "; ".join(filter(None, [problem, plan.note]))
     shown = plan.items if dry_run else report.removed
     kept = (*plan.kept, *((each.path, each.size) for each, _ in report.failed))
     removed_bytes, kept_bytes = sum(each.size for each in shown), sum(size for _, size in kept)

@@ -62,7 +62,7 @@ def quarantine_verb(
 
 
 def _clear(directory: Path, keys: list[str]) -> int:
-    from orchestrator.stores.culprits import clear_quarantine, quarantines
+    from orchestrator.stores.culprits import quarantines, remove_culprits
 
     usable = {path: held for path, held, _ in quarantines(directory) if held is not None and held.culprits}
     there = {each.key for held in usable.values() for each in held.culprits}
@@ -72,7 +72,7 @@ def _clear(directory: Path, keys: list[str]) -> int:
             "quarantine, so nothing was cleared",
             "`orchestrator quarantine list` shows what is",
         )
-    return sum(clear_quarantine(path, keys or None) for path in usable)
+    return sum(remove_culprits(path, keys or None) for path in usable)
 
 
 def _document(

@@ -22,7 +22,7 @@ from orchestrator.process import flush_c_streams
 if TYPE_CHECKING:
     from orchestrator.devices.device import Device
     from orchestrator.sets.pipeline_set import PipelineSet
-    from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.files.atomic_file import MacKey
 
 _PROGRAM = "orchestrator"
 MOST_WORKERS = 4096
@@ -214,8 +214,7 @@ def read_key(path: Path | None) -> MacKey | None:
     """
     if path is None:
         return None
-    from orchestrator.stores.files.atomic_file import ReadError
-    from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.files.atomic_file import MacKey, ReadError
 
     try:
         return MacKey.read(path)

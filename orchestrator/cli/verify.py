@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from orchestrator.cli.documents import VerifyDocument
-    from orchestrator.stores.files.mac import MacKey
+    from orchestrator.stores.files.atomic_file import MacKey
 
 _PROBLEMS_SHOWN = 5
 _BINARIES = "export of binaries"
@@ -208,7 +208,7 @@ def _check_state(path: Path) -> _Checked:
     from orchestrator.stores.inspection import inspect_state
 
     found, size = inspect_state(path.parent), path.stat().st_size
-    problems = list(found.problems)
+    problems = list(filter(None, [found.problem]))
     if not problems:
         try:
             with BinaryStore.open(path.parent, create=False) as store:

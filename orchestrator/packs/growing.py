@@ -26,8 +26,7 @@ from orchestrator.run.records import CompileReport, OutcomeStatus, plain_text
 from orchestrator.stores.binary_export import device_export, join_exports, prove_export
 from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import LoadStatus, cache_path
-from orchestrator.stores.files.atomic_file import SaveError, content_hash128
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey, SaveError, content_hash128
 from orchestrator.stores.pack import (
     BINARIES_SUFFIX,
     LeftOut,

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 
 from orchestrator.packs.driver import Join, pack_driver
 from orchestrator.stores.binary_export import join_exports, prove_export
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, SaveError, likely_cause
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, MacKey, SaveError, likely_cause
 from orchestrator.stores.files.writer_lock import lock_path
 from orchestrator.stores.pack import (
     MANIFEST,

@@ -35,8 +35,7 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey, SaveError
 from orchestrator.stores.pack import Pack, PackError, PackNotes, PackTarget
 from orchestrator.stores.profile_file import ProfileIdentity
 

@@ -93,7 +93,7 @@ from orchestrator.sets.prepare import (
 from orchestrator.sets.records import FeatureGroup, PipelineJob
 from orchestrator.stores.cache_file import LoadStatus, sweep_directory
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.run_notes import MadeFor, add_feature_groups
+from orchestrator.stores.run_notes import CompiledGroup, add_feature_groups
 from orchestrator.version import VERSION
 
 _STEPS: Final = {
@@ -269,7 +269,7 @@ class CompileJob:
     def _note_groups(self) -> None:
         for path, loaded in self.cache.loads.items():
             groups = [
-                MadeFor(group.request, each.pipelines)
+                CompiledGroup(group.request, each.pipelines)
                 for group, each in self._groups
                 if each.pipelines and each.cache_file == path
             ]

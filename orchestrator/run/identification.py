@@ -21,7 +21,7 @@ from orchestrator.devices.identified import IdentifiedModules, SpirvProvider, Su
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.run.records import IdentifiersRecord
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
+from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
 
 
 @define(eq=False)

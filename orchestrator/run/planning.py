@@ -28,7 +28,7 @@ from orchestrator.sets.prepare import OpenedGroup
 from orchestrator.sets.records import PipelineJobs
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.files.atomic_file import SaveError, content_hash128
-from orchestrator.stores.plan_file import (
+from orchestrator.stores.run_notes import (
     PlanIdentity,
     find_plans,
     read_plan,
@@ -162,8 +162,4 @@ def _identity_of(source: PipelineSet, options: CompileOptions) -> PlanIdentity |
     # A provider may give the code of modules that the files lack.
     part = msgspec.json.encode([subset.shard, subset.shards, keys, source.provider is not None])
     rules = f"{VERSION} {PLAN_FORMAT} {registry().version} {sys.byteorder} {sys.maxsize}"
-    return PlanIdentity(
-        content_hash128(files + part),
-        content_hash128(rules.encode()),
-        content_hash128(options.selector.encode()),
-    )
+    return PlanIdentity(content_hash128(files + part + rules.encode()).hex(), options.selector)

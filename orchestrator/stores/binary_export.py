@@ -27,8 +27,7 @@ from msgspec.msgpack import encode
 from orchestrator.devices.binary_data import PipelineBinary
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.binary_store import BinaryStore, Generation, PutReport, StoredPipeline
-from orchestrator.stores.files.atomic_file import content_hash128, read_capped, write_atomically
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey, content_hash128, read_capped, write_atomically
 from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
 from orchestrator.stores.profile_file import ProfileIdentity
 

@@ -257,7 +257,7 @@ class BinaryStore:
     def _set_bound(self, bound_bytes: int) -> None:
         self.bound_bytes = bound_bytes
         with self._writing() as sql:
-            _BOUND.store(sql, _BOUND_OF, str(bound_bytes).encode())
+            _BOUND.store(sql, _BOUND_OF, bound_bytes)
         if self.shrink(int(bound_bytes * _HIGH_WATER)):
             self._give_back()
 
@@ -716,7 +716,7 @@ def _used_bytes(sql: sqlite3.Connection) -> int:
         int(sql.execute(f"PRAGMA {each}").fetchone()[0])
         for each in ("page_count", "freelist_count", "page_size")
     )
-    others = "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM plan)"
+    others = "SELECT (SELECT total(length(data)) FROM value) + (SELECT total(length(data)) FROM large_value)"
     return max(0, (pages - free) * size - int(sql.execute(others).fetchone()[0]))
 
 

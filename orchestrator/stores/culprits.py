@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -22,7 +23,7 @@ from orchestrator.stores.files.atomic_file import (
     MissingFileError,
     SaveError,
 )
-from orchestrator.stores.profile_file import Moment, Profile, ProfileIdentity, ProfileKind
+from orchestrator.stores.profile_file import Moment, Profile, ProfileIdentity, load_of_kind
 from orchestrator.stores.state import Kind, State, state_path
 
 MOST_CULPRITS: Final = 8_000
@@ -72,8 +73,8 @@ class Quarantine(Profile, frozen=True, kw_only=True):
     culprits: tuple[Culprit, ...] = ()
 
 
-QUARANTINE: Final = Kind("quarantine", msgspec.json.Decoder(Quarantine).decode, cap=8 << 20)
-load_quarantine = ProfileKind(QUARANTINE).load
+QUARANTINE: Final = Kind("quarantine", Quarantine, cap=8 << 20)
+load_quarantine = partial(load_of_kind, QUARANTINE)
 
 
 def add_culprits(
@@ -88,28 +89,13 @@ def add_culprits(
         SaveError: As `Kind.update`.
     """
     new = {each.key: each for each in culprits}
-    about = ProfileIdentity.of(identity)
 
-    def make(old: Quarantine | None) -> bytes:
-        held = old.culprits if old is not None and old.identity == about else ()
+    def make(old: Quarantine | None) -> Quarantine:
+        held = old.culprits if old is not None and old.identity == ProfileIdentity.of(identity) else ()
         kept = (each for each in held if each.key not in new)
-        return msgspec.json.encode(Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:]))
+        return Quarantine.of(identity, culprits=(*kept, *new.values())[-MOST_CULPRITS:])
 
     QUARANTINE.update(cache_path(directory, identity), make, operations)
-
-
-def remove_culprits(
-    directory: Path,
-    identity: DeviceIdentity,
-    keys: Iterable[str],
-    operations: FileOperations = REAL_FILE_OPERATIONS,
-) -> None:
-    """Take pipelines out of the quarantine of a device.
-
-    Raises:
-        SaveError: As `clear_quarantine`.
-    """
-    clear_quarantine(cache_path(directory, identity), keys, operations)
 
 
 def quarantines(
@@ -128,10 +114,10 @@ def quarantines(
         return []
 
 
-def clear_quarantine(
+def remove_culprits(
     cache_file: Path, keys: Iterable[str] | None = None, operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> int:
-    """Empty the quarantine of a cache file, or take some keys out of it; returns how many were removed.
+    """Take keys, or all, out of the quarantine of a cache file; returns how many were removed.
 
     Raises:
         SaveError: As `Kind.update`, or it cannot be read.
@@ -139,13 +125,13 @@ def clear_quarantine(
     gone = None if keys is None else frozenset(keys)
     count = 0
 
-    def make(held: Quarantine | None) -> bytes:
+    def make(held: Quarantine | None) -> Quarantine:
         nonlocal count
         if held is None:
             raise SaveError(state_path(cache_file.parent), "reading the quarantine", "it is gone, or damaged")
         kept = () if gone is None else tuple(each for each in held.culprits if each.key not in gone)
         count = len(held.culprits) - len(kept)
-        return msgspec.json.encode(replace(held, culprits=kept))
+        return replace(held, culprits=kept)
 
     QUARANTINE.update(cache_file, make, operations)
     return count

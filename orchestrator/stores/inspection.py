@@ -31,26 +31,18 @@ from orchestrator.stores.files.atomic_file import (
     likely_cause,
     read_capped_parts,
 )
+from orchestrator.stores.files.recovery import LOADING_SUFFIX
 from orchestrator.stores.files.writer_lock import LOCK_SUFFIX
-from orchestrator.stores.load_counter import DEATHS
-from orchestrator.stores.module_identifiers import IDENTIFIERS
-from orchestrator.stores.plan_file import prove_plans
 from orchestrator.stores.profile_file import CALIBRATION, KEY_PROFILE
-from orchestrator.stores.run_notes import CONTENTS, DURATIONS, GROUPS
+from orchestrator.stores.run_notes import CONTENTS, DURATIONS, GROUPS, IDENTIFIERS, PLANS
 from orchestrator.stores.state import STATE_NAME, Kind, State
 
 
 class CacheFileKind(enum.StrEnum):
-    """What a file is.
+    """What a file is."""
 
-    CACHE_FILE: a cache file of this program, whole or damaged.
-    DRIVER_DATA: bare cache data as vkGetPipelineCacheData gave it; nothing proves that it is whole.
-    NOT_A_CACHE_FILE: something else.
-    UNREADABLE: it could not be read.
-    """
-
-    CACHE_FILE = "cache file"
-    DRIVER_DATA = "driver data without our header"
+    CACHE_FILE = "cache file"  # of this program, whole or damaged
+    DRIVER_DATA = "driver data without our header"  # as vkGetPipelineCacheData gave it
     NOT_A_CACHE_FILE = "not a cache file"
     UNREADABLE = "unreadable"
 
@@ -94,36 +86,26 @@ def inspect_cache_file(
     try:
         prefix = PipelineCachePrefixHeader.unpack(head)
     except CacheHeaderError as error:
-        kind, reason, inner = CacheFileKind.CACHE_FILE, error.reason, None
-        if error.status is LoadStatus.EMPTY:
+        inner = _vulkan_header(head) if error.status is LoadStatus.BAD_MAGIC else None
+        kind, reason = CacheFileKind.CACHE_FILE, error.reason
+        if inner is not None:
+            kind = CacheFileKind.DRIVER_DATA
+            reason = (
+                "a driver's data without our header: nothing says which driver version and ABI it is of, "
+                "or that it is whole"
+            )
+        elif error.status in (LoadStatus.EMPTY, LoadStatus.BAD_MAGIC):
             kind = CacheFileKind.NOT_A_CACHE_FILE
-        elif error.status is LoadStatus.BAD_MAGIC:
-            inner = _vulkan_header(head)
-            if inner is None:
-                kind = CacheFileKind.NOT_A_CACHE_FILE
-                reason = f"{reason}, nor with VkPipelineCacheHeaderVersionOne"
-            else:
-                kind = CacheFileKind.DRIVER_DATA
-                reason = (
-                    "a driver's data without our header: nothing says which driver version and ABI it is of, "
-                    "or that it is whole"
-                )
+            nor = ", nor with VkPipelineCacheHeaderVersionOne"
+            reason += nor if error.status is LoadStatus.BAD_MAGIC else ""
         return CacheFileInspection(path, kind, size, error.status, reason, vulkan_header=inner)
     status, reason = LoadStatus.LOADED, ""
     try:
         prove_content(head, data)
     except CacheHeaderError as error:
         status, reason = error.status, error.reason
-    return CacheFileInspection(
-        path,
-        CacheFileKind.CACHE_FILE,
-        size,
-        status,
-        reason,
-        prefix_header=prefix,
-        vulkan_header=_vulkan_header(data),
-        data_hash_matches=content_hash128(data) == prefix.data_hash,
-    )
+    inner, matches = _vulkan_header(data), content_hash128(data) == prefix.data_hash
+    return CacheFileInspection(path, CacheFileKind.CACHE_FILE, size, status, reason, prefix, inner, matches)
 
 
 def _followed(path: Path, operations: FileOperations) -> Path:
@@ -167,31 +149,16 @@ KINDS: Final[tuple[Kind[Any], ...]] = (
     CONTENTS,
     QUARANTINE,
     IDENTIFIERS,
-    DEATHS,
+    PLANS,
 )
 """Every kind of small values in the database."""
 
 
-@frozen
-class StateInspection:
-    """What is in the database of a directory.
+def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> BesideInspection:
+    """Prove the structure and every value of a directory's database. Never raises; changes nothing.
 
-    Attributes:
-        counts: Number of values by their kind in words.
-        problems: What is damaged; the rest is used all the same.
+    What is not damaged is used all the same.
     """
-
-    counts: dict[str, int]
-    problems: tuple[str, ...] = ()
-
-    @property
-    def holds(self) -> str:
-        """What is in it, in words."""
-        return ", ".join(f"{count} {name}" for name, count in self.counts.items()) or "nothing yet"
-
-
-def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> StateInspection:
-    """Prove the structure and every value of a directory's database. Never raises; changes nothing."""
     counts: dict[str, int] = {}
     problems: list[str] = []
     try:
@@ -199,33 +166,35 @@ def inspect_state(directory: Path, operations: FileOperations = REAL_FILE_OPERAT
             problems += [str(text) for (text,) in sql.execute("PRAGMA quick_check") if text != "ok"]
             for kind in KINDS:
                 names = kind.names(sql)
-                problems += filter(None, (kind.stored(sql, name)[1] for name in names))
-                if names:
-                    counts[kind.name] = len(names)
-            plans = prove_plans(sql)
-            problems += filter(None, plans)
-            if plans:
-                counts["plans"] = len(plans)
-            if binaries := sql.execute("SELECT count(*) FROM binary_pipeline").fetchone()[0]:
-                counts["pipelines in binaries"] = binaries
+                found = [(name, kind.stored(sql, name)[1]) for name in names]
+                problems += [f"{kind.name} of {name}: {problem}" for name, problem in found if problem]
+                counts[kind.name] = len(names)
+            (binaries,) = sql.execute("SELECT count(*) FROM binary_pipeline").fetchone()
+            counts["pipelines in binaries"] = binaries
     except ReadError as error:
         problems.append(error.reason)
-    return StateInspection(counts, tuple(problems))
+    holds = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    return BesideInspection("database", holds or "nothing yet", None, "; ".join(problems))
+
+
+# Files beside a cache file: what they are, and what is in them.
+_BESIDE: Final = {
+    LOCK_SUFFIX: ("lock", "nothing: writers of the cache file take turns by it"),
+    LOADING_SUFFIX: ("count of loads", "loads that run now, or did not end"),
+}
 
 
 def inspect_beside(path: Path) -> BesideInspection | None:
     """What a file of a cache directory or of a pack is, by its name; None for any other. Never raises."""
-    # Its module is not imported for the name of anything else.
     if path.name.startswith("manifest.") and (found := _inspect_of_pack(path)) is not None:
         return found
     if path.name == STATE_NAME:
-        state = inspect_state(path.parent)
-        return BesideInspection("database", state.holds, None, "; ".join(state.problems))
+        return inspect_state(path.parent)
     if path.name.startswith(STATE_NAME):
         return BesideInspection("file of the database", "nothing by itself: the database needs it", None)
-    if path.name.endswith(CACHE_FILE_SUFFIX + LOCK_SUFFIX):
-        cache_file = path.with_name(path.name.removesuffix(LOCK_SUFFIX))
-        return BesideInspection("lock", "nothing: writers of the cache file take turns by it", cache_file)
+    for suffix, (name, holds) in _BESIDE.items():
+        if path.name.endswith(CACHE_FILE_SUFFIX + suffix):
+            return BesideInspection(name, holds, path.with_name(path.name.removesuffix(suffix)))
     return None
 
 

@@ -38,6 +38,7 @@ from orchestrator.stores.cache_file import (
 )
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
+    MacKey,
     MissingFileError,
     ReadError,
     SaveError,
@@ -48,13 +49,12 @@ from orchestrator.stores.files.atomic_file import (
     read_capped,
     write_atomically,
 )
-from orchestrator.stores.files.mac import MacKey
 from orchestrator.stores.files.recovery import SweepReport, leftovers_in, previous_path, sweep_file
-from orchestrator.stores.files.writer_lock import lock_that_is_there, writer_lock
+from orchestrator.stores.files.writer_lock import writer_lock
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (
+    CompiledGroup,
     Keys,
-    MadeFor,
     add_contents,
     add_durations,
     add_feature_groups,
@@ -233,7 +233,7 @@ class PackNotes(msgspec.Struct, frozen=True, kw_only=True):
 
     timed: bytes = b""  # keys of pipelines whose compile time is known
     times_ns: bytes = b""
-    groups: tuple[MadeFor, ...] = ()  # what the cache file was made for
+    groups: tuple[CompiledGroup, ...] = ()  # what the cache file was made for
     held: bytes = b""  # keys of the pipelines that it holds; none where that is not known
 
     @classmethod
@@ -504,7 +504,7 @@ def sweep_pack(directory: Path, *, dry_run: bool = False) -> SweepReport:
     if not (there := writer.sweep(dry_run=True).removed):
         return SweepReport()
     path = directory / MANIFEST
-    lock = lock_that_is_there(path) if dry_run else writer_lock(path, REAL_FILE_OPERATIONS, wait_s=0)
+    lock = writer_lock(path, wait_s=0, only_if_there=dry_run)
     with lock as held:
         return writer.sweep(dry_run=dry_run) if held else SweepReport(busy=there)
 

@@ -1,18 +1,18 @@
-"""Profiles: facts that were measured about a device and its driver, as JSON in the database.
+"""Profiles: facts that were measured about a device and its driver, as values of the database. Thread-safe.
 
-`CalibrationProfile` says what is fastest. `KeyProfile` says what the driver's pipeline-cache keys depend on
-besides the pipeline. Another driver or driver version begins anew. Fields may be added, with a default; none
-changes its meaning. Thread-safe.
+`CalibrationProfile` says what is fastest, `KeyProfile` what the driver's pipeline-cache keys depend on beside
+the pipeline. Another driver or driver version begins anew. Fields may be added, with a default; none changes
+its meaning.
 """
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final, Generic, Self, TypeAlias, TypeVar
 
 import msgspec
-from attrs import frozen
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.devices.request import Feature
@@ -54,15 +54,14 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
     def differences(self, expected: ProfileIdentity) -> list[str]:
         """The fields that differ from an expected identity, in words."""
-        said = []
+        wrong = []
         for each in self.__struct_fields__:
             found, wanted = getattr(self, each), getattr(expected, each)
             if found != wanted:
-                name, text = IDENTITY_FIELDS[each]
-                if isinstance(found, str):  # the UUID: hex already
-                    text = str
-                said.append(f"{name} is {text(found)}, not {text(wanted)}")
-        return said
+                name, text, _ = IDENTITY_FIELDS[each]
+                text = str if isinstance(found, str) else text  # the UUID is hex already
+                wrong.append(f"{name} is {text(found)}, not {text(wanted)}")
+        return wrong
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,42 +109,30 @@ class ProfileLoad(msgspec.Struct, Generic[P], frozen=True):
     problem: str = ""
 
 
-@frozen
-class ProfileKind(Generic[P]):
-    """One kind of profile: each device has at most one, named by its cache file."""
+def load_of_kind(
+    kind: Kind[P],
+    directory: Path,
+    identity: DeviceIdentity,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> ProfileLoad[P]:
+    """Load the profile of a device, unless it is of another device or driver. Never raises."""
+    path = state_path(directory)
+    profile, problem = kind.read(cache_path(directory, identity), operations)
+    if profile is not None and (wrong := profile.identity.differences(ProfileIdentity.of(identity))):
+        profile, problem = None, f"it is of another device or driver: {wrong[0]}"
+    return ProfileLoad(path, profile, f"{kind.name}: {problem}" if problem else "")
 
-    kind: Kind[P]
 
-    def load(
-        self, directory: Path, identity: DeviceIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
-    ) -> ProfileLoad[P]:
-        """Load the profile of a device, unless it is of another device or driver. Never raises."""
-        path = state_path(directory)
-        profile, problem = self.kind.read(cache_path(directory, identity), operations)
-        if profile is None:
-            return ProfileLoad(path, None, problem)
-        if profile.format != PROFILE_FORMAT:
-            problem = f"it has format {profile.format}, and this version reads {PROFILE_FORMAT}"
-        elif differences := profile.identity.differences(ProfileIdentity.of(identity)):
-            problem = f"it is of another device or driver: {differences[0]}"
-        return (
-            ProfileLoad(path, None, f"{self.kind.name}: {problem}") if problem else ProfileLoad(path, profile)
-        )
-
-    def save(
-        self,
-        directory: Path,
-        identity: DeviceIdentity,
-        profile: P,
-        operations: FileOperations = REAL_FILE_OPERATIONS,
-    ) -> Path:
-        """Save a profile in place of an earlier one; returns the database.
-
-        Raises:
-            SaveError: As `Kind.update`.
-        """
-        self.kind.update(cache_path(directory, identity), lambda _: msgspec.json.encode(profile), operations)
-        return state_path(directory)
+def save_of_kind(
+    kind: Kind[P],
+    directory: Path,
+    identity: DeviceIdentity,
+    profile: P,
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> Path:
+    """Save a profile in place of an earlier one; returns the database. Raises as `Kind.update`."""
+    kind.update(cache_path(directory, identity), lambda _: profile, operations)
+    return state_path(directory)
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
@@ -290,9 +277,9 @@ class CalibrationProfile(Profile, frozen=True, kw_only=True):
     dropped: tuple[Dropped, ...] = ()
 
 
-CALIBRATION: Final = Kind("calibration profile", msgspec.json.Decoder(CalibrationProfile).decode)
-_CALIBRATION: Final = ProfileKind(CALIBRATION)
-load_profile, save_profile = _CALIBRATION.load, _CALIBRATION.save
+CALIBRATION: Final = Kind("calibration profile", CalibrationProfile)
+load_profile = partial(load_of_kind, CALIBRATION)
+save_profile = partial(save_of_kind, CALIBRATION)
 
 
 class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -395,7 +382,7 @@ class KeyProfile(Profile, frozen=True, kw_only=True):
         return bool(self.disagreements) or any(each.problem and each.pipelines for each in self.kinds)
 
 
-KEY_PROFILE: Final = Kind("key profile", msgspec.json.Decoder(KeyProfile).decode)
-_KEYS: Final = ProfileKind(KEY_PROFILE)
+KEY_PROFILE: Final = Kind("key profile", KeyProfile)
+load_key_profile = partial(load_of_kind, KEY_PROFILE)
+save_key_profile = partial(save_of_kind, KEY_PROFILE)
 KeyProfileLoad = ProfileLoad[KeyProfile]
-load_key_profile, save_key_profile = _KEYS.load, _KEYS.save

@@ -1,32 +1,46 @@
-"""What runs note of a device's cache file: compile times, its contents, and how its devices were opened.
+"""What runs note for the next one, as values of the database.
 
-Compile times order the next run and estimate how long it will take. Contents say which pipelines a cache file
-holds, which the driver's data does not tell; they name the hash of the cache file, and are ignored once
-another program removed, rebuilt or changed it. Groups say how the devices were opened, because a driver's
-keys may depend on it; they are for people, and the program decides nothing by them.
-
-Adding keeps what other sets and processes noted. A note that cannot be used counts as missing, with a reason.
+Compile times order the next run. Contents say which pipelines a cache file holds, and are ignored once
+another program changed it. Groups say how devices were opened; they are for people. Identifiers of shader
+modules are valid for every device with their algorithm. Plans are sets in decoded form. Adding keeps what
+other sets and processes noted. A value that cannot be used counts as missing, with a reason.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+import attrs
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from attrs import evolve, field, frozen
+from msgspec.structs import replace
 
+from orchestrator.devices.identified import MOST_IDENTIFIER_BYTES
 from orchestrator.devices.request import DeviceRequest
-from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
-from orchestrator.stores.state import Kind
-
-_HASH_SIZE: Final = 16
+from orchestrator.stores.files.atomic_file import (
+    REAL_FILE_OPERATIONS,
+    FileOperations,
+    ReadError,
+    SaveError,
+    content_hash128,
+)
+from orchestrator.stores.state import Kind, State, state_path, value_name
 
 MOST_ENTRIES: Final = 4_000_000
 """More pipelines than any known set has; the newest are kept."""
+MOST_GROUPS: Final = 1_000
+MOST_IDENTIFIERS: Final = 1_000_000
+MOST_PLANS: Final = 64
+MOST_PLAN_BYTES: Final = 1 << 30  # of all plans of a directory
+_MOST_PLANS_TRIED: Final = 8
+_DAY_S: Final = 86_400
+
+_VALUE_CAP: Final = 128 << 20
 
 Keys = npt.NDArray[np.uint64]
 Nanoseconds = npt.NDArray[np.int64]
@@ -36,8 +50,29 @@ def _no_keys() -> Keys:
     return np.zeros(0, np.uint64)
 
 
-@frozen(eq=False)
-class Durations:
+def places_of(known: Keys, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+    """The index of each key in ascending known ones, and whether it is known, both of shape (m,)."""
+    places, found = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
+    if len(known) and len(keys):
+        order = np.argsort(keys)  # in ascending order, memory is read in order
+        nearest = np.minimum(np.searchsorted(known, keys[order]), len(known) - 1)
+        places[order], found[order] = nearest, known[nearest] == keys[order]
+    return places, found
+
+
+def _newest(most: int, *columns: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+    """Columns of rows by ascending key, the first column: the `most` newest of new and old rows.
+
+    Each column is given as that of the new rows and that of the old ones, the newest first.
+    """
+    joined = [np.concatenate(each) for each in columns]
+    _, first = np.unique(joined[0], return_index=True)  # the first of equal keys is the newest
+    if len(first) > most:
+        first = first[first < np.sort(first)[most]]
+    return [each[first] for each in joined]
+
+
+class Durations(msgspec.Struct, frozen=True, eq=False):
     """Compile times of pipelines on one device.
 
     Attributes:
@@ -46,12 +81,15 @@ class Durations:
         problem: Why recorded times were not used, or "", also of what was added to them.
     """
 
-    keys: Keys = field(factory=_no_keys, repr=False)
-    duration_ns: Nanoseconds = field(factory=lambda: np.zeros(0, np.int64), repr=False)
+    keys: Keys = msgspec.field(default_factory=_no_keys)
+    duration_ns: Nanoseconds = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
     problem: str = ""
 
+    def __post_init__(self) -> None:
+        if len(self.keys) != len(self.duration_ns):
+            raise ValueError("not one time for each key")
+
     def __len__(self) -> int:
-        """Number of pipelines with a time."""
         return len(self.keys)
 
     def of(self, keys: Keys) -> Nanoseconds:
@@ -64,37 +102,12 @@ class Durations:
     def updated(self, keys: Keys, duration_ns: Nanoseconds) -> Durations:
         """These times, replaced by newer ones where those are not 0."""
         timed = duration_ns > 0
-        # The newest first, because `unique` keeps the first of equal keys.
-        all_keys = np.concatenate([keys[timed], self.keys])[:MOST_ENTRIES]
-        all_times = np.concatenate([duration_ns[timed], self.duration_ns])[:MOST_ENTRIES]
-        unique, first = np.unique(all_keys, return_index=True)
-        return Durations(unique, all_times[first], self.problem)
+        columns = (keys[timed], self.keys), (duration_ns[timed], self.duration_ns)
+        every, times = _newest(MOST_ENTRIES, *columns)
+        return Durations(every, times, self.problem)
 
 
-def places_of(known: Keys, keys: Keys) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """The index of each key in ascending known ones, and whether it is known, both of shape (m,)."""
-    places, found = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.bool_)
-    if len(known) and len(keys):
-        # Looked up in ascending order, since memory is then read in order: 65,000 take 2 ms and not 7.
-        order = np.argsort(keys)
-        ascending = keys[order]
-        if np.array_equal(ascending, known):  # another run of the same set
-            places[order], found[:] = np.arange(len(known)), True
-        else:
-            nearest = np.minimum(np.searchsorted(known, ascending), len(known) - 1)
-            places[order], found[order] = nearest, known[nearest] == ascending
-    return places, found
-
-
-def _decode_durations(data: bytes) -> Durations:
-    count, rest = divmod(len(data), 16)
-    if rest:
-        raise ValueError(f"{len(data)} bytes are no multiple of 16")
-    keys, times = np.frombuffer(data, "<u8", count), np.frombuffer(data, "<i8", count, 8 * count)
-    return Durations(keys.astype(np.uint64), times.astype(np.int64))
-
-
-DURATIONS: Final = Kind("compile times", _decode_durations, cap=16 * MOST_ENTRIES)
+DURATIONS: Final = Kind("compile times", Durations, cap=_VALUE_CAP)
 
 
 def read_durations(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Durations:
@@ -116,17 +129,16 @@ def add_durations(
     """
     known = Durations()
 
-    def make(old: Durations | None) -> bytes:
+    def make(old: Durations | None) -> Durations:
         nonlocal known
-        known = (known if old is None else old).updated(keys, duration_ns)
-        return known.keys.astype("<u8").tobytes() + known.duration_ns.astype("<i8").tobytes()
+        known = (old or known).updated(keys, duration_ns)
+        return known
 
     problem = DURATIONS.update(cache_file, make, operations)
-    return evolve(known, problem=problem)
+    return replace(known, problem=problem)
 
 
-@frozen(eq=False)
-class CacheContents:
+class CacheContents(msgspec.Struct, frozen=True, eq=False):
     """Pipelines that a cache file holds.
 
     Attributes:
@@ -135,12 +147,11 @@ class CacheContents:
         problem: Why an existing record was not used, or "".
     """
 
-    keys: Keys = field(factory=_no_keys, repr=False)
+    keys: Keys = msgspec.field(default_factory=_no_keys)
     data_hash: bytes = b""
     problem: str = ""
 
     def __len__(self) -> int:
-        """Number of pipelines."""
         return len(self.keys)
 
     def held(self, keys: Keys) -> npt.NDArray[np.bool_]:
@@ -148,14 +159,7 @@ class CacheContents:
         return places_of(self.keys, keys)[1]
 
 
-def _decode_contents(data: bytes) -> CacheContents:
-    if len(data) < _HASH_SIZE or len(data) % 8:
-        raise ValueError(f"{len(data)} bytes are no hash and keys of 8 bytes")
-    keys = np.frombuffer(data, "<u8", offset=_HASH_SIZE)
-    return CacheContents(keys.astype(np.uint64), data[:_HASH_SIZE])
-
-
-CONTENTS: Final = Kind("contents", _decode_contents, cap=_HASH_SIZE + 8 * MOST_ENTRIES)
+CONTENTS: Final = Kind("contents", CacheContents, cap=_VALUE_CAP)
 
 
 def read_contents(cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> CacheContents:
@@ -187,34 +191,27 @@ def add_contents(
         SaveError: As `Kind.update`.
     """
 
-    def make(old: CacheContents | None) -> bytes:
-        known = CacheContents() if old is None else old
-        kept = known.keys if known.data_hash in (data_hash, *before) else known.keys[:0]
-        # The newest first, as for compile times.
-        newest = np.concatenate([keys, kept])[:MOST_ENTRIES]
-        all_keys, _ = np.unique(newest, return_index=True)  # without an index it imports numpy.ma
-        return data_hash + all_keys.astype("<u8").tobytes()
+    def make(old: CacheContents | None) -> CacheContents:
+        kept = old.keys if old is not None and old.data_hash in (data_hash, *before) else _no_keys()
+        (every,) = _newest(MOST_ENTRIES, (keys, kept))
+        return CacheContents(every, data_hash)
 
     return CONTENTS.update(cache_file, make, operations)
 
 
-MOST_GROUPS: Final = 1_000
-"""More applications than any known set has; the newest are kept."""
-
-
-class MadeFor(msgspec.Struct, frozen=True):
+class CompiledGroup(msgspec.Struct, frozen=True):
     """How a device was opened for compiling, and how many pipelines its last compile gave the driver."""
 
     request: DeviceRequest
     pipelines: int
 
 
-GROUPS: Final = Kind("groups", msgspec.json.Decoder(tuple[MadeFor, ...]).decode)
+GROUPS: Final = Kind("groups", tuple[CompiledGroup, ...])
 
 
 def read_feature_groups(
     cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
-) -> tuple[tuple[MadeFor, ...], str]:
+) -> tuple[tuple[CompiledGroup, ...], str]:
     """The groups of a cache file, and why an existing record was not used, or "". Never raises."""
     groups, problem = GROUPS.read(cache_file, operations)
     return groups or (), problem
@@ -222,7 +219,7 @@ def read_feature_groups(
 
 def add_feature_groups(
     cache_file: Path,
-    groups: Iterable[MadeFor],
+    groups: Iterable[CompiledGroup],
     *,
     anew: bool = False,
     operations: FileOperations = REAL_FILE_OPERATIONS,
@@ -240,12 +237,211 @@ def add_feature_groups(
     groups = list(groups)
     if not anew and set(groups) <= set(read_feature_groups(cache_file, operations)[0]):
         return ""  # the usual case when a run compiles nothing new
+    new = {each.request: each for each in groups}
 
-    def make(old: tuple[MadeFor, ...] | None) -> bytes:
-        noted = {each.request: each for each in (() if anew or old is None else old)}
-        for each in groups:
-            noted.pop(each.request, None)
-            noted[each.request] = each
-        return msgspec.json.encode(list(noted.values())[-MOST_GROUPS:])
+    def make(old: tuple[CompiledGroup, ...] | None) -> tuple[CompiledGroup, ...]:
+        kept = () if anew or old is None else [each for each in old if each.request not in new]
+        return (*kept, *new.values())[-MOST_GROUPS:]
 
     return GROUPS.update(cache_file, make, operations)
+
+
+class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
+    """Identifiers of shader modules, all of one algorithm, by an application's keys of its shaders.
+
+    Attributes:
+        keys: Keys of shaders, ascending, shape (n,).
+        used: Hour of the last use of each, since 1970, shape (n,).
+        sizes: Bytes of each identifier, shape (n,).
+        padded: The identifiers, each of 32 bytes with zeros at its end, shape (32 n,).
+        problem: Why those that are kept were not used, or "".
+    """
+
+    keys: Keys = msgspec.field(default_factory=_no_keys)
+    used: npt.NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint32))
+    sizes: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
+    padded: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
+    problem: str = ""
+
+    def __post_init__(self) -> None:
+        count = len(self.keys)
+        lengths = len(self.used), len(self.sizes), len(self.padded)
+        if lengths != (count, count, count * MOST_IDENTIFIER_BYTES):
+            raise ValueError("not one identifier for each key")
+        if (self.sizes > MOST_IDENTIFIER_BYTES).any() or (self.sizes == 0).any():
+            raise ValueError("sizes are not as they are written")
+
+    def __len__(self) -> int:
+        return len(self.keys)
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes that they take in the database."""
+        return self.keys.nbytes + self.used.nbytes + self.sizes.nbytes + self.padded.nbytes
+
+    def rows(self, keys: Keys) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8]]:
+        """Identifiers of some shaders, shape (k, 32), and their sizes, 0 where one is not known."""
+        table = np.zeros((len(keys), MOST_IDENTIFIER_BYTES), np.uint8)
+        sizes = np.zeros(len(keys), np.uint8)
+        places, there = places_of(self.keys, keys)
+        table[there] = self.padded.reshape(-1, MOST_IDENTIFIER_BYTES)[places[there]]
+        sizes[there] = self.sizes[places[there]]
+        return table, sizes
+
+    def of(self, keys: Keys) -> list[bytes]:
+        """Identifiers of some shaders; b"" where one is not known."""
+        table, sizes = self.rows(keys)
+        return [row[:size].tobytes() for row, size in zip(table, sizes.tolist(), strict=True)]
+
+    def updated(self, learned: Mapping[int, bytes], used: Keys, hour: int, most: int) -> KnownIdentifiers:
+        """These identifiers with newer ones, which replace them; `used` are the shaders asked for now."""
+        stamps = self.used.copy()
+        places, there = places_of(self.keys, used)
+        stamps[places[there]] = hour
+        order = np.argsort(-stamps.astype(np.int64), kind="stable")
+        padded = b"".join(each.ljust(MOST_IDENTIFIER_BYTES, b"\0") for each in learned.values())
+        new_rows = np.frombuffer(padded, np.uint8).reshape(-1, MOST_IDENTIFIER_BYTES)
+        old_rows = self.padded.reshape(-1, MOST_IDENTIFIER_BYTES)
+        keys, hours, sizes, table = _newest(
+            most,
+            (np.array(list(learned), np.uint64), self.keys[order]),
+            (np.full(len(learned), hour, np.uint32), stamps[order]),
+            (np.array([len(each) for each in learned.values()], np.uint8), self.sizes[order]),
+            (new_rows, old_rows[order]),
+        )
+        return KnownIdentifiers(keys, hours, sizes, table.reshape(-1))
+
+
+IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VALUE_CAP)
+
+
+@attrs.frozen
+class ShaderModuleIdentifierStore:
+    """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe.
+
+    Attributes:
+        directory: The directory.
+        algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
+        revision: What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
+        most: Most shaders that it holds; those not used for the longest time are dropped.
+        operations: The calls to use.
+    """
+
+    directory: Path
+    algorithm: bytes
+    revision: str = ""
+    most: int = MOST_IDENTIFIERS
+    operations: FileOperations = attrs.field(default=REAL_FILE_OPERATIONS, repr=False)
+
+    @property
+    def path(self) -> Path:
+        """The database."""
+        return state_path(self.directory)
+
+    @property
+    def _place(self) -> Path:
+        revision = content_hash128(self.revision.encode())[:8].hex()
+        return self.directory / f"shader-modules-{self.algorithm.hex()}-{revision}"
+
+    def read(self) -> KnownIdentifiers:
+        """The known identifiers. Never raises: unusable ones give none and say why."""
+        known, problem = IDENTIFIERS.read(self._place, self.operations)
+        return KnownIdentifiers(problem=problem) if known is None else known
+
+    def add(self, learned: Mapping[int, bytes], used: Keys | None = None) -> KnownIdentifiers:
+        """Add identifiers by the keys of their shaders; returns all known ones.
+
+        Args:
+            learned: The identifiers, 1 to 32 bytes each.
+            used: Shaders that were asked for now, shape (k,); they are kept longest.
+
+        Raises:
+            ValueError: An identifier is too long, or empty.
+            SaveError: As `Kind.update`.
+        """
+        if not all(1 <= len(each) <= MOST_IDENTIFIER_BYTES for each in learned.values()):
+            raise ValueError(f"an identifier has 1 to {MOST_IDENTIFIER_BYTES} bytes")
+        hour = int(time.time()) // 3600
+        known = KnownIdentifiers()
+
+        def make(old: KnownIdentifiers | None) -> KnownIdentifiers:
+            nonlocal known
+            known = (old or known).updated(learned, _no_keys() if used is None else used, hour, self.most)
+            return known
+
+        IDENTIFIERS.update(self._place, make, self.operations)
+        return known
+
+
+@attrs.frozen
+class PlanIdentity:
+    """What a plan was made of: the hash of the set's files, its part and the rules, and the device's name."""
+
+    made_of: str
+    device: str
+
+    @property
+    def name(self) -> str:
+        """Its name in the database."""
+        return f"{self.made_of} {self.device}"
+
+
+PLANS: Final = Kind("plans", bytes, cap=1 << 29, is_large=True)
+
+
+def find_plans(
+    directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[PlanIdentity, ...]:
+    """Plans of a set: the device's own, else those of others, the newest first. Never raises."""
+    start = f"{identity.made_of} "
+    with suppress(ReadError), State.open(directory, operations) as state, state.reading() as sql:
+        rows = sql.execute(
+            "SELECT name FROM large_value WHERE kind = ? AND substr(name, 1, ?) = ?"
+            " ORDER BY name = ? DESC, used_s DESC LIMIT ?",
+            (PLANS.name, len(start), start, identity.name, _MOST_PLANS_TRIED),
+        )
+        found = tuple(PlanIdentity(identity.made_of, name.removeprefix(start)) for (name,) in rows)
+        return (identity,) if identity in found else found
+    return ()
+
+
+def read_plan(
+    directory: Path, identity: PlanIdentity, operations: FileOperations = REAL_FILE_OPERATIONS
+) -> tuple[bytes | None, str]:
+    """A plan or None, and why one that is there was not used, or "". Never raises. Thread-safe."""
+    row = PLANS.name, identity.name
+    try:
+        with State.open(directory, operations) as state, state.reading() as sql:
+            data, problem = PLANS.stored(sql, identity.name)
+            used = sql.execute("SELECT used_s FROM large_value WHERE kind = ? AND name = ?", row).fetchone()
+    except ReadError as error:
+        return None, str(error)
+    now = int(time.time())
+    if data is not None and not now - _DAY_S < used[0] <= now:
+        # The directory may be one that can only be read.
+        with suppress(SaveError), State.open_to_write(directory, operations) as state, state.writing() as sql:
+            sql.execute("UPDATE large_value SET used_s = ? WHERE kind = ? AND name = ?", (now, *row))
+    return data, problem
+
+
+def save_plan(
+    cache_file: Path,
+    identity: PlanIdentity,
+    parts: Sequence[bytes | memoryview],
+    operations: FileOperations = REAL_FILE_OPERATIONS,
+) -> None:
+    """Save a plan beside a cache file, in place of one with the same identity. Thread-safe.
+
+    Those that were not used for longest go, if there are too many.
+
+    Raises:
+        SaveError: It could not be written, or is too large.
+    """
+    with State.open_to_write(cache_file.parent, operations) as state, state.writing() as sql:
+        PLANS.store(sql, identity.name, b"".join(parts), value_name(cache_file))
+        query = "SELECT rowid, length(data) FROM large_value WHERE kind = ? ORDER BY used_s DESC, rowid DESC"
+        total = 0
+        for number, (row, size) in enumerate(sql.execute(query, (PLANS.name,)).fetchall()):
+            total += size
+            if number and (number >= MOST_PLANS or total > MOST_PLAN_BYTES):
+                sql.execute("DELETE FROM large_value WHERE rowid = ?", (row,))

@@ -1,20 +1,9 @@
 """`State`: the one database of a cache directory, `state.sqlite`, for all that is kept beside cache files.
 
-Guarantees:
-- A value is returned only if the hash that was saved with it proves it: damage gives an error or a missing
-  value, never a wrong one. SQLite's own structure is checked when a process first opens a file: all of it up
-  to 64 MiB, above that the table of small values.
-- A file that is damaged, of another program or of another version is refused by name. The next writer moves
-  it to the quarantine and begins a new one, which it says in `State.note`.
-- What a transaction committed survives the end of the process at any moment. With a write-ahead log (WAL), a
-  power loss may undo the last transactions, never half of one.
-- A file that others own or may write, or whose directory they may write, is refused, as a cache file is.
-- Nothing here follows a symbolic link, maps the file into memory, or runs code that a schema contains.
-
-A `State` is thread-safe: one block of `reading` or `writing` at a time. It must not be open while its process
-forks, and no other code may open the file in the same process: closing it would free SQLite's locks.
-Without WAL (a file system that refuses it) SQLite's rollback journal takes its place. A directory that cannot
-be written is read as it is.
+A value is returned only if the hash that was saved with it proves it: damage gives an error or a missing
+value, never a wrong one. A file that is damaged, of another program or of another version is refused by name,
+and the next writer puts it aside. What a transaction committed survives the end of the process; a power loss
+may undo the last ones, never half of one. Nothing here follows a symbolic link or runs code of a schema.
 """
 
 from __future__ import annotations
@@ -28,11 +17,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final, Generic, Self, TypeVar
+from typing import Any, Final, Generic, Self, TypeVar, get_args
 from urllib.parse import quote
 
 import msgspec
-from attrs import define, field, frozen
+import numpy as np
+from attrs import Factory, define, field, frozen
 
 from orchestrator.stores.files.atomic_file import (
     REAL_FILE_OPERATIONS,
@@ -43,12 +33,11 @@ from orchestrator.stores.files.atomic_file import (
     SaveError,
     UntrustedError,
     close_quietly,
-    content_hash128_of,
+    content_hash128,
     distrust,
     distrust_directory,
     ensure_directory,
     likely_cause,
-    refused,
     unwritable,
 )
 from orchestrator.stores.files.recovery import QuarantineError, quarantine_file
@@ -56,11 +45,15 @@ from orchestrator.stores.files.writer_lock import writer_lock
 
 STATE_NAME: Final = "state.sqlite"
 APPLICATION_ID: Final = 0x4F524353  # "ORCS"
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2
 
+_VALUES: Final = (
+    "(kind TEXT NOT NULL, name TEXT NOT NULL, cache_file TEXT NOT NULL, used_s INTEGER NOT NULL,"
+    " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (kind, name))"
+)
 SCHEMA: Final = (
-    "CREATE TABLE value (kind TEXT NOT NULL, name TEXT NOT NULL, used_s INTEGER NOT NULL,"
-    " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (kind, name))",
+    f"CREATE TABLE value {_VALUES}",
+    f"CREATE TABLE large_value {_VALUES}",
     # Of `binary_store`, with its indexes:
     "CREATE TABLE binary_generation (id INTEGER PRIMARY KEY, digest BLOB NOT NULL UNIQUE,"
     " proof BLOB NOT NULL, about BLOB NOT NULL)",
@@ -72,44 +65,32 @@ SCHEMA: Final = (
     " payload INTEGER NOT NULL, PRIMARY KEY (pipeline, position)) WITHOUT ROWID",
     "CREATE INDEX binary_use_payload ON binary_use (payload)",
     "CREATE TABLE binary_payload (id INTEGER PRIMARY KEY, hash BLOB NOT NULL UNIQUE, data BLOB NOT NULL)",
-    "CREATE TABLE plan (content BLOB NOT NULL, rules BLOB NOT NULL, device BLOB NOT NULL,"
-    " used_s INTEGER NOT NULL, cache_file TEXT NOT NULL,"
-    " proof BLOB NOT NULL, data BLOB NOT NULL, UNIQUE (content, rules, device))",
 )
 """Every statement that makes a new database; a file with any other schema is refused."""
 
 _WAIT_S: Final = 30.0
 _CHECKED_WHOLE: Final = 64 << 20
-_SMALL_TABLE: Final = "value"
 _COMPANIONS: Final = ("-wal", "-shm", "-journal")
 _DAMAGE: Final = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT})
 # While a file is opened, every other error but these is one of its content too, such as a malformed schema.
-_CIRCUMSTANCES: Final = frozenset(
-    {
-        sqlite3.SQLITE_BUSY,
-        sqlite3.SQLITE_CANTOPEN,
-        sqlite3.SQLITE_FULL,
-        sqlite3.SQLITE_INTERRUPT,
-        sqlite3.SQLITE_IOERR,
-        sqlite3.SQLITE_LOCKED,
-        sqlite3.SQLITE_NOMEM,
-        sqlite3.SQLITE_PERM,
-        sqlite3.SQLITE_PROTOCOL,
-        sqlite3.SQLITE_READONLY,
-    }
-)
+_CIRCUMSTANCES: Final = {
+    *(sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_INTERRUPT),
+    *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM, sqlite3.SQLITE_PERM),
+    *(sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY),
+}
 _CAUSES: Final = {
     sqlite3.SQLITE_BUSY: "another process did not finish writing in time",
     sqlite3.SQLITE_READONLY: "it may only be read",
     sqlite3.SQLITE_TOOBIG: "a value is larger than SQLite allows",
     sqlite3.SQLITE_NOTADB: "it is damaged: not a database",
+    sqlite3.SQLITE_CORRUPT: "it is damaged",
 }
+_FULL: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
 
 T = TypeVar("T")
 
-# Files whose structure this process has checked, by device and inode.
+# Files, by device and inode, whose structure this process has checked, and in which it met damage later.
 _checked: set[tuple[int, int]] = set()
-# Files in which this process met damage later.
 _damaged: set[tuple[int, int]] = set()
 
 
@@ -127,21 +108,12 @@ def value_name(cache_file: Path) -> str:
     return cache_file.name.encode(errors="backslashreplace").decode()
 
 
-def proof_of(*parts: str | bytes | memoryview) -> bytes:
-    """The hash that proves parts of a row, in their order; 16 bytes. A part's length counts."""
-
-    def framed() -> Iterator[bytes | memoryview]:
-        for each in parts:
-            content = each.encode() if isinstance(each, str) else each
-            yield len(content).to_bytes(8, "little")
-            yield content
-
-    return content_hash128_of(framed())
-
-
 @define(eq=False)
 class State:
     """An open database; a context manager, which closes it.
+
+    Thread-safe: one block of `reading` or `writing` at a time. It must not be open while its process forks,
+    and no other code may open the file in the same process: closing it would free SQLite's locks.
 
     Attributes:
         path: The file.
@@ -211,7 +183,8 @@ class State:
                 yield self._connection
             except sqlite3.Error as error:
                 self._note_damage(error)
-                raise _read_error(self.path, error) from error
+                is_damaged = _code(error) in _DAMAGE
+                raise (DamagedStateError if is_damaged else ReadError)(self.path, _reason(error)) from error
             finally:
                 self._roll_back()
 
@@ -229,7 +202,7 @@ class State:
                 self._connection.execute("COMMIT")
             except sqlite3.Error as error:
                 self._note_damage(error)
-                raise _save_error(self.path, "writing", error) from _cause_of(error)
+                raise SaveError(self.path, "writing", _reason(error)) from _cause_of(error)
             finally:
                 self._roll_back()
 
@@ -261,22 +234,51 @@ class State:
                 self._connection.executescript("PRAGMA incremental_vacuum")
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
             except sqlite3.Error as error:
-                raise _save_error(self.path, "shrinking", error) from _cause_of(error)
+                raise SaveError(self.path, "shrinking", _reason(error)) from _cause_of(error)
+
+
+def _encode_array(value: object) -> bytes:
+    if isinstance(value, np.ndarray):
+        return value.tobytes()
+    raise NotImplementedError(type(value))
+
+
+def _decode_array(type_: Any, data: bytes) -> object:
+    """An array of one dimension, of the element type that an annotation `npt.NDArray[...]` names."""
+    (element,) = get_args(get_args(type_)[1])
+    return np.frombuffer(data, element)
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 
 @frozen
 class Kind(Generic[T]):
-    """A kind of small values in the database, each named by a cache file that it is about.
+    """A kind of values in the database, each with a name, which is mostly that of a cache file.
 
     Attributes:
         name: In words, for messages.
-        decode: Makes a value of bytes, or raises ValueError.
+        of: Type of a value: all that msgspec takes, with arrays of one dimension. Bytes are kept as they are.
         cap: Most bytes of a value.
+        is_large: Whether the structure of their table is not checked in a large database.
     """
 
     name: str
-    decode: Callable[[bytes], T]
+    of: type[T]
     cap: int = 4 << 20
+    is_large: bool = False
+    _decoder: msgspec.msgpack.Decoder[T] = field(
+        init=False,
+        repr=False,
+        default=Factory(
+            lambda self: msgspec.msgpack.Decoder(self.of, dec_hook=_decode_array), takes_self=True
+        ),
+    )
+
+    @property
+    def table(self) -> str:
+        """The table that holds them."""
+        return "large_value" if self.is_large else "value"
 
     def read(
         self, cache_file: Path, operations: FileOperations = REAL_FILE_OPERATIONS
@@ -296,7 +298,7 @@ class Kind(Generic[T]):
     def update(
         self,
         cache_file: Path,
-        make: Callable[[T | None], bytes],
+        make: Callable[[T | None], T],
         operations: FileOperations = REAL_FILE_OPERATIONS,
     ) -> str:
         """Replace the value of a cache file; returns why an old one was lost, or "". Thread-safe.
@@ -305,49 +307,55 @@ class Kind(Generic[T]):
         transaction: what other processes add is not lost.
 
         Raises:
-            SaveError: It could not be written; the old value is unchanged.
+            SaveError: It could not be written, or is too large; the old value is unchanged.
         """
+        name = value_name(cache_file)
         with State.open_to_write(cache_file.parent, operations) as state, state.writing() as sql:
-            old, problem = self.stored(sql, value_name(cache_file))
-            data = make(old)
-            if len(data) > self.cap:
-                reason = f"{self.name}: {len(data)} bytes, more than the {self.cap} that are allowed"
-                raise SaveError(state.path, "checking the size", reason)
-            self.store(sql, value_name(cache_file), data)
+            old, problem = self.stored(sql, name)
+            self.store(sql, name, make(old))
             return state.note or problem
 
     def stored(self, sql: sqlite3.Connection, name: str) -> tuple[T | None, str]:
-        """As `read`, in a block of `State`, by the name of the cache file."""
+        """As `read`, in a block of `State`, by name."""
         row = sql.execute(
-            "SELECT proof, data FROM value WHERE kind = ? AND name = ?", (self.name, name)
+            f"SELECT proof, data FROM {self.table} WHERE kind = ? AND name = ?",  # noqa: S608
+            (self.name, name),
         ).fetchone()
         if row is None:
             return None, ""
         proof, data = row
         if not isinstance(data, bytes) or proof != self._proof(name, data):
-            return None, f"{self.name} of {name}: damaged: the hash that was saved with it differs"
+            return None, "it is damaged: the hash that was saved with it differs"
+        if self.of is bytes:
+            return data, ""  # type: ignore[return-value]
         try:
-            return self.decode(data), ""
+            return self._decoder.decode(data), ""
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-            return None, f"{self.name} of {name}: {error}"
+            return None, str(error)
 
-    def store(self, sql: sqlite3.Connection, name: str, data: bytes | None) -> None:
-        """Replace a value in a block of `State.writing`, or remove it: None."""
-        if data is None:
-            sql.execute("DELETE FROM value WHERE kind = ? AND name = ?", (self.name, name))
-            return
-        sql.execute(
-            "INSERT OR REPLACE INTO value (kind, name, used_s, proof, data) VALUES (?, ?, ?, ?, ?)",
-            (self.name, name, int(time.time()), self._proof(name, data), data),
-        )
+    def store(self, sql: sqlite3.Connection, name: str, value: T, cache_file: str = "") -> None:
+        """Replace a value in a block of `State.writing`; `cache_file` is what it is about, if not its name.
+
+        Raises:
+            SaveError: It is too large.
+        """
+        data = value if isinstance(value, bytes) else _ENCODER.encode(value)
+        if len(data) > self.cap:
+            reason = f"{self.name}: {len(data)} bytes, more than the {self.cap} that are allowed"
+            raise SaveError(Path(STATE_NAME), "checking the size", reason)
+        row = self.name, name, cache_file or name, int(time.time()), self._proof(name, data), data
+        sql.execute(f"INSERT OR REPLACE INTO {self.table} VALUES (?, ?, ?, ?, ?, ?)", row)  # noqa: S608
 
     def names(self, sql: sqlite3.Connection) -> list[str]:
         """The names of all values of this kind, in a block of `State`."""
-        rows = sql.execute("SELECT name FROM value WHERE kind = ? ORDER BY name", (self.name,))
-        return [str(name) for (name,) in rows]
+        query = f"SELECT name FROM {self.table} WHERE kind = ? ORDER BY name"  # noqa: S608
+        return [str(name) for (name,) in sql.execute(query, (self.name,))]
 
     def _proof(self, name: str, data: bytes) -> bytes:
-        return proof_of(self.name, name, data)
+        return content_hash128(b"".join(map(content_hash128, (self.name.encode(), name.encode(), data))))
+
+
+# --- opening and creating
 
 
 def _opened(
@@ -390,7 +398,7 @@ def _trusted(path: Path, operations: FileOperations) -> FileStatus:
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
-        raise ReadError(path, refused(path, error, operations)) from error
+        raise ReadError(path, likely_cause(error)) from error
     if reason is not None:
         raise UntrustedError(path, reason)
     return status
@@ -434,7 +442,7 @@ def _prove(path: Path, connection: sqlite3.Connection, status: FileStatus) -> No
         raise DamagedStateError(path, "it is damaged: it could not be used")
     if status.file_id in _checked:
         return
-    what = f"('{_SMALL_TABLE}')" if status.size > _CHECKED_WHOLE else ""
+    what = "(value)" if status.size > _CHECKED_WHOLE else ""
     answer = connection.execute(f"PRAGMA quick_check{what}").fetchone()
     if answer != ("ok",):
         raise DamagedStateError(path, f"it is damaged: {answer[0] if answer else 'no answer'}")
@@ -462,7 +470,7 @@ def _create(path: Path, operations: FileOperations) -> None:
         except FileExistsError:
             pass  # by another process, or by one that was killed before it had written anything
         except OSError as error:
-            raise SaveError(path, "creating", refused(path.parent, error, operations)) from error
+            raise SaveError(path, "creating", likely_cause(error)) from error
         else:
             _remove_companions(path, operations)
         try:
@@ -470,12 +478,10 @@ def _create(path: Path, operations: FileOperations) -> None:
             with closing(sqlite3.connect(path, timeout=_WAIT_S, isolation_level=None)) as connection:
                 _fill(connection)
             operations.sync_directory(path.parent)
-        except ReadError as error:
-            raise SaveError(path, "creating", error.reason) from error
-        except OSError as error:
+        except (ReadError, OSError) as error:
             raise SaveError(path, "creating", likely_cause(error)) from error
         except sqlite3.Error as error:
-            raise _save_error(path, "creating", error) from _cause_of(error)
+            raise SaveError(path, "creating", _reason(error)) from _cause_of(error)
 
 
 def _fill(connection: sqlite3.Connection) -> None:
@@ -534,27 +540,15 @@ def _code(error: sqlite3.Error) -> int:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF  # without the extended code
 
 
-def _read_error(path: Path, error: sqlite3.Error) -> ReadError:
-    damaged = _code(error) in _DAMAGE
-    return (DamagedStateError if damaged else ReadError)(path, _reason(error))
-
-
-def _save_error(path: Path, step: str, error: sqlite3.Error) -> SaveError:
-    return SaveError(path, step, _reason(error))
-
-
 def _cause_of(error: BaseException) -> BaseException:
     """What `SaveError.is_out_of_space` knows a full file system by."""
     return OSError(errno.ENOSPC, str(error)) if _is_full(error) else error
 
 
 def _is_full(error: BaseException) -> bool:
-    codes = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)
-    return getattr(error, "sqlite_errorcode", 0) in codes
+    return getattr(error, "sqlite_errorcode", 0) in _FULL
 
 
 def _reason(error: sqlite3.Error) -> str:
     cause = "the file system is full" if _is_full(error) else _CAUSES.get(_code(error))
-    if _code(error) == sqlite3.SQLITE_CORRUPT:
-        cause = "it is damaged"
     return f"{cause}: {error}" if cause is not None else str(error)

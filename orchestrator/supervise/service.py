@@ -29,7 +29,7 @@ from orchestrator.run.options import CompileOptions
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.load_counter import forgive_loads
+from orchestrator.stores.files.recovery import forgive_loads
 from orchestrator.supervise.in_flight import InFlightTable
 from orchestrator.supervise.messages import Answer, Compile, Exited, Kill, Open, Raised, Request, Steer, Try
 from orchestrator.supervise.worker import WorkerFork, jobs_of

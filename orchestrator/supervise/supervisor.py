@@ -47,7 +47,7 @@ from orchestrator.sets.records import PipelineJob
 from orchestrator.stores.cache_file import cache_path
 from orchestrator.stores.culprits import Culprit, add_culprits, load_quarantine, remove_culprits
 from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.load_counter import forgive_load
+from orchestrator.stores.files.recovery import forgive_load
 from orchestrator.supervise.connection import Connection
 from orchestrator.supervise.deaths import MOST_FRUITLESS, DeathRules
 from orchestrator.supervise.driver_output import DriverOutput
@@ -502,7 +502,7 @@ class _Supervisor:
             known |= found
             if gone := [each.key for key, each in found.items() if key in created]:
                 try:
-                    remove_culprits(self.directory, identity, gone)
+                    remove_culprits(cache_path(self.directory, identity), gone)
                 except SaveError as error:
                     self._rules.notes.append(f"pipelines that compile again are still in quarantine: {error}")
         return known

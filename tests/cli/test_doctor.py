@@ -22,8 +22,7 @@ from orchestrator.devices.simulated import (
 from orchestrator.errors import NoDeviceError
 from orchestrator.sets.spirv import validation as spirv_validation
 from orchestrator.stores.cache_file import cache_path, save_cache_file
-from orchestrator.stores.files.recovery import previous_path
-from orchestrator.stores.load_counter import forgive_loads
+from orchestrator.stores.files.recovery import forgive_loads, previous_path
 from tests.cli.conftest import Call, Done
 from tests.stores.faults.sets import IDENTITY, OURS, data_of, die_loading, file_of
 

@@ -13,7 +13,7 @@ from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
 from orchestrator.sets.sample import sample_path
 from orchestrator.stores.cache_file import save_cache_file
-from orchestrator.stores.run_notes import MadeFor, add_feature_groups, read_feature_groups
+from orchestrator.stores.run_notes import CompiledGroup, add_feature_groups, read_feature_groups
 from orchestrator.stores.state import state_path
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, UNION, data_of, loaded_keys, path_in
@@ -46,7 +46,7 @@ def test_each_file_adds_what_was_not_there(call: Call, two: tuple[Path, Path], t
 def test_what_it_was_made_for_is_found_behind_a_link(
     call: Call, two: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    made_for = MadeFor(DeviceRequest(), 3)
+    made_for = CompiledGroup(DeviceRequest(), 3)
     add_feature_groups(two[0], [made_for])
     link, out = tmp_path / "link.pipeline-cache", path_in(tmp_path / "out")
     link.symlink_to(two[0])

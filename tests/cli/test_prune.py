@@ -17,12 +17,10 @@ from orchestrator.devices.listing import DeviceEntry, Listing
 from orchestrator.stores.cache_file import cache_path, save_cache_file
 from orchestrator.stores.culprits import QUARANTINE, Cause, Culprit, add_culprits
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS
-from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.recovery import forgive_loads, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.load_counter import forgive_loads
-from orchestrator.stores.plan_file import PlanIdentity, save_plan
 from orchestrator.stores.pruning import plan_prune, prune
-from orchestrator.stores.run_notes import DURATIONS, add_durations
+from orchestrator.stores.run_notes import DURATIONS, PlanIdentity, add_durations, save_plan
 from tests.cli.conftest import Call
 from tests.stores.faults.sets import IDENTITY, OLD, OURS, data_of, die_loading, file_of
 from tests.stores.packs import make_pack
@@ -213,7 +211,7 @@ def test_what_is_noted_goes_with_its_driver_or_by_its_age(
         add_durations(each, *times)
     culprit = Culprit(key="0" * 16, kind="compute", cause=Cause.SIGNAL, reason="", seen_at=1.0)
     add_culprits(folder, evolve(other, pipeline_cache_uuid=bytes(16)), [culprit])
-    save_plan(ours, PlanIdentity(bytes(16), bytes(16), bytes(16)), [bytes(1000)])
+    save_plan(ours, PlanIdentity("set", "device"), [bytes(1000)])
     of_other = cache_path(folder, evolve(other, pipeline_cache_uuid=bytes(16))).name
     assert removed(call, folder) == {"state.sqlite": "other driver"}
     assert of_other not in rows(folder)

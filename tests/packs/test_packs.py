@@ -31,8 +31,7 @@ from orchestrator.sets.sample import sample_path
 from orchestrator.stores.binary_export import import_binaries
 from orchestrator.stores.binary_store import BinaryStore
 from orchestrator.stores.cache_file import PREFIX_HEADER_SIZE, save_cache_file, stored_data_hash
-from orchestrator.stores.files.atomic_file import SaveError
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey, SaveError
 from orchestrator.stores.pack import Pack, PackError, PackTarget, PackWriter, manifest_of
 from orchestrator.stores.profile_file import ProfileIdentity
 from orchestrator.stores.run_notes import (

@@ -26,7 +26,7 @@ from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
-from orchestrator.stores.module_identifiers import ShaderModuleIdentifierStore
+from orchestrator.stores.run_notes import ShaderModuleIdentifierStore
 from tests.drivers import REPOSITORY, require_tool
 from tests.run.support import refuse
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from orchestrator.devices.device import DeviceIdentity
 from orchestrator.stores.cache_file import cache_path, save_cache_file
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey
 from orchestrator.stores.pack import LeftOut, Pack, PackManifest, PackTarget, PackWriter, Part
 from orchestrator.stores.profile_file import ProfileIdentity
 from tests.stores.faults.sets import IDENTITY, OLD, Keys, data_of

@@ -13,7 +13,7 @@ def plans(directory: Path) -> int:
     """Number of plans in a directory."""
     try:
         with State.open(directory) as state, state.reading() as sql:
-            return int(sql.execute("SELECT count(*) FROM plan").fetchone()[0])
+            return int(sql.execute("SELECT count(*) FROM large_value").fetchone()[0])
     except ReadError:
         return 0
 
@@ -21,7 +21,7 @@ def plans(directory: Path) -> int:
 def plan_bytes(directory: Path) -> bytes:
     """The one plan in a directory."""
     with State.open(directory) as state, state.reading() as sql:
-        ((data,),) = sql.execute("SELECT data FROM plan").fetchall()
+        ((data,),) = sql.execute("SELECT data FROM large_value").fetchall()
     return bytes(data)
 
 
@@ -30,7 +30,7 @@ def damage_plan(directory: Path, at: int) -> None:
     data = bytearray(plan_bytes(directory))
     data[at] ^= 1
     with State.open_to_write(directory) as state, state.writing() as sql:
-        sql.execute("UPDATE plan SET data = ?", (bytes(data),))
+        sql.execute("UPDATE large_value SET data = ?", (bytes(data),))
 
 
 def names(directory: Path, kind: Kind[Any]) -> list[str]:

@@ -18,7 +18,7 @@ from orchestrator.stores.binary_export import (
     prove_export,
 )
 from orchestrator.stores.binary_store import BinaryStore, StoredPipeline
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey
 from tests.stores.test_binary_store import GENERATION, OTHER, pipeline
 
 KEY = MacKey.of(bytes(range(32)))

@@ -20,10 +20,8 @@ from orchestrator.stores.cache_file import (
     save_cache_file,
     save_merged,
 )
-from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.recovery import forgive_load, forgive_loads, loading_path, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.load_counter import forgive_load, forgive_loads
-from orchestrator.stores.state import state_path
 from tests.drivers import REPOSITORY
 from tests.stores.faults.sets import (
     IDENTITY,
@@ -183,7 +181,7 @@ def test_a_driver_that_fails_is_no_death(path: Path) -> None:
 
 
 def test_where_deaths_cannot_be_counted_the_load_goes_on(path: Path) -> None:
-    state_path(path.parent).mkdir()
+    loading_path(path).mkdir()
     keys, result = load(path)
     assert keys == OLD
     assert "crashes of this load are not counted" in result.detail

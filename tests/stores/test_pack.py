@@ -19,8 +19,7 @@ from orchestrator.stores.cache_file import (
     cache_path,
     stored_data_hash,
 )
-from orchestrator.stores.files.atomic_file import content_hash128
-from orchestrator.stores.files.mac import MacKey
+from orchestrator.stores.files.atomic_file import MacKey, content_hash128
 from orchestrator.stores.pack import (
     MANIFEST,
     LeftOut,

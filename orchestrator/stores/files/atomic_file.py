@@ -1,74 +1,44 @@
-"""Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes.
+"""Files that are whole or refused: atomic writes, bounded reads, trust in owners, content hashes, keyed MACs.
 
-`FileOperations` is the one place where stores touch the file system. So a test can record any call, let it
-fail, or end the process there. Errors are OSErrors. Python repeats calls that a signal interrupted (PEP 475).
-Locks are those of flock(2): they belong to the open file, so they exclude other threads too, and the kernel
-frees them however the process ends.
-
-`write_atomically` makes a temporary beside the target, writes it, syncs it, checks its size, closes it,
-renames it, and syncs the directory. Before the rename, the target is untouched; after it, the target is whole
-and its content synced. A failure or a cancellation removes the temporary; the error names one that could not
-be removed. After a failed fsync there is no second one: the kernel may have dropped the unwritten pages and
-would report success. Of several writers the last rename wins; `writer_lock` decides who writes.
-
-A trusted read demands that the user who runs the program owns the file and its directory, and that nobody
-else may write either. It checks the file that is open, so nobody can exchange the file between check and
-read. Systems without POSIX permissions refuse nothing. Sizes are checked before memory is taken.
-
-Assumptions: rename is atomic in the file system. A hash finds accidents, not attackers. Thread-safe: there is
-no state.
+`FileOperations` is the one place where stores touch the file system, so that a test can record any call, let
+it fail, or end the process there. Its errors are OSErrors. Locks are those of flock(2): they belong to the
+open file, exclude other threads too, and end with the process. A hash finds accidents; a MAC also finds
+whoever lacks the team's key. Thread-safe: there is no state.
 """
 
 from __future__ import annotations
 
 import errno
-import functools
+import fcntl
+import hashlib
+import hmac
 import os
 import stat
-import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final, Self
 
+import attrs
 import msgspec
 import xxhash
 
 from orchestrator.errors import OrchestratorError, shell_text
 
-if sys.platform == "win32":
-    import msvcrt
-else:
-    import fcntl
+Buffer = bytes | bytearray | memoryview
 
-# Windows lacks the first two flags. Only Windows has the third, which switches its text mode off.
-_NOFOLLOW: int = getattr(os, "O_NOFOLLOW", 0)
-_NONBLOCK: int = getattr(os, "O_NONBLOCK", 0)
-_BINARY: int = getattr(os, "O_BINARY", 0)
+TEMPORARY_SUFFIX: Final = ".tmp"
+MAC_SIZE: Final = 32
+_KEY_BYTES: Final = 32, 4096  # of a key file, at least and at most
+_PROBE_SIZE: Final = 1 << 16  # asked for at the expected end of a file, which may have grown
 
-# Answers of a file system that cannot sync directories. This is no failure: there is nothing to do.
-_NO_DIRECTORY_SYNC = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
-
-# Answers of the systems if another open file holds the lock.
-_LOCKED_ELSEWHERE = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
-
-# Linux: random, and different after each start of the machine.
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
-# The byte that msvcrt locks lies behind the content of any file that is locked.
-_WINDOWS_LOCK_OFFSET = 1 << 30
+# Answers of a file system that cannot sync directories: there is nothing to do.
+_NO_DIRECTORY_SYNC: Final = frozenset({errno.EINVAL, errno.ENOTSUP, errno.ENOSYS})
+_LOCKED_ELSEWHERE: Final = frozenset({errno.EWOULDBLOCK, errno.EAGAIN, errno.EACCES, errno.EDEADLK})
 
 
 class FileStatus(msgspec.Struct, frozen=True):
-    """What the system says of a file.
-
-    Attributes:
-        size: Bytes.
-        permissions: The permission bits, such as 0o600.
-        owner: User id of the owner; 0 where the system has none.
-        modified_ns: When the content was last changed, ns since the epoch.
-        file_id: Device and inode: equal for two names of one file, and for nothing else that exists now.
-    """
+    """What the system says of a file; `file_id`, device and inode, is equal for two names of one file."""
 
     size: int
     is_regular: bool
@@ -80,23 +50,22 @@ class FileStatus(msgspec.Struct, frozen=True):
 
 
 class FileOperations:
-    """Every call by which a store reads, writes or renames. All raise OSError as the system does.
-
-    Windows has the nearest equivalents: rename replaces, directories are not synced, there are no modes. A
-    subclass may let calls fail.
-    """
+    """Every call by which a store reads, writes or renames. A subclass may let calls fail."""
 
     _new_mode: ClassVar[int] = 0o600
-    """Permissions of new files, of which the umask takes only the rights of others."""
 
     def open_new(self, path: Path) -> int:
         """Create a file that must not exist, for writing; symbolic links are not followed."""
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NOFOLLOW | _BINARY
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
         return _owned(os.open(path, flags, self._new_mode))
 
     def open_existing(self, path: Path) -> int:
         """Open a file for reading; symbolic links are not followed, and a pipe does not block."""
-        return os.open(path, os.O_RDONLY | _NOFOLLOW | _NONBLOCK | _BINARY)
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+
+    def open_lock(self, path: Path) -> int:
+        """Open a file to lock, read and write it; create it, mode 0600, if it is missing."""
+        return _owned(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600))
 
     def write(self, descriptor: int, data: memoryview) -> int:
         """Write from the start of `data`; returns the bytes that were written, which may be fewer."""
@@ -114,6 +83,11 @@ class FileOperations:
         """Status of an open file."""
         return _status(os.fstat(descriptor))
 
+    def truncate(self, descriptor: int) -> None:
+        """Cut an open file to 0 bytes, and go on at its start."""
+        os.ftruncate(descriptor, 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+
     def close(self, descriptor: int) -> None:
         """Close a descriptor. It is gone even if this fails."""
         os.close(descriptor)
@@ -122,14 +96,16 @@ class FileOperations:
         """Rename atomically, replacing a file at the destination."""
         source.replace(destination)
 
-    def touch(self, path: Path) -> None:
-        """Set the times of a file to now."""
-        os.utime(path)
+    def link(self, source: Path, destination: Path) -> None:
+        """Give a file a second name, which must not exist."""
+        destination.hardlink_to(source)
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
 
     def sync_directory(self, directory: Path) -> None:
-        """Make the names in a directory durable; does nothing on a system without such a call."""
-        if sys.platform == "win32":
-            return
+        """Make the names in a directory durable, where the file system can."""
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(descriptor)
@@ -139,10 +115,6 @@ class FileOperations:
         finally:
             os.close(descriptor)
 
-    def unlink(self, path: Path) -> None:
-        """Remove a file."""
-        path.unlink()
-
     def list_directory(self, directory: Path) -> list[str]:
         """Names in a directory, in no order."""
         return [entry.name for entry in directory.iterdir()]
@@ -150,8 +122,7 @@ class FileOperations:
     def make_directory(self, directory: Path) -> None:
         """Create one directory, mode 0700. Its parent must exist."""
         directory.mkdir(mode=0o700)
-        if sys.platform != "win32":
-            directory.chmod(0o700)  # the umask may have taken the owner's rights
+        directory.chmod(0o700)  # the umask may have taken the owner's rights
 
     def stat(self, path: Path) -> FileStatus:
         """Status of a file or directory; symbolic links are followed."""
@@ -163,28 +134,12 @@ class FileOperations:
 
     def resolve(self, path: Path) -> Path:
         """The path without symbolic links. Loops of links and missing files are no error."""
-        # Path.resolve would raise on a loop of links.
-        return Path(os.path.realpath(path))
+        return Path(os.path.realpath(path))  # Path.resolve would raise on a loop of links
 
-    def link(self, source: Path, destination: Path) -> None:
-        """Give a file a second name, which must not exist."""
-        destination.hardlink_to(source)
-
-    def open_lock(self, path: Path) -> int:
-        """Open a file for locking; create it, mode 0600, if it is missing. Links are not followed."""
-        flags = os.O_RDWR | os.O_CREAT | _NOFOLLOW | _NONBLOCK | _BINARY
-        return _owned(os.open(path, flags, 0o600))
-
-    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
-        """Lock an open file without waiting; False if another open file holds a conflicting lock.
-
-        Shared locks do not exclude each other. Windows has none: there, every lock is exclusive.
-        """
+    def try_lock(self, descriptor: int) -> bool:
+        """Lock an open file without waiting; False if another open file holds its lock."""
         try:
-            if sys.platform == "win32":
-                lock_byte(msvcrt, descriptor, msvcrt.LK_NBLCK)
-            else:
-                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             if error.errno in _LOCKED_ELSEWHERE:
                 return False
@@ -193,48 +148,16 @@ class FileOperations:
 
     def unlock(self, descriptor: int) -> None:
         """Release the lock of an open file, for all its descriptors, those of child processes included."""
-        if sys.platform == "win32":
-            lock_byte(msvcrt, descriptor, msvcrt.LK_UNLCK)
-        else:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
 
-    def truncate(self, descriptor: int) -> None:
-        """Cut an open file to 0 bytes."""
-        os.ftruncate(descriptor, 0)
-
-    def effective_user(self) -> int | None:
-        """User id that new files get; None if the system has none. Cannot fail."""
-        return None if sys.platform == "win32" else os.geteuid()
-
-    def boot_id(self) -> str:
-        """A text that changes at each start of the machine; "" if the system has none. Cannot fail."""
-        return _boot_id()
-
-
-@functools.cache
-def _boot_id() -> str:
-    try:
-        return _BOOT_ID.read_text("ascii").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def lock_byte(locking: Any, descriptor: int, mode: int) -> None:
-    """Lock or unlock one byte far behind the content, as Windows can; the file's position is kept.
-
-    `locking` is the module msvcrt. It is an argument so that this can be tested on other systems.
-    """
-    position = os.lseek(descriptor, 0, os.SEEK_CUR)
-    os.lseek(descriptor, _WINDOWS_LOCK_OFFSET, os.SEEK_SET)
-    try:
-        locking.locking(descriptor, mode, 1)
-    finally:
-        os.lseek(descriptor, position, os.SEEK_SET)
+    def effective_user(self) -> int:
+        """User id that new files get. Cannot fail."""
+        return os.geteuid()
 
 
 def _owned(descriptor: int) -> int:
     """Give the owner of a new file the rights that the umask took; else only root could read it again."""
-    if sys.platform != "win32" and os.fstat(descriptor).st_mode & 0o600 != 0o600:
+    if os.fstat(descriptor).st_mode & 0o600 != 0o600:
         with suppress(OSError):  # a file system without modes, or another's file
             os.fchmod(descriptor, 0o600)
     return descriptor
@@ -260,10 +183,9 @@ class _DocumentOperations(FileOperations):
     _new_mode = 0o666
 
 
-_DOCUMENT_OPERATIONS: Final = _DocumentOperations()
+# --- errors, and what caused them
 
-
-_CAUSES = {
+_CAUSES: Final = {
     errno.ENOSPC: "the file system is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EIO: "the storage device fails; what it holds may be damaged",
@@ -280,64 +202,6 @@ _CAUSES = {
 }
 
 
-def likely_cause(error: OSError) -> str:
-    """An error in the system's words, and its usual cause: "No space left on device: ... is full"."""
-    text = error.strerror or type(error).__name__
-    cause = _CAUSES.get(error.errno) if error.errno is not None else None
-    return f"{text}: {cause}" if cause is not None else text
-
-
-def refused(path: Path, error: OSError, operations: FileOperations) -> str:
-    """As `likely_cause`; if access was denied, it names the file or directory at fault and how to mend it.
-
-    Args:
-        path: The file that could not be read or created, or the directory that could not be written.
-        error: The system's error.
-        operations: The calls to use.
-    """
-    user = operations.effective_user()
-    if error.errno not in (errno.EACCES, errno.EPERM) or user is None:
-        return likely_cause(error)
-    last = path.parent if _is_missing(path, operations) else path
-    for each in (*reversed(last.parents), last):
-        try:
-            status = operations.stat(each)
-        except OSError:
-            break
-        fault = _withheld(each, status, user, above=each != last)
-        if fault is not None:
-            return f"{error.strerror}: {fault}"
-    return likely_cause(error)
-
-
-def _is_missing(path: Path, operations: FileOperations) -> bool:
-    try:
-        operations.stat(path)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    return False
-
-
-def _withheld(path: Path, status: FileStatus, user: int, *, above: bool) -> str | None:
-    """Why the mode of a file or directory denies a user access, and how to mend it; None if it does not.
-
-    `above` means that the user only needs to pass through the directory.
-    """
-    if user == 0:
-        return None  # modes withhold nothing from root
-    what, needs, letters = ("the directory", 0o300, "wx") if status.is_directory else ("the file", 0o400, "r")
-    if above:
-        needs, letters = 0o100, "x"
-    mode = f"mode {status.permissions:04o}"
-    if status.owner == user:
-        if status.permissions & needs == needs:
-            return None
-        return f"{what} {path} has {mode}; mend: chmod u+{letters} {shell_text(path)}"
-    if status.permissions & needs >> 6 == needs >> 6 or above:
-        return None
-    return f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this ({mode})"
-
-
 class SaveError(OrchestratorError):
     """A file could not be written. The old content is still there, unless `replaced` says otherwise.
 
@@ -352,13 +216,11 @@ class SaveError(OrchestratorError):
     def __init__(
         self, path: Path, step: str, reason: str, *, replaced: bool = False, leftover: Path | None = None
     ) -> None:
-        kept = (
-            "; the new file is in place, but a power loss now may lose it"
-            if replaced
-            else "; what was there before is unchanged"
+        kept = "the new file is in place, but a power loss now may lose it"
+        text = (
+            f"{path}: {step} failed: {reason}; {kept if replaced else 'what was there before is unchanged'}"
         )
-        left = f"; {leftover} could not be removed" if leftover is not None else ""
-        super().__init__(f"{path}: {step} failed: {reason}{kept}{left}")
+        super().__init__(text + (f"; {leftover} could not be removed" if leftover is not None else ""))
         self.path = path
         self.step = step
         self.reason = reason
@@ -388,52 +250,105 @@ class MissingFileError(ReadError):
 
 
 class TooLargeError(ReadError):
-    """The file is larger than the caller's cap; nothing of it was read."""
+    """The file is larger than the caller's cap."""
 
 
 class UntrustedError(ReadError):
-    """Another user owns the file or its directory, or may write one of them; nothing of it was read.
-
-    The reason names which one, and the command that mends it.
-    """
+    """Another user owns the file or its directory, or may write one of them; it says what mends it."""
 
 
-def content_hash128(data: bytes | bytearray | memoryview) -> bytes:
-    """xxh3_128 (seed 0) of contiguous content: 16 bytes, big-endian. Copies nothing. Thread-safe."""
+def likely_cause(error: OSError | SaveError | ReadError) -> str:
+    """An error in the system's words, and its usual cause: "No space left on device: ... is full"."""
+    if not isinstance(error, OSError):
+        return error.reason
+    text = error.strerror or str(error) or type(error).__name__
+    cause = _CAUSES.get(error.errno or 0)
+    return f"{text}: {cause}" if cause is not None else text
+
+
+# --- hashes and MACs
+
+
+def content_hash128(data: Buffer) -> bytes:
+    """xxh3_128 (seed 0) of contiguous content: 16 bytes, big-endian. Copies nothing."""
     return xxhash.xxh3_128_digest(data)
 
 
-def content_hash128_of(parts: Iterable[bytes | bytearray | memoryview]) -> bytes:
-    """`content_hash128` of the concatenation of some parts."""
-    state = xxhash.xxh3_128()
-    for each in parts:
-        state.update(each)
-    return state.digest()
+@attrs.frozen
+class MacKey:
+    """A team's secret, for BLAKE2b in its keyed mode (RFC 7693). It shows in no repr and no error.
+
+    To make its file: `head -c 32 /dev/urandom > team.key; chmod 600 team.key`.
+    """
+
+    _secret: bytes = attrs.field(repr=False)
+
+    @classmethod
+    def read(cls, path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Self:
+        """Read a key file: 32 to 4096 bytes of any content. Every byte counts.
+
+        Raises:
+            UntrustedError: Another user owns it or its directory, may read it, or may write one of them.
+            ReadError: It is missing, larger than a key file, or cannot be read.
+            ValueError: It is too short to be a secret.
+        """
+        content = read_capped(path, _KEY_BYTES[1], operations, trusted=True)
+        try:
+            permissions = operations.stat(path).permissions
+        except OSError as error:
+            raise UntrustedError(path, likely_cause(error)) from error
+        if permissions & 0o044:
+            mend = f"mend: chmod 600 {shell_text(path)}"
+            raise UntrustedError(path, f"others may read the key (mode {permissions:04o}); {mend}")
+        return cls.of(content)
+
+    @classmethod
+    def of(cls, content: bytes) -> Self:
+        """The key from the content of a key file; raises ValueError as `read`."""
+        if len(content) < _KEY_BYTES[0]:
+            raise ValueError(f"a key of {len(content)} bytes can be guessed; {_KEY_BYTES[0]} are needed")
+        # A key of BLAKE2b has at most 64 bytes; hashed, all bytes of a longer file count.
+        return cls(hashlib.blake2b(content, digest_size=64, person=b"mac key").digest())
+
+    def sign(self, purpose: str, parts: Iterable[Buffer]) -> bytes:
+        """The MAC of content, 32 bytes.
+
+        Args:
+            purpose: The kind of file, such as "pack": 1 to 16 bytes of ASCII. Equal bytes of two kinds have
+                different MACs.
+            parts: The content. Borders between parts do not count.
+
+        Raises:
+            ValueError: The purpose is empty or too long.
+        """
+        person = purpose.encode("ascii")
+        if not 1 <= len(person) <= hashlib.blake2b.PERSON_SIZE:
+            raise ValueError(f"purpose {purpose!r}: 1 to {hashlib.blake2b.PERSON_SIZE} bytes are expected")
+        made = hashlib.blake2b(digest_size=MAC_SIZE, key=self._secret, person=person)
+        for part in parts:
+            made.update(part)
+        return made.digest()
+
+    def proves(self, mac: bytes, purpose: str, parts: Iterable[Buffer]) -> bool:
+        """Whether `mac` is that of this content, by this key and for this purpose; in constant time."""
+        return hmac.compare_digest(mac, self.sign(purpose, parts))
 
 
-TEMPORARY_SUFFIX = ".tmp"
-"""The end of the name of every temporary, which starts with a dot and the name of its target."""
-
-# Bytes that are asked for at the expected end of a file. Some come only if the file grows.
-_PROBE_SIZE = 1 << 16
+# --- writing
 
 
-def temporary_of(path: Path, suffix: str = TEMPORARY_SUFFIX) -> Path:
-    """A new name beside a file: `.NAME.<16 hex digits>` and the suffix, by default that of a temporary."""
-    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{suffix}")
+def temporary_of(path: Path) -> Path:
+    """A new name beside a file: `.NAME.<16 hex digits>.tmp`."""
+    return path.with_name(f".{path.name}.{os.urandom(8).hex()}{TEMPORARY_SUFFIX}")
 
 
 def write_atomically(
-    path: Path,
-    chunks: Iterable[bytes | bytearray | memoryview],
-    operations: FileOperations = REAL_FILE_OPERATIONS,
+    path: Path, chunks: Iterable[Buffer], operations: FileOperations = REAL_FILE_OPERATIONS
 ) -> int:
-    """Replace a file's content as a whole, or leave it unchanged. Thread-safe.
+    """Replace a file's content as a whole, or leave it unchanged; returns the bytes written. Thread-safe.
 
-    The directory must exist (`ensure_directory`). The file gets mode 0600. No chunk is copied.
-
-    Returns:
-        Bytes written.
+    A synced temporary beside the file is renamed to it, and the directory synced. The file gets mode 0600.
+    Of several writers the last rename wins.
 
     Raises:
         SaveError: A call failed. The old file is unchanged, unless `SaveError.replaced`.
@@ -441,19 +356,26 @@ def write_atomically(
     temporary = temporary_of(path)
     try:
         descriptor = operations.open_new(temporary)
-    except OSError as error:
-        # Nothing to remove: it was not created, or (EEXIST) another writer created it.
-        reason = refused(path.parent, error, operations)
-        raise SaveError(path, "creating a temporary file", reason) from error
+    except OSError as error:  # nothing to remove: it was not created, or by another writer
+        raise SaveError(path, "creating a temporary file", likely_cause(error)) from error
+    step, is_open = "write", True
     try:
-        written = _fill(path, descriptor, chunks, operations)
+        written = sum(_write_all(descriptor, memoryview(each).cast("B"), operations) for each in chunks)
+        step = "fsync"
+        operations.fsync(descriptor)
+        step = "checking the size"
+        if (size := operations.fstat(descriptor).size) != written:
+            raise OSError(f"{written} bytes were written, but the file has {size}")  # noqa: TRY301
+        step, is_open = "close", False  # a network file system may report only here that a write failed
+        operations.close(descriptor)
+        step = "rename"
         operations.rename(temporary, path)
     except BaseException as error:
+        if is_open:
+            close_quietly(descriptor, operations)
         leftover = remove_temporary(temporary, operations)
         if isinstance(error, OSError):
-            raise SaveError(path, "rename", likely_cause(error), leftover=leftover) from error
-        if leftover is not None and isinstance(error, SaveError):
-            raise SaveError(path, error.step, error.reason, leftover=leftover) from error
+            raise SaveError(path, step, likely_cause(error), leftover=leftover) from error
         raise
     try:
         operations.sync_directory(path.parent)
@@ -462,54 +384,23 @@ def write_atomically(
     return written
 
 
-def write_document(path: Path, content: bytes | bytearray | memoryview) -> int:
+def write_document(path: Path, content: Buffer) -> int:
     """As `write_atomically`, for a file that its owner may share: the umask decides who reads it."""
-    return write_atomically(path, [content], _DOCUMENT_OPERATIONS)
+    return write_atomically(path, [content], _DocumentOperations())
 
 
-def _fill(
-    path: Path,
-    descriptor: int,
-    chunks: Iterable[bytes | bytearray | memoryview],
-    operations: FileOperations,
-) -> int:
-    """Write, sync, check and close a new file; it is closed even if this fails."""
-    step = "write"
-    try:
-        written = 0
-        for chunk in chunks:
-            written += _write_all(path, descriptor, memoryview(chunk).cast("B"), operations)
-        step = "fsync"
-        operations.fsync(descriptor)
-        step = "checking the size"
-        size = operations.fstat(descriptor).size
-    except BaseException as error:
-        close_quietly(descriptor, operations)
-        if isinstance(error, OSError):
-            raise SaveError(path, step, likely_cause(error)) from error
-        raise
-    try:
-        operations.close(descriptor)
-    except OSError as error:
-        # A network file system may report only here that an earlier write failed.
-        raise SaveError(path, "close", likely_cause(error)) from error
-    if size != written:
-        raise SaveError(path, "checking the size", f"{written} bytes were written, but the file has {size}")
-    return written
-
-
-def _write_all(path: Path, descriptor: int, data: memoryview, operations: FileOperations) -> int:
+def _write_all(descriptor: int, data: memoryview, operations: FileOperations) -> int:
     done = 0
     while done < len(data):
         count = operations.write(descriptor, data[done:])
         if count <= 0:
-            raise SaveError(path, "write", f"the system took none of the {len(data) - done} bytes left")
+            raise OSError(f"the system took none of the {len(data) - done} bytes left")
         done += count
     return done
 
 
 def close_quietly(descriptor: int, operations: FileOperations) -> None:
-    """Close a descriptor whose errors do not matter; it is gone even if that fails."""
+    """Close a descriptor whose errors do not matter."""
     with suppress(OSError):
         operations.close(descriptor)
 
@@ -526,45 +417,29 @@ def remove_temporary(temporary: Path, operations: FileOperations) -> Path | None
 
 
 def ensure_directory(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
-    """Create a directory and its missing parents: mode 0700, names synced.
-
-    Thread-safe; another process may do the same at the same time.
+    """Create a directory and its missing parents: mode 0700, names synced. Thread-safe.
 
     Raises:
         SaveError: It could not be created, or something else has its name.
     """
-    missing: list[Path] = []
     try:
-        for current in (directory, *directory.parents):
-            try:
-                status = operations.stat(current)
-            except FileNotFoundError:
-                if current == current.parent:
-                    raise
-                missing.append(current)
-            else:
-                if not status.is_directory:
-                    raise SaveError(directory, "creating the directory", f"{current} is not a directory")
-                break
-        for one in reversed(missing):
-            try:
-                operations.make_directory(one)
-            except FileExistsError:
-                if not operations.stat(one).is_directory:
-                    raise
-            operations.sync_directory(one.parent)
+        try:
+            if operations.stat(directory).is_directory:
+                return
+            raise SaveError(directory, "creating the directory", f"{directory} is not a directory")
+        except FileNotFoundError:
+            if directory == directory.parent:
+                raise
+        ensure_directory(directory.parent, operations)
+        with suppress(FileExistsError):  # by another process
+            operations.make_directory(directory)
+        operations.sync_directory(directory.parent)
     except OSError as error:
-        raise SaveError(directory, "creating the directory", refused(directory, error, operations)) from error
+        raise SaveError(directory, "creating the directory", likely_cause(error)) from error
 
 
 def status_of(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> FileStatus | None:
-    """Status of a file or directory; None where there is none.
-
-    Path.exists and the like say from Python 3.14 on that what cannot be asked for is not there.
-
-    Raises:
-        OSError: It cannot be asked for: a directory is closed, or the name is too long.
-    """
+    """Status of a file or directory; None where there is none; raises OSError where nobody can tell."""
     try:
         return operations.stat(path)
     except OSError as error:
@@ -574,7 +449,7 @@ def status_of(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> 
 
 
 def is_directory(path: Path) -> bool:
-    """Whether there is a directory; raises as `status_of`."""
+    """Whether there is a directory; raises OSError where nobody can tell."""
     status = status_of(path)
     return status is not None and status.is_directory
 
@@ -585,42 +460,35 @@ def unwritable(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) ->
     try:
         operations.close(operations.open_new(temporary))
     except OSError as error:
-        return refused(path.parent, error, operations)
+        return likely_cause(error)
     remove_temporary(temporary, operations)
     return None
 
 
-_WRITERS = (0o020, "its group"), (0o002, "everybody")
+# --- trust
 
 
 def distrust(path: Path, status: FileStatus, operations: FileOperations) -> str | None:
-    """Why a file or directory is not trusted, and what mends it; None if it is trusted."""
+    """Why a file or directory is not trusted, and what mends it; None if only its user may write it."""
     user = operations.effective_user()
-    if user is None:
-        return None
     what = "the directory" if status.is_directory else "the file"
     # One that is sticky, such as /tmp, is for everybody on purpose.
     is_shared = status.is_directory and status.permissions & stat.S_ISVTX
     own = "use a directory of your own" if is_shared else ""
     if status.owner != user:
-        return (
-            f"{what} {path} belongs to user {status.owner} and not to user {user}, who runs this; "
-            f"mend: {own or f'chown {user} {shell_text(path)}'}"
-        )
-    if writers := [name for bit, name in _WRITERS if status.permissions & bit]:
-        return (
-            f"{what} {path} may be written by {' and '.join(writers)} (mode {status.permissions:04o}); "
-            f"mend: {own or f'chmod go-w {shell_text(path)}'}"
-        )
+        mend = own or f"chown {user} {shell_text(path)}"
+        owner = f"belongs to user {status.owner} and not to user {user}, who runs this"
+        return f"{what} {path} {owner}; mend: {mend}"
+    all_writers = (0o020, "its group"), (0o002, "everybody")
+    if writers := [name for bit, name in all_writers if status.permissions & bit]:
+        mend = own or f"chmod go-w {shell_text(path)}"
+        by = f"{' and '.join(writers)} (mode {status.permissions:04o})"
+        return f"{what} {path} may be written by {by}; mend: {mend}"
     return None
 
 
 def distrust_directory(directory: Path, operations: FileOperations) -> str | None:
-    """As `distrust`, of a directory; symbolic links are followed.
-
-    Raises:
-        OSError: Its status could not be read.
-    """
+    """As `distrust`, of a directory; symbolic links are followed. Raises OSError."""
     return distrust(directory, operations.stat(directory), operations)
 
 
@@ -636,6 +504,9 @@ def check_directory(path: Path, operations: FileOperations) -> str | None:
     except OSError as error:
         raise SaveError(path, "checking the directory", likely_cause(error)) from error
     return f"the file would be refused when loaded: {reason}" if reason is not None else None
+
+
+# --- reading
 
 
 def read_capped(
@@ -655,8 +526,6 @@ def read_capped_parts(
     accept: Callable[[bytes, int], None] | None = None,
 ) -> tuple[bytes, bytes]:
     """Read a whole file, its head and the rest separately, so that nobody has to copy the rest. Thread-safe.
-
-    Copying 67 MB would take as long as reading them, and twice the memory.
 
     Args:
         path: A regular file, no symbolic link.
@@ -688,11 +557,7 @@ def read_capped_parts(
 def read_head(
     path: Path, size: int, operations: FileOperations = REAL_FILE_OPERATIONS, *, trusted: bool = False
 ) -> bytes:
-    """Read the first bytes of a file of any size; fewer only if the file is shorter.
-
-    Raises:
-        ReadError: As `read_capped_parts`, without a cap.
-    """
+    """Read the first bytes of a file; fewer only if it is shorter. Raises as `read_capped_parts`."""
     with _reading(path, operations, trusted) as (descriptor, _):
         return _read_up_to(descriptor, size, size, operations)
 
@@ -705,15 +570,14 @@ def _reading(path: Path, operations: FileOperations, trusted: bool) -> Iterator[
     except FileNotFoundError as error:
         raise MissingFileError(path, "there is no such file") from error
     except OSError as error:
-        raise ReadError(path, refused(path, error, operations)) from error
-    except ValueError as error:
-        # It has a zero byte, or characters that the file system's encoding lacks.
+        raise ReadError(path, likely_cause(error)) from error
+    except ValueError as error:  # a zero byte, or characters that the file system's encoding lacks
         raise ReadError(path, f"this cannot be a path: {error}") from error
     try:
         status = operations.fstat(descriptor)
         if not status.is_regular:
             raise ReadError(path, "it is not a regular file")
-        if trusted:
+        if trusted:  # by the file that is open, so that nobody can exchange it in between
             reason = distrust(path, status, operations) or distrust_directory(path.parent, operations)
             if reason is not None:
                 raise UntrustedError(path, reason)

@@ -98,49 +98,43 @@ class FaultyFileOperations(FileOperations):
         """Whether the fault has happened."""
         return any(call.fault is not None for call in self.calls)
 
-    def _enter(self, name: str, path: Path | None = None) -> Fault | None:
-        """Record a call and let it fail if its turn has come; returns a fault that the caller carries out."""
+    def _enter(self, name: str, path: Path | None = None) -> None:
+        """Record a call and let it fail if its turn has come, but for a short write."""
         if self.killed:
             raise ProcessKilledError(name)
-        number = len(self.calls)
-        fault = self._fault_at(name, number)
+        fault = self.fault if self._is_hit(name, len(self.calls)) else None
         self.calls.append(RecordedCall(name, path, fault))
-        match fault:
-            case Fault.INTERRUPTED:
-                raise KeyboardInterrupt(name)
-            case Fault.KILL:
-                self._end_process()
-                raise ProcessKilledError(name)
+        if fault is Fault.INTERRUPTED:
+            raise KeyboardInterrupt(name)
+        if fault is Fault.KILL:
+            # As the kernel does: it closes the descriptors, which frees their locks.
+            self.killed = True
+            for descriptor in self._open:
+                self.inner.close(descriptor)
+            self._open.clear()
+            raise ProcessKilledError(name)
         if fault in _ERRORS:
             raise OSError(_ERRORS[fault], os.strerror(_ERRORS[fault]))
-        return fault
 
-    def _fault_at(self, name: str, number: int) -> Fault | None:
+    def _is_hit(self, name: str, number: int) -> bool:
         match self.fault:
             case Fault.EIO_FOREVER:
-                hit = number >= self.at
+                return number >= self.at
             case Fault.ENOSPC:
-                hit = number >= self.at and name in _TAKES_SPACE
+                return number >= self.at and name in _TAKES_SPACE
             case Fault.SHORT_WRITE:
-                hit = number == self.at and name == "write"
+                return number == self.at and name == "write"
             case _:
-                hit = number == self.at
-        return self.fault if hit else None
-
-    def _end_process(self) -> None:
-        # As the kernel does: it closes the descriptors, which frees their locks.
-        self.killed = True
-        for descriptor in self._open:
-            self.inner.close(descriptor)
-        self._open.clear()
+                return number == self.at
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """See `FileOperations.write`."""
-        fault = self._enter("write")
-        return self.inner.write(descriptor, data[: max(len(data) // 2, 1)] if fault else data)
+        """Write, or write half."""
+        self._enter("write")
+        is_short = self.calls[-1].fault is Fault.SHORT_WRITE
+        return self.inner.write(descriptor, data[: max(len(data) // 2, 1)] if is_short else data)
 
     def close(self, descriptor: int) -> None:
-        """See `FileOperations.close`. The descriptor is gone even if the call fails."""
+        """Close; the descriptor is gone even if the call fails."""
         try:
             self._enter("close")
         finally:
@@ -148,24 +142,17 @@ class FaultyFileOperations(FileOperations):
                 self._open.discard(descriptor)
                 self.inner.close(descriptor)
 
-    def effective_user(self) -> int | None:
-        """See `FileOperations.effective_user`; not counted, because it cannot fail."""
+    def effective_user(self) -> int:
+        """Not counted, because it cannot fail."""
         return self.inner.effective_user()
-
-    def boot_id(self) -> str:
-        """See `FileOperations.boot_id`; not counted, because it cannot fail."""
-        return self.inner.boot_id()
 
 
 def _counted(name: str) -> Callable[..., Any]:
-    """A method that records its call, and fails if its turn has come; else the inner operations do the work.
+    """A method that records its call, of two paths the destination; else the inner operations do the work."""
 
-    Of two paths the destination is recorded. Descriptors that it opens are noted.
-    """
-
-    def call(self: FaultyFileOperations, *arguments: Any, **options: Any) -> Any:
+    def call(self: FaultyFileOperations, *arguments: Any) -> Any:
         self._enter(name, arguments[-1] if isinstance(arguments[-1], Path) else None)
-        result = getattr(self.inner, name)(*arguments, **options)
+        result = getattr(self.inner, name)(*arguments)
         if name.startswith("open_"):
             self._open.add(result)
         return result

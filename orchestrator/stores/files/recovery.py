@@ -1,28 +1,25 @@
-"""How files of a store survive a crash: the previous generation, the quarantine, and sweeping.
+"""How files of a store survive a crash: the previous generation, the quarantine, sweeping, deaths of loads.
 
     NAME                         the current generation
     NAME.previous                the one before it; it exists until the current one has loaded once
+    NAME.loading                 the hash of each content whose load began and did not end
     .NAME.<16 hex>.tmp           a temporary (see atomic_file)
     quarantine/<number>-NAME     a file that was refused
 
-Generations: unless there is a previous one, a save first gives the current file a second name, NAME.previous.
-So at every moment one of the two is whole. A successful load of the current one removes the previous one.
-
-The quarantine takes a file by one rename and keeps the newest files. If two processes choose the same number
-at the same time, only one of their files stays. That is enough for people who look at them.
-
-Sweeping removes temporaries that killed processes left. They are made under the writer's lock, which whoever
-sweeps holds, so no living process uses one. A file whose name has not exactly this form stays.
+At every moment one of the two generations is whole. Temporaries are made and swept under the writer's lock.
 """
 
 from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 import msgspec
+from attrs import define
 
 from orchestrator.errors import OrchestratorError
 from orchestrator.stores.files.atomic_file import (
@@ -31,32 +28,32 @@ from orchestrator.stores.files.atomic_file import (
     FileOperations,
     ReadError,
     SaveError,
+    close_quietly,
     ensure_directory,
     likely_cause,
     read_capped,
     remove_temporary,
+    status_of,
     temporary_of,
     write_atomically,
 )
 
-PREVIOUS_SUFFIX = ".previous"
-"""What the previous generation's name adds to the file's name."""
-
-QUARANTINE_DIRECTORY = "quarantine"
-"""Name of the directory beside the files."""
-
-KEPT_FILES = 8
-"""Files that a quarantine keeps by default."""
+PREVIOUS_SUFFIX: Final = ".previous"
+LOADING_SUFFIX: Final = ".loading"
+QUARANTINE_DIRECTORY: Final = "quarantine"
+_KEPT_FILES: Final = 8  # in a quarantine
+_MOST_NOTED: Final = 4096  # bytes of deaths that are remembered of a cache file, the newest
 
 # Answers of a file system that has no hard links, or forbids one to this file.
-_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-
-_NUMBERED = re.compile(r"(\d{6,})-.+", re.ASCII)
-
-_LEFTOVER = re.compile(
+_NO_LINKS: Final = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_NUMBERED: Final = re.compile(r"(\d{6,})-.+", re.ASCII)
+_LEFTOVER: Final = re.compile(
     rf"\.(?P<name>.+?)(?:{re.escape(PREVIOUS_SUFFIX)})?\.[0-9a-f]{{16}}{re.escape(TEMPORARY_SUFFIX)}",
     re.ASCII,
 )
+
+
+# --- generations
 
 
 def previous_path(path: Path) -> Path:
@@ -65,16 +62,8 @@ def previous_path(path: Path) -> Path:
 
 
 def has_previous(path: Path, operations: FileOperations) -> bool:
-    """Whether there is a previous generation.
-
-    Raises:
-        OSError: The system does not tell.
-    """
-    try:
-        operations.stat(previous_path(path))
-    except FileNotFoundError:
-        return False
-    return True
+    """Whether there is a previous generation; raises OSError where nobody can tell."""
+    return status_of(previous_path(path), operations) is not None
 
 
 def keep_as_previous(
@@ -82,8 +71,7 @@ def keep_as_previous(
 ) -> tuple[Path, ...]:
     """Make the current generation the previous one too, if `is_due`; it keeps its current name.
 
-    The caller holds the writer's lock. The directory is not synced: whoever replaces the current generation
-    afterwards syncs both names.
+    The caller holds the writer's lock, and syncs the directory when it replaces the current generation.
 
     Args:
         path: The file.
@@ -114,30 +102,133 @@ def keep_as_previous(
         finally:
             # After a rename too: between two names of the same file it does nothing, and both stay.
             leftover = remove_temporary(temporary, operations)
-    except SaveError as error:
-        why, leftover = f"{error.step}: {error.reason}", error.leftover
-    except ReadError as error:
-        why = error.reason
-    except OSError as error:
+    except (OSError, SaveError, ReadError) as error:
+        leftover = getattr(error, "leftover", leftover)
         why = likely_cause(error)
-    else:
-        return () if leftover is None else (leftover,)
-    raise SaveError(path, "keeping the previous generation", why, leftover=leftover)
+        raise SaveError(path, "keeping the previous generation", why, leftover=leftover) from error
+    return () if leftover is None else (leftover,)
 
 
 def set_aside(path: Path, operations: FileOperations) -> bool:
     """Rename the current generation to the previous one; False if there already is a previous one.
 
-    The caller holds the writer's lock.
-
-    Raises:
-        OSError: It could not be renamed, or the system does not tell what is there.
+    The caller holds the writer's lock. Raises OSError.
     """
     if has_previous(path, operations):
         return False
     operations.rename(path, previous_path(path))
     operations.sync_directory(path.parent)
     return True
+
+
+# --- deaths of loads
+
+
+@define
+class LoadCount:
+    """How many processes in a row began to load a content and did not end.
+
+    `is_alone` says whether no other process is loading the cache file now; `problem` why it is not known.
+    """
+
+    deaths: int = 0
+    is_alone: bool = False
+    problem: str = ""
+
+
+def loading_path(path: Path) -> Path:
+    """Where the deaths of loads of a cache file are counted."""
+    return path.with_name(path.name + LOADING_SUFFIX)
+
+
+@contextmanager
+def counted_load(
+    path: Path, data_hash: bytes, tolerated: int, operations: FileOperations
+) -> Iterator[LoadCount]:
+    """Count a block that gives a content to a driver, unless it has more deaths than are tolerated.
+
+    A load that ends, also with an error, takes its count back. While it runs it holds a lock, so processes
+    that load at the same time are not counted and do not take each other for dead. A count that cannot be
+    kept is no reason not to load.
+    """
+    count = LoadCount()
+    own = data_hash.hex()
+    descriptor: int | None = None
+    others: list[str] = []
+    is_counted = False
+    try:
+        try:
+            descriptor = operations.open_lock(loading_path(path))
+            count.is_alone = operations.try_lock(descriptor)
+            if count.is_alone:
+                noted = operations.read(descriptor, _MOST_NOTED).decode(errors="replace").split()
+                others = [each for each in noted if each != own]
+                count.deaths = len(noted) - len(others)
+                is_counted = count.deaths <= tolerated
+                if is_counted:
+                    _note(descriptor, [*others, *[own] * (count.deaths + 1)], operations)
+        except OSError as error:
+            count.problem = f"crashes of this load are not counted: {likely_cause(error)}"
+        try:
+            yield count
+        finally:
+            if descriptor is not None and is_counted:
+                with suppress(OSError):  # a second death in a row would be needed to give it up
+                    if others:
+                        _note(descriptor, others, operations)
+                    else:
+                        operations.unlink(loading_path(path))
+    finally:
+        if descriptor is not None:
+            close_quietly(descriptor, operations)
+
+
+def _note(descriptor: int, hashes: list[str], operations: FileOperations) -> None:
+    operations.truncate(descriptor)
+    operations.write(descriptor, memoryview("\n".join(hashes).encode()[-_MOST_NOTED:]))
+
+
+def deaths_of(path: Path, data_hash: bytes, operations: FileOperations) -> int:
+    """Processes in a row that died while they loaded this content, as far as that is known."""
+    try:
+        return (
+            read_capped(loading_path(path), _MOST_NOTED, operations).split().count(data_hash.hex().encode())
+        )
+    except ReadError:
+        return 0
+
+
+def forgive_load(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+    """Forget the deaths of a cache file, before its next load: nothing says that the file caused them.
+
+    Raises:
+        SaveError: They could not be forgotten.
+    """
+    try:
+        operations.unlink(loading_path(path))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise SaveError(loading_path(path), "forgetting deaths", likely_cause(error)) from error
+
+
+def forgive_loads(directory: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> None:
+    """As `forgive_load`, of all cache files of a directory: processes that loaded them were killed."""
+    for name in _names(directory, operations):
+        if name.endswith(LOADING_SUFFIX):
+            forgive_load(directory / name.removesuffix(LOADING_SUFFIX), operations)
+
+
+def _names(directory: Path, operations: FileOperations) -> list[str]:
+    try:
+        return operations.list_directory(directory)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
+
+
+# --- the quarantine
 
 
 class QuarantineError(OrchestratorError):
@@ -161,13 +252,10 @@ def is_quarantined(name: str) -> bool:
     return _NUMBERED.fullmatch(name) is not None
 
 
-def quarantine_file(
-    path: Path, operations: FileOperations = REAL_FILE_OPERATIONS, *, keep: int = KEPT_FILES
-) -> Path:
-    """Move a file into the quarantine beside it, which keeps the newest `keep` files (at least 1).
+def quarantine_file(path: Path, operations: FileOperations = REAL_FILE_OPERATIONS) -> Path:
+    """Move a file into the quarantine beside it, which keeps the newest 8; returns where the file is now.
 
-    Returns:
-        Where the file is now: `quarantine/NNNNNN-name`.
+    If two processes choose the same number at the same time, only one of their files stays.
 
     Raises:
         QuarantineError: It could not be moved, an old file could not be removed, or the move was not synced.
@@ -176,25 +264,24 @@ def quarantine_file(
     moved_to: Path | None = None
     try:
         ensure_directory(directory, operations)
-        numbered = sorted(
-            (int(match[1]), name)
-            for name in operations.list_directory(directory)
-            if (match := _NUMBERED.fullmatch(name)) is not None
-        )
-        number = numbered[-1][0] + 1 if numbered else 1
+        names = filter(is_quarantined, operations.list_directory(directory))
+        numbered = sorted((int(name.partition("-")[0]), name) for name in names)
         # Old files go first: a full disk or a crash in between must not leave one too many.
-        for _, name in numbered[: max(len(numbered) - (keep - 1), 0)]:
+        for _, name in numbered[: max(len(numbered) - (_KEPT_FILES - 1), 0)]:
             operations.unlink(directory / name)
+        number = numbered[-1][0] + 1 if numbered else 1
         destination = directory / f"{number:06d}-{path.name}"
         operations.rename(path, destination)
         moved_to = destination
         operations.sync_directory(directory)
         operations.sync_directory(path.parent)
-    except SaveError as error:
-        raise QuarantineError(path, f"{directory}: {error.reason}", moved_to) from error
-    except OSError as error:
-        raise QuarantineError(path, likely_cause(error), moved_to) from error
+    except (SaveError, OSError) as error:
+        where = f"{directory}: " if isinstance(error, SaveError) else ""
+        raise QuarantineError(path, where + likely_cause(error), moved_to) from error
     return destination
+
+
+# --- leftovers of killed processes
 
 
 class SweepReport(msgspec.Struct, frozen=True):
@@ -216,19 +303,13 @@ def leftover_of(name: str) -> str | None:
 
 
 def leftovers_in(directory: Path, operations: FileOperations) -> dict[str, list[str]]:
-    """Names of temporaries in a directory, by the names of their files, sorted by these.
+    """Names of temporaries in a directory, if it exists, by the names of their files, sorted by these.
 
     Raises:
-        SaveError: The directory is there and could not be listed.
+        SaveError: The directory could not be listed.
     """
-    try:
-        names = operations.list_directory(directory)
-    except FileNotFoundError:
-        return {}
-    except OSError as error:
-        raise SaveError(directory, "listing the directory", likely_cause(error)) from error
     found: dict[str, list[str]] = {}
-    for each in names:
+    for each in _names(directory, operations):
         if (of := leftover_of(each)) is not None:
             found.setdefault(of, []).append(each)
     return dict(sorted(found.items()))

@@ -43,7 +43,7 @@ BAD = frozenset(LoadStatus) - {LoadStatus.LOADED, LoadStatus.MISSING}
 class NoLocks(FileOperations):
     """Test of the test: the lock is left out."""
 
-    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+    def try_lock(self, descriptor: int) -> bool:
         """Always has it."""
         return True
 

@@ -31,8 +31,7 @@ Files = dict[Path, bytes]
 class _File:
     content: bytearray = field(factory=bytearray)
     directory: bool = False
-    exclusive: int | None = None
-    shared: set[int] = field(factory=set)
+    locked_by: int | None = None
 
 
 @define(eq=False)
@@ -95,10 +94,6 @@ class ModelDisk(FileOperations):
             disk._names[path] = _File(bytearray(content))
         return disk
 
-    def boot_id(self) -> str:
-        """See `FileOperations.boot_id`: another one for each disk, since each is found by another start."""
-        return f"boot-{id(self)}"
-
     @property
     def files(self) -> Files:
         """What is there now."""
@@ -160,6 +155,7 @@ class ModelDisk(FileOperations):
 
     def truncate(self, descriptor: int) -> None:
         """See `FileOperations.truncate`."""
+        self._open[descriptor].position = 0
         one = self._open[descriptor].file
         one.content.clear()
         self.events.append(Event(written=one))
@@ -204,10 +200,6 @@ class ModelDisk(FileOperations):
         if self._names.get(destination) is not one:
             self._change(destination.parent, (source, None), (destination, one))
 
-    def touch(self, path: Path) -> None:
-        """See `FileOperations.touch`: all files are as old as the clock says."""
-        self._find(path)
-
     def link(self, source: Path, destination: Path) -> None:
         """See `FileOperations.link`."""
         if destination in self._names:
@@ -238,25 +230,19 @@ class ModelDisk(FileOperations):
         """See `FileOperations.resolve`."""
         return path
 
-    def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+    def try_lock(self, descriptor: int) -> bool:
         """See `FileOperations.try_lock`."""
         one = self._open[descriptor].file
-        if one.exclusive not in (None, descriptor) or (not shared and one.shared - {descriptor}):
-            return False
-        if shared:
-            one.shared.add(descriptor)
-        else:
-            one.exclusive = descriptor
-        return True
+        if one.locked_by in (None, descriptor):
+            one.locked_by = descriptor
+        return one.locked_by == descriptor
 
     def unlock(self, descriptor: int) -> None:
         """See `FileOperations.unlock`."""
-        one = self._open[descriptor].file
-        one.shared.discard(descriptor)
-        if one.exclusive == descriptor:
-            one.exclusive = None
+        if self._open[descriptor].file.locked_by == descriptor:
+            self._open[descriptor].file.locked_by = None
 
-    def effective_user(self) -> int | None:
+    def effective_user(self) -> int:
         """See `FileOperations.effective_user`."""
         return 0
 

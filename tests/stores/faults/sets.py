@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-import msgspec
 import numpy as np
 
 from orchestrator.devices.device import Device, DeviceIdentity, PipelineCache
@@ -23,8 +22,7 @@ from orchestrator.stores.cache_file import (
     read_cache_file,
 )
 from orchestrator.stores.files.atomic_file import content_hash128
-from orchestrator.stores.files.recovery import previous_path
-from orchestrator.stores.load_counter import DEATHS
+from orchestrator.stores.files.recovery import loading_path, previous_path
 
 Keys = frozenset[int]
 
@@ -85,12 +83,8 @@ def path_in(directory: Path) -> Path:
 
 def die_loading(path: Path, keys: Keys, *, times: int = 1) -> None:
     """What processes leave that die while they load content with these pipelines."""
-    data_hash = content_hash128(data_of(keys))
-
-    def make(known: dict[bytes, int] | None) -> bytes:
-        return msgspec.msgpack.encode((known or {}) | {data_hash: times})
-
-    DEATHS.update(path, make)
+    with loading_path(path).open("a") as noted:
+        noted.write(f"{content_hash128(data_of(keys)).hex()}\n" * times)
 
 
 def readable(path: Path) -> list[Keys]:

@@ -25,7 +25,7 @@ from orchestrator.devices.device import PipelineCache
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.stores.cache_file import LoadPolicy, load_into_cache, save_merged
 from orchestrator.stores.files.atomic_file import FileOperations
-from orchestrator.stores.load_counter import forgive_load
+from orchestrator.stores.files.recovery import forgive_load
 from tests.stores.faults.conftest import CountCases
 from tests.stores.faults.sets import compile_keys, loaded_keys, path_in
 

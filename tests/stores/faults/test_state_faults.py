@@ -10,27 +10,40 @@ import random
 import select
 import shutil
 import signal
+import struct
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
+from unittest.mock import ANY
 
 import numpy as np
 import pytest
 
 from orchestrator.stores.files.atomic_file import SaveError
 from orchestrator.stores.inspection import inspect_state
-from orchestrator.stores.plan_file import PlanIdentity, read_plan, save_plan
-from orchestrator.stores.run_notes import add_contents, add_durations, read_contents, read_durations
+from orchestrator.stores.run_notes import (
+    PlanIdentity,
+    add_contents,
+    add_durations,
+    read_contents,
+    read_durations,
+    read_plan,
+    save_plan,
+)
 from orchestrator.stores.state import Kind, State, state_path
 from tests.drivers import unsupported
 from tests.stores.faults.conftest import CountCases
 
 KILLS = int(os.environ.get("ORCHESTRATOR_STATE_KILLS", "100"))
+PAGE = 4096
 NUMBER = Kind("number", int)
+NUMBERS = Kind("numbers", list[int])
 KEYS = np.arange(1, 400, dtype=np.uint64)
-PLAN = PlanIdentity(bytes(16), bytes(16), bytes(16))
+PLAN = PlanIdentity("set", "device")
 CODE = random.Random(1).randbytes(9000)
 
 
@@ -95,27 +108,76 @@ def test_no_flipped_bit_gives_a_wrong_value(cache_file: Path, count_cases: Count
     count_cases("database, flipped bits", f"2000 flips: {refused} refused by a word, {missing} not found")
 
 
-def test_no_flipped_bit_of_the_log_gives_a_wrong_value(cache_file: Path, count_cases: CountCases) -> None:
-    """What a killed process left in it, on top of the file."""
+@pytest.fixture
+def logged(cache_file: Path) -> tuple[Path, Path, bytes]:
+    """The database and its log, in which a killed process left 2 in place of 1; and the file's content."""
+    NUMBERS.update(cache_file, lambda _: [1] * 5000)
     path = state_path(cache_file.parent)
-    log = path.with_name(path.name + "-wal")
     child = os.fork()
     if not child:
         state = State.open_to_write(path.parent)
         with state.writing() as sql:
-            sql.execute("UPDATE value SET used_s = used_s + 1")
-            NUMBER.store(sql, cache_file.name, b"1" * 5000)
+            NUMBERS.store(sql, cache_file.name, [2] * 5000)
         os._exit(0)
     os.waitpid(child, 0)
-    content, written = path.read_bytes(), log.read_bytes()
-    assert len(written) > 4096
-    for damaged in flips(written, 200, seed=4):
+    return path, path.with_name(path.name + "-wal"), path.read_bytes()
+
+
+def sealed(log: bytes) -> bytes:
+    """A log whose checksums agree with it, so that SQLite takes what it says."""
+    made = bytearray(log[:24])
+    sums = (0, 0)
+
+    def seal(covered: bytes) -> bytes:
+        nonlocal sums
+        first, second = sums
+        words = struct.unpack(f"{'<' if log[3] & 1 == 0 else '>'}{len(covered) // 4}I", covered)
+        for one, other in zip(words[::2], words[1::2], strict=True):
+            first = first + one + second & 0xFFFFFFFF
+            second = second + other + first & 0xFFFFFFFF
+        sums = first, second
+        return struct.pack(">2I", first, second)
+
+    made += seal(bytes(made))
+    for at in range(32, len(log), 24 + PAGE):
+        header, content = log[at : at + 16], log[at + 24 : at + 24 + PAGE]
+        made += header + seal(header[:8] + content) + content
+    return bytes(made)
+
+
+def flipped_logs(logged: tuple[Path, Path, bytes], *, seals: bool) -> Counter[str]:
+    """What a reader finds behind a log with a wrong bit: the new value, the old one, none, or a wrong one."""
+    path, log, content = logged
+    written = log.read_bytes()
+    assert sealed(written) == written
+    found: Counter[str] = Counter()
+    for damaged in islice(flips(written, 200, seed=4), 800 if seals else 0, None):
         replaced(path, content)
-        log.write_bytes(damaged)
-        check_values(cache_file)
-        found, _ = NUMBER.read(cache_file)
-        assert found in (None, int("1" * 5000) if sys.get_int_max_str_digits() == 0 else found)
-    count_cases("database, flipped bits of the log", "1000 flips, no wrong value")
+        log.write_bytes(sealed(damaged) if seals else damaged)
+        value, problem = NUMBERS.read(path.with_name("device.pipeline-cache"))
+        known = {(2,) * 5000: "new", (1,) * 5000: "old", (): "refused" if problem else "missing"}
+        found[known.get(tuple(value or ()), "wrong")] += 1
+    return found
+
+
+@pytest.mark.parametrize("seals", [False, True], ids=["a flip", "a flip with its checksum"])
+def test_no_flipped_bit_of_the_log_gives_a_wrong_value(
+    logged: tuple[Path, Path, bytes], seals: bool, count_cases: CountCases
+) -> None:
+    """What a killed process left in it, on top of the file."""
+    found = flipped_logs(logged, seals=seals)
+    assert not found["wrong"]
+    assert found["old"] > 100 or seals
+    assert found["refused"] > 10 or not seals
+    count_cases(f"database, flipped bits of the log, {'sealed' if seals else 'plain'}", f"{dict(found)}")
+
+
+def test_a_log_that_is_believed_without_the_hash_gives_wrong_values(
+    logged: tuple[Path, Path, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test of the test."""
+    monkeypatch.setattr(Kind, "_proof", lambda *_: ANY)
+    assert flipped_logs(logged, seals=True)["wrong"]
 
 
 def count_up(cache_file: Path, acknowledge: int) -> None:
@@ -123,10 +185,10 @@ def count_up(cache_file: Path, acknowledge: int) -> None:
     while True:
         number = 0
 
-        def make(old: int | None) -> bytes:
+        def make(old: int | None) -> int:
             nonlocal number
             number = 1 if old is None else old + 1
-            return b"%d" % number
+            return number
 
         NUMBER.update(cache_file, make)
         os.write(acknowledge, number.to_bytes(4, "little"))
@@ -166,7 +228,7 @@ def test_what_was_acknowledged_survives_kills(fast_path: Path, count_cases: Coun
     os.close(reading)
     os.close(writing)
     assert acknowledged > KILLS // 10
-    assert inspect_state(cache_file.parent).problems == ()
+    assert inspect_state(cache_file.parent).problem == ""
     assert not (cache_file.parent / "quarantine").exists()
     count_cases(
         "database, kills", f"{KILLS} kills of 2 writers, {acknowledged} acknowledged writes all there"
@@ -252,8 +314,8 @@ def test_a_database_that_moves_away_takes_no_writer_along(cache_file: Path) -> N
         shutil.move(state.path, aside)
         for each in ("-wal", "-shm"):
             state.path.with_name(state.path.name + each).unlink(missing_ok=True)
-        NUMBER.update(cache_file, lambda _: b"7")
+        NUMBER.update(cache_file, lambda _: 7)
         with state.writing() as sql:
-            NUMBER.store(sql, cache_file.name, b"8")
+            NUMBER.store(sql, cache_file.name, 8)
     assert NUMBER.read(cache_file) == (7, "")
-    assert inspect_state(cache_file.parent).problems == ()
+    assert inspect_state(cache_file.parent).problem == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,13 +19,12 @@ from orchestrator.stores.files.atomic_file import (
     ensure_directory,
     read_capped,
     read_capped_parts,
-    unwritable,
     write_atomically,
     write_document,
 )
 from orchestrator.stores.files.fault_injection import FAILURES, Fault, FaultyFileOperations
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
-from orchestrator.stores.run_notes import DURATIONS
+from orchestrator.stores.run_notes import DURATIONS, Durations
 from orchestrator.stores.state import state_path
 from tests.stores.samples import assert_no_open_descriptors, sweep, temporaries
 
@@ -286,74 +284,12 @@ def test_what_is_made_under_any_umask_is_its_owners(tmp_path: Path) -> None:
         write_atomically(path, [b"content"])
         with writer_lock(path) as held:
             assert held
-        DURATIONS.update(path, lambda _: b"")
+        DURATIONS.update(path, lambda _: Durations())
         modes = [each.stat().st_mode & 0o777 for each in (path, lock_path(path), state_path(folder))]
     finally:
         os.umask(before)
     assert modes == [0o600] * 3
     assert [each.stat().st_mode & 0o777 for each in (folder, folder.parent)] == [0o700] * 2
-
-
-class Refusing(FileOperations):
-    """Refuses a path as the system refuses a user that is not root."""
-
-    def __init__(self, error: int, modes: dict[Path, int], owner: int = 1000) -> None:
-        self.error, self.modes, self.owner = error, modes, owner
-
-    def open_existing(self, path: Path) -> int:
-        raise OSError(self.error, os.strerror(self.error))
-
-    def open_new(self, path: Path) -> int:
-        raise OSError(self.error, os.strerror(self.error))
-
-    def effective_user(self) -> int | None:
-        return 1000
-
-    def stat(self, path: Path) -> FileStatus:
-        return FileStatus(
-            0,
-            is_regular=path.suffix != "",
-            is_directory=path.suffix == "",
-            permissions=self.modes.get(path, 0o755),
-            owner=self.owner if path in self.modes else 0,
-        )
-
-
-FILE = Path("/home/me/cache/x.file")
-
-
-@pytest.mark.parametrize(
-    ("modes", "owner", "says"),
-    [
-        (
-            {FILE: 0},
-            1000,
-            "the file /home/me/cache/x.file has mode 0000; mend: chmod u+r /home/me/cache/x.file",
-        ),
-        (
-            {FILE.parent: 0, FILE: 0o600},
-            1000,
-            "the directory /home/me/cache has mode 0000; mend: chmod u+x /home/me/cache",
-        ),
-        (
-            {FILE: 0o600},
-            7,
-            f"the file {FILE} belongs to user 7 and not to user 1000, who runs this (mode 0600)",
-        ),
-    ],
-)
-def test_a_refusal_names_what_forbids_it(modes: dict[Path, int], owner: int, says: str) -> None:
-    with pytest.raises(ReadError) as caught:
-        read_capped(FILE, 100, Refusing(errno.EACCES, modes, owner))
-    assert caught.value.reason == f"Permission denied: {says}"
-
-
-def test_a_read_only_file_system_is_not_taken_for_somebody_elses_directory() -> None:
-    operations = Refusing(errno.EROFS, {FILE.parent: 0o700})
-    with pytest.raises(SaveError) as caught:
-        write_atomically(FILE, [b""], operations)
-    assert caught.value.reason == "Read-only file system: the file system is mounted read-only"
-    assert unwritable(FILE, operations) == caught.value.reason
 
 
 def test_a_head_that_is_refused_ends_the_read(tmp_path: Path) -> None:

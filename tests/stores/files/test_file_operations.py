@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import inspect
 import os
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,6 @@ import pytest
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations
 from orchestrator.stores.files.fault_injection import FaultyFileOperations
 from tests.stores.faults.model_disk import ModelDisk
-
-posix = pytest.mark.skipif(sys.platform == "win32", reason="a device cannot show this: no POSIX permissions")
 
 
 @pytest.fixture(params=["real", "counted"])
@@ -38,7 +35,6 @@ def test_write_and_read_back(tmp_path: Path, operations: FileOperations) -> None
     operations.close(descriptor)
 
 
-@posix
 def test_new_files_and_directories_are_private(tmp_path: Path, operations: FileOperations) -> None:
     mask = os.umask(0)
     try:
@@ -60,7 +56,6 @@ def test_a_new_file_must_not_exist(tmp_path: Path, operations: FileOperations) -
     assert (tmp_path / "file").read_bytes() == b"old"
 
 
-@posix
 def test_symbolic_links_are_not_followed(tmp_path: Path, operations: FileOperations) -> None:
     (tmp_path / "target").write_bytes(b"secret")
     (tmp_path / "link").symlink_to(tmp_path / "target")
@@ -73,7 +68,6 @@ def test_symbolic_links_are_not_followed(tmp_path: Path, operations: FileOperati
     assert not (tmp_path / "nowhere").exists()
 
 
-@posix
 def test_a_pipe_does_not_block(tmp_path: Path, operations: FileOperations) -> None:
     os.mkfifo(tmp_path / "pipe")
     descriptor = operations.open_existing(tmp_path / "pipe")
@@ -91,7 +85,6 @@ def test_rename_replaces(tmp_path: Path, operations: FileOperations) -> None:
     assert operations.list_directory(tmp_path) == []
 
 
-@posix
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.ENOTSUP])
 def test_a_file_system_without_directory_sync_is_no_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
@@ -106,7 +99,6 @@ def test_a_file_system_without_directory_sync_is_no_failure(
     assert caught.value.errno == number
 
 
-@posix
 def test_a_failing_directory_sync_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(descriptor: int) -> None:
         raise OSError(errno.EIO, os.strerror(errno.EIO))

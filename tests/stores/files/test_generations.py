@@ -9,9 +9,8 @@ import pytest
 
 from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
 from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, FileOperations, SaveError
-from orchestrator.stores.files.recovery import previous_path
+from orchestrator.stores.files.recovery import counted_load, previous_path
 from orchestrator.stores.files.writer_lock import writer_lock
-from orchestrator.stores.load_counter import counted_load
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -162,7 +161,7 @@ def test_a_load_of_another_process_keeps_the_previous_one(tmp_path: Path) -> Non
     save(path, OLDER)
     save(path, OLD)
     data_hash = read_cache_file(path, IDENTITY).data_hash
-    with counted_load(path, path, data_hash, 1, REAL_FILE_OPERATIONS):
+    with counted_load(path, data_hash, 1, REAL_FILE_OPERATIONS):
         # Its driver may yet die of the current one.
         assert loaded_keys(path) == (OLD, LoadStatus.LOADED)
         assert readable(path) == [OLD, OLDER]

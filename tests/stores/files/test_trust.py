@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
 
-from orchestrator.devices.simulated import SimulatedDevice
-from orchestrator.stores.cache_file import LoadStatus, load_into_cache, read_cache_file, save_cache_file
-from orchestrator.stores.files.atomic_file import FileOperations, FileStatus, distrust, distrust_directory
+from orchestrator.stores.cache_file import LoadStatus, read_cache_file, save_cache_file
+from orchestrator.stores.files.atomic_file import FileOperations, distrust_directory
 from tests.stores.faults.sets import (
     IDENTITY,
     NOTHING,
@@ -22,15 +20,12 @@ from tests.stores.faults.sets import (
     readable,
 )
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="unsupported: no POSIX permissions")
-
 
 class SomebodyElse(FileOperations):
     """Run by another user than the owner of the files."""
 
-    def effective_user(self) -> int | None:
-        user = super().effective_user()
-        return None if user is None else user + 1
+    def effective_user(self) -> int:
+        return super().effective_user() + 1
 
 
 @pytest.mark.parametrize(
@@ -108,16 +103,3 @@ def test_what_others_may_read_is_trusted(tmp_path: Path) -> None:
     path.write_bytes(file_of(OLD))
     path.chmod(0o644)
     assert loaded_keys(path)[0] == OLD
-
-
-def test_a_system_without_owners_refuses_nothing(tmp_path: Path) -> None:
-    class NoOwners(FileOperations):
-        def effective_user(self) -> int | None:
-            return None
-
-    assert distrust(tmp_path, FileStatus(0, True, False, 0o777, 99), NoOwners()) is None
-    path = path_in(tmp_path)
-    path.write_bytes(file_of(OLD))
-    path.chmod(0o666)
-    _, result = load_into_cache(SimulatedDevice(), path, operations=NoOwners())
-    assert result.status is LoadStatus.LOADED

@@ -12,10 +12,8 @@ import pytest
 
 from orchestrator.stores.cache_file import save_cache_file
 from orchestrator.stores.files.atomic_file import (
-    REAL_FILE_OPERATIONS,
     FileOperations,
     SaveError,
-    lock_byte,
 )
 from orchestrator.stores.files.writer_lock import lock_path, writer_lock
 from tests.drivers import REPOSITORY
@@ -109,11 +107,11 @@ def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
 
         removed = False
 
-        def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        def try_lock(self, descriptor: int) -> bool:
             if not self.removed:
                 self.removed = True
                 lock_path(path).unlink()
-            return super().try_lock(descriptor, shared=shared)
+            return super().try_lock(descriptor)
 
     operations = Removing()
     with writer_lock(path, operations, pause=lambda _: None) as held:
@@ -125,7 +123,7 @@ def test_a_lock_file_that_was_removed_is_not_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS])
 def test_a_file_system_without_locks_is_written_all_the_same(tmp_path: Path, number: int) -> None:
     class NoLocks(FileOperations):
-        def try_lock(self, descriptor: int, *, shared: bool = False) -> bool:
+        def try_lock(self, descriptor: int) -> bool:
             raise OSError(number, os.strerror(number))
 
     path = path_in(tmp_path)
@@ -148,42 +146,3 @@ def test_a_lock_that_fails_is_a_save_error(tmp_path: Path) -> None:
         writer_lock(tmp_path / "missing" / "file"),
     ):
         pytest.fail("the block is not entered")
-
-
-def test_shared_locks_exclude_only_the_other_kind(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    first, second = (REAL_FILE_OPERATIONS.open_lock(path) for _ in range(2))
-    try:
-        assert REAL_FILE_OPERATIONS.try_lock(first, shared=True)
-        assert REAL_FILE_OPERATIONS.try_lock(second, shared=True)
-        assert not REAL_FILE_OPERATIONS.try_lock(second)
-        REAL_FILE_OPERATIONS.unlock(first)
-        assert REAL_FILE_OPERATIONS.try_lock(second)
-        assert not REAL_FILE_OPERATIONS.try_lock(first, shared=True)
-    finally:
-        REAL_FILE_OPERATIONS.close(first)
-        REAL_FILE_OPERATIONS.close(second)
-
-
-def test_windows_locks_a_byte_behind_the_content(tmp_path: Path) -> None:
-    calls: list[tuple[int, int, int]] = []
-
-    class Locking:
-        """msvcrt, as far as it is used: locks at the position of the file."""
-
-        @staticmethod
-        def locking(descriptor: int, mode: int, size: int) -> None:
-            calls.append((os.lseek(descriptor, 0, os.SEEK_CUR), mode, size))
-            if mode == 9:
-                raise PermissionError(errno.EACCES, "locked")
-
-    descriptor = REAL_FILE_OPERATIONS.open_lock(tmp_path / "file")
-    try:
-        os.write(descriptor, b"content")
-        lock_byte(Locking, descriptor, 2)
-        with pytest.raises(PermissionError):
-            lock_byte(Locking, descriptor, 9)
-        assert os.lseek(descriptor, 0, os.SEEK_CUR) == 7
-    finally:
-        os.close(descriptor)
-    assert calls == [(1 << 30, 2, 1), (1 << 30, 9, 1)]

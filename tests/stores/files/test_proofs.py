@@ -1,4 +1,4 @@
-"""Keyed MACs: what they prove, and which key files are taken."""
+"""Hashes of content, and keyed MACs: what they prove, and which key files are taken."""
 
 from __future__ import annotations
 
@@ -7,8 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator.stores.files.atomic_file import MissingFileError, ReadError, UntrustedError
-from orchestrator.stores.files.mac import MAC_SIZE, MacKey
+from orchestrator.stores.files.atomic_file import (
+    MAC_SIZE,
+    MacKey,
+    MissingFileError,
+    ReadError,
+    UntrustedError,
+    content_hash128,
+)
 
 SECRET = bytes(range(32))
 
@@ -64,3 +70,10 @@ def test_key_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(key_file(tmp_path / "target"))
     with pytest.raises(ReadError, match="symbolic link"):
         MacKey.read(tmp_path / "link")
+
+
+def test_the_hash_is_that_of_the_xxh3_specification() -> None:
+    # The published test vector for no input and seed 0.
+    assert content_hash128(b"").hex() == "99aa06d3014798d86001c324468d497f"
+    data = bytes(range(256)) * 9
+    assert content_hash128(bytearray(data)) == content_hash128(memoryview(data)) == content_hash128(data)
