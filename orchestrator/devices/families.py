@@ -53,16 +53,10 @@ _SHOWN: Final = 5
 
 @frozen
 class Family:
-    """A family that the driver takes.
+    """A family that the driver takes."""
 
-    Attributes:
-        name: As RADV_FORCE_FAMILY, or AMDGPU_GPU_ID, takes it, in lower case.
-        device_id: VkPhysicalDeviceProperties::deviceID on null hardware. 0 where this Mesa knows no card of
-            the family; its caches then carry an identity that no card has.
-    """
-
-    name: str
-    device_id: int
+    name: str  # as RADV_FORCE_FAMILY, or AMDGPU_GPU_ID, takes it, in lower case
+    device_id: int  # on null hardware; 0 where this Mesa knows no card of it, so that no card has its caches
 
     @property
     def selector(self) -> str:

@@ -18,9 +18,9 @@ from orchestrator.devices.families import require_family
 from orchestrator.devices.listing_messages import Answer, Listed, Request
 from orchestrator.devices.listing_messages import DeviceEntry as DeviceEntry
 from orchestrator.devices.listing_service import open_and_describe
-from orchestrator.devices.manifests import driver_manifests
+from orchestrator.devices.manifests import driver_manifests, is_manifest
 from orchestrator.devices.selectors import SIMULATED, environment_of
-from orchestrator.errors import DeviceError
+from orchestrator.errors import DeviceError, NoDeviceError
 
 _ANSWER_S: Final = 60.0
 _FILES: Final = "VK_DRIVER_FILES", "VK_ICD_FILENAMES"
@@ -30,11 +30,11 @@ OnOutput = Callable[[bytes], None]
 
 
 class DeadDriver(msgspec.Struct, frozen=True):
-    """A driver that ended the process that listed its devices.
+    """A driver that does not list its devices, or ended the process that listed them.
 
     Attributes:
         manifest: Its manifest.
-        problem: How the process ended, and its last words.
+        problem: How the process ended with its last words, or what the driver said.
     """
 
     manifest: str
@@ -89,21 +89,17 @@ def list_all(*, opens: bool = True, all_features: bool = False, on_output: OnOut
     answer = _asked(request, environment, on_output)
     dead: list[DeadDriver] = []
     files = ""
-    if isinstance(answer, str):
+    if not isinstance(answer, Listed):
         dead, alive = _tried_alone(request, environment)
-        if not dead:
-            raise DeviceError(f"listing the devices: a driver or layer {answer}")
-        files = os.pathsep.join(alive)
-        if not alive:
-            return Listing((), tuple(dead))
-        answer = _asked(request, _restricted(environment, files), on_output)
-    match answer:
-        case Listed():
-            return Listing(answer.devices, tuple(dead), files)
-        case SentError() if dead:
-            return Listing((), tuple(dead), files)
-        case SentError():
-            raise answer.error()
+        files = os.pathsep.join(alive) if dead else ""
+        if dead and alive:
+            answer = _asked(request, _restricted(environment, files), on_output)
+    if isinstance(answer, Listed):
+        return Listing(answer.devices, tuple(dead), files)
+    if dead:
+        return Listing((), tuple(dead), files)
+    if isinstance(answer, SentError):
+        raise answer.error()
     raise DeviceError(f"listing the devices: a driver or layer {answer}")
 
 
@@ -111,9 +107,13 @@ def _tried_alone(request: Request, environment: Mapping[str, str]) -> tuple[list
     dead: list[DeadDriver] = []
     alive: list[str] = []
     for manifest in driver_manifests(environment):
-        answer = _asked(request, _restricted(environment, manifest))
+        answer: Answer | str = "is no manifest of a driver"
+        if is_manifest(manifest):
+            answer = _asked(request, _restricted(environment, manifest))
         if isinstance(answer, str):
             dead.append(DeadDriver(manifest, answer))
+        elif isinstance(answer, SentError) and answer.kind != NoDeviceError.__name__:
+            dead.append(DeadDriver(manifest, f"does not list its devices: {answer.message}"))
         else:
             alive.append(manifest)
     return dead, alive

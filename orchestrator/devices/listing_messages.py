@@ -9,37 +9,22 @@ from orchestrator.devices.device import DeviceFeatures, DeviceIdentity
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """A request: describe devices.
+    """A request: describe devices."""
 
-    Attributes:
-        selector: The one device; None for all that the loader finds.
-        opens: Whether to open them, too.
-        all_features: Whether to enable everything that they support.
-        variables: Environment variables to set before, from which a driver reads its target.
-    """
-
-    selector: str | None = None
+    selector: str | None = None  # None for all that the loader finds
     opens: bool = True
-    all_features: bool = False
-    variables: dict[str, str] = {}
+    all_features: bool = False  # whether to enable everything that they support
+    variables: dict[str, str] = {}  # to set before, since a driver reads its target from them
 
 
 class DeviceEntry(msgspec.Struct, frozen=True):
-    """A device as its driver describes it.
+    """A device as its driver describes it."""
 
-    Attributes:
-        selector: How `open_device` is told to take it.
-        identity: Its identity.
-        features: Its features; None where it was not opened.
-        problem: Why it cannot be opened, or "".
-        cache_problem: Why it cannot create a pipeline cache, or "".
-    """
-
-    selector: str
+    selector: str  # as `open_device` takes it
     identity: DeviceIdentity
-    features: DeviceFeatures | None = None
-    problem: str = ""
-    cache_problem: str = ""
+    features: DeviceFeatures | None = None  # None where it was not opened
+    problem: str = ""  # why it cannot be opened
+    cache_problem: str = ""  # why it cannot create a pipeline cache
 
 
 class Listed(msgspec.Struct, frozen=True, tag="listed"):

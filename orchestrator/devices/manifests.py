@@ -16,13 +16,6 @@ import msgspec
 
 from orchestrator.errors import NoDeviceError
 
-# Where loaders look for driver manifests on Unix (loader interface documentation, "ICD discovery").
-_MANIFEST_FOLDERS: Final = (
-    "/etc/vulkan/icd.d",
-    "/usr/local/etc/vulkan/icd.d",
-    "/usr/local/share/vulkan/icd.d",
-    "/usr/share/vulkan/icd.d",
-)
 LIBRARIES: Final = {"radv": "libvulkan_radeon", "lavapipe": "libvulkan_lvp", "nvidia": "nvidia"}
 """What each named driver's library is called in its manifest."""
 _PACKAGES: Final = {
@@ -32,40 +25,38 @@ _PACKAGES: Final = {
 }
 
 
-def restricts_to(environment: Mapping[str, str], driver: str) -> bool:
-    """Whether an environment names manifests of the driver, and no others."""
-    paths = _named(environment)
-    return bool(paths) and all(_is_driver(each, driver) for each in paths)
+def manifests_to_name(environment: Mapping[str, str], driver: str) -> str:
+    """What VK_DRIVER_FILES has to be for a driver; "" where it can stay as it is.
+
+    Manifests that a user named stay in force: of several those of this driver, and all where the name of no
+    library tells, as of a build of one's own. Only where they are exactly what this package names for another
+    driver, as in a process that was started for it, are they replaced.
+
+    Raises:
+        NoDeviceError: None is named, and none is installed.
+    """
+    named = _named(environment)
+    own = [each for each in named if _is_driver(each, driver)]
+    if own:
+        return "" if len(own) == len(named) else os.pathsep.join(map(str, own))
+    others = (_installed(environment, other) for other in LIBRARIES if other != driver)
+    if named and named not in others:
+        return ""
+    if installed := _installed(environment, driver):
+        return os.pathsep.join(map(str, installed))
+    folders = ", ".join(map(str, _folders(environment)))
+    raise NoDeviceError(
+        f"no Vulkan driver manifest of {driver} found in {folders}: install {_PACKAGES[driver]}, or name the "
+        "manifest in VK_DRIVER_FILES"
+    )
 
 
 def driver_manifests(environment: Mapping[str, str]) -> list[str]:
-    """Manifests of the drivers that a loader asks in an environment; not those in folders of the user's."""
+    """Manifests of the drivers that a loader asks in an environment."""
     # Where drivers are named, the loader ignores those that are added.
-    places = _named(environment) or [
-        *map(Path, _MANIFEST_FOLDERS),
-        *_paths(environment.get("VK_ADD_DRIVER_FILES")),
-    ]
-    found = (sorted(each.glob("*.json")) if each.is_dir() else [each] for each in places)
-    return [str(each) for some in found for each in some if each.is_file()]
-
-
-def manifests_of(driver: str) -> str:
-    """Manifests of the driver in the first folder that has any, as VK_DRIVER_FILES takes them.
-
-    There are two where the driver is also installed for 32-bit programs. A loader passes over a library that
-    is not for its process, and the manifest alone need not tell.
-
-    Raises:
-        NoDeviceError: None is installed.
-    """
-    for folder in _MANIFEST_FOLDERS:
-        found = [str(path) for path in sorted(Path(folder).glob("*.json")) if _is_driver(path, driver)]
-        if found:
-            return os.pathsep.join(found)
-    raise NoDeviceError(
-        f"no Vulkan driver manifest of {driver} found in {', '.join(_MANIFEST_FOLDERS)}: "
-        f"install {_PACKAGES[driver]}, or name the manifest in VK_DRIVER_FILES"
-    )
+    added = _paths(environment.get("VK_ADD_DRIVER_FILES"))
+    found = _named(environment) or _manifests([*added, *_folders(environment)])
+    return [str(each) for each in found]
 
 
 def driver_library(environment: Mapping[str, str]) -> Path | None:
@@ -114,12 +105,17 @@ def _library_path(manifest: Path) -> str:
     return msgspec.json.decode(manifest.read_bytes(), type=_Manifest).icd.library_path
 
 
-def _is_driver(manifest: Path, driver: str) -> bool:
+def is_manifest(path: str) -> bool:
+    """Whether a file is a manifest of a driver."""
     try:
-        library = _library_path(manifest)
+        return bool(_library_path(Path(path)))
     except (OSError, msgspec.MsgspecError):
-        return False  # not a manifest: the loader passes over it too
-    return LIBRARIES[driver] in Path(library).name.lower()
+        return False
+
+
+def _is_driver(manifest: Path, driver: str) -> bool:
+    # What is no manifest the loader passes over too.
+    return is_manifest(str(manifest)) and LIBRARIES[driver] in Path(_library_path(manifest)).name.lower()
 
 
 def _architecture(file: Path) -> tuple[bytes, bytes]:
@@ -129,8 +125,35 @@ def _architecture(file: Path) -> tuple[bytes, bytes]:
     return head[:6], head[18:]
 
 
+def _installed(environment: Mapping[str, str], driver: str) -> list[Path]:
+    # Of the first folder that has any. There are two where the driver is also installed for 32-bit programs:
+    # a loader passes over a library that is not for its process, and the manifest alone need not tell.
+    for folder in _folders(environment):
+        if found := [each for each in _manifests([folder]) if _is_driver(each, driver)]:
+            return found
+    return []
+
+
+def _folders(environment: Mapping[str, str]) -> list[Path]:
+    # Where loaders look for manifests on Linux (loader interface documentation, "Driver Discovery on Linux").
+    home = environment.get("HOME", "")
+    roots = [
+        environment.get("XDG_CONFIG_HOME") or f"{home}/.config",
+        *(environment.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep),
+        *("/etc", "/usr/local/etc"),
+        environment.get("XDG_DATA_HOME") or f"{home}/.local/share",
+        *(environment.get("XDG_DATA_DIRS") or "/usr/local/share:/usr/share").split(os.pathsep),
+    ]
+    return list(dict.fromkeys(Path(each, "vulkan", "icd.d") for each in roots if each))
+
+
 def _named(environment: Mapping[str, str]) -> list[Path]:
-    return _paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES"))
+    return _manifests(_paths(environment.get("VK_DRIVER_FILES") or environment.get("VK_ICD_FILENAMES")))
+
+
+def _manifests(places: list[Path]) -> list[Path]:
+    found = (sorted(each.glob("*.json")) if each.is_dir() else [each] for each in places)
+    return [each for some in found for each in some if each.is_file()]
 
 
 def _paths(variable: str | None) -> list[Path]:

@@ -109,7 +109,9 @@ def open_device(
 
     try:
         context = DeviceContext.open(
+            chosen.text,
             chosen.index,
+            chosen.driver,
             chosen.name,
             request=request,
             driver_caches=driver_caches,

@@ -14,7 +14,7 @@ from contextlib import suppress
 import msgspec
 
 from orchestrator.devices.drm_shim import shim_at_hand, starts_with, variables_of
-from orchestrator.devices.manifests import LIBRARIES, manifests_of, restricts_to
+from orchestrator.devices.manifests import LIBRARIES, manifests_to_name
 from orchestrator.devices.request import DRIVER_CACHES_OFF
 from orchestrator.errors import NoDeviceError, expect
 
@@ -56,7 +56,7 @@ def environment_of(
 ) -> dict[str, str]:
     """What a process with a given environment must set before it opens a device.
 
-    Manifests of the driver that `base` names in VK_DRIVER_FILES stay in force.
+    Manifests that `base` names in VK_DRIVER_FILES stay in force.
 
     Args:
         selector: As `open_device` takes it.
@@ -75,8 +75,8 @@ def environment_of(
     expect(given, Mapping, "a mapping of environment variables")
     chosen = DeviceSelector.parse(selector)
     needed: dict[str, str] = {} if driver_caches else dict(DRIVER_CACHES_OFF)
-    if chosen.driver and not restricts_to(given, chosen.driver):
-        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = manifests_of(chosen.driver)
+    if chosen.driver and (manifests := manifests_to_name(given, chosen.driver)):
+        needed["VK_DRIVER_FILES"] = needed["VK_ICD_FILENAMES"] = manifests
     if chosen.family:
         needed |= variables_of(chosen.family, {**given, **needed})
     return {name: value for name, value in needed.items() if given.get(name) != value}

@@ -17,18 +17,24 @@ Driver = Callable[[str], Path]
 UNSET = ("VK_ICD_FILENAMES", "RADV_FORCE_FAMILY")
 
 
+def build_library(folder: Path, code: str) -> Path:
+    source, library = folder / "driver.c", folder / "libdriver.so"
+    source.write_text(code)
+    subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
 @pytest.fixture
 def driver(tmp_path: Path) -> Driver:
     """Makes the manifest of a driver that does something as soon as it is asked."""
 
     def made(does: str) -> Path:
-        code, library = tmp_path / "ending.c", tmp_path / "libending.so"
-        code.write_text(
+        library = build_library(
+            tmp_path,
             "#include <stdlib.h>\n#include <unistd.h>\n"
             f"int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) {{ {does}; return 0; }}\n"
-            "void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }\n"
+            "void *vk_icdGetInstanceProcAddr(void *instance, const char *name) { return 0; }\n",
         )
-        subprocess.run([require_tool("gcc"), "-shared", "-fPIC", "-o", library, code], check=True)
         manifest = tmp_path / "ending.json"
         icd = {"library_path": str(library), "api_version": "1.3.0"}
         manifest.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
@@ -53,6 +59,39 @@ def test_a_driver_that_ends_its_process_is_named_and_others_are_listed(
     assert how in told["problem"]
     assert done.document["driver_files"] == str(other)
     assert f"dead driver  {dead}" in done.err
+
+
+_REFUSING = """
+#include <string.h>
+int vk_icdNegotiateLoaderICDInterfaceVersion(unsigned *version) { *version = 5; return 0; }
+static long memory[64] = {0x01CDC0DE};
+static int create(const void *info, const void *callbacks, void **out) { *out = memory; return 0; }
+static int count(const char *layer, unsigned *count, void *out) { *count = 0; return 0; }
+static int refuse(void *instance, unsigned *count, void *out) { return -3; }
+static void none(void) {}
+void *vk_icdGetInstanceProcAddr(void *instance, const char *name) {
+    if (!strcmp(name, "vkCreateInstance")) return create;
+    if (!strcmp(name, "vkEnumerateInstanceExtensionProperties")) return count;
+    if (!strcmp(name, "vkEnumeratePhysicalDevices")) return refuse;
+    return strncmp(name, "vkEnumerate", 11) ? none : 0;
+}
+"""
+
+
+@pytest.mark.parametrize("kind", ["an error at the enumeration", "no JSON"])
+def test_a_driver_that_lists_no_devices_hides_no_others(tmp_path: Path, kind: str) -> None:
+    other, bad = driver_manifest("lavapipe"), tmp_path / "bad.json"
+    if kind == "no JSON":
+        bad.write_text("{")
+    else:
+        library = build_library(tmp_path, _REFUSING)
+        icd = {"library_path": str(library), "api_version": "1.3.0"}
+        bad.write_text(json.dumps({"file_format_version": "1.0.1", "ICD": icd}))
+    environment = {"VK_DRIVER_FILES": f"{bad}:{other}"}
+    done = run_program("devices", "--json", environment=environment, unset=UNSET)
+    (device,) = done.document["devices"]
+    assert "llvmpipe" in device["device_name"]
+    assert {each["manifest"] for each in done.document["dead_drivers"]} <= {str(bad)}
 
 
 @pytest.mark.parametrize("verb", ["devices", "inspect", "export", "merge", "doctor"])

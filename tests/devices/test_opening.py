@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from orchestrator.devices.drm_shim import variables_of
+from orchestrator.devices.manifests import library_folders
+from orchestrator.devices.request import DRIVER_CACHES_OFF
 from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
@@ -31,9 +33,65 @@ def test_selectors(text: str, expected: DeviceSelector) -> None:
 
 
 def test_a_driver_that_is_not_installed_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("orchestrator.devices.manifests._MANIFEST_FOLDERS", ())
+    monkeypatch.setattr("orchestrator.devices.manifests._installed", lambda *_: [])
     with pytest.raises(NoDeviceError, match="mesa-vulkan-drivers"):
         environment_of("radv:navi21", base={})
+
+
+def manifest(path: Path, library: str) -> str:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        json.dumps({"file_format_version": "1.0.1", "ICD": {"library_path": library, "api_version": "1.3.0"}})
+    )
+    return str(path)
+
+
+def test_manifests_that_a_user_names_stay_in_force(tmp_path: Path) -> None:
+    own = manifest(tmp_path / "own" / "mine.json", "/opt/mesa/libvulkan_radeon.so")
+    unusual = manifest(tmp_path / "unusual.json", "/opt/mesa/my_build.so")
+    other = manifest(tmp_path / "other.json", "libvulkan_lvp.so")
+    for named in (own, unusual, str(tmp_path / "own"), f"{own}:{tmp_path}/missing.json"):
+        assert "VK_DRIVER_FILES" not in environment_of("radv", base={"VK_DRIVER_FILES": named}), named
+    of_two = environment_of("radv", base={"VK_ICD_FILENAMES": f"{other}:{own}"})
+    assert of_two["VK_DRIVER_FILES"] == of_two["VK_ICD_FILENAMES"] == own
+
+
+def test_manifests_are_looked_for_where_the_loader_looks(tmp_path: Path) -> None:
+    found = manifest(tmp_path / "b" / "vulkan" / "icd.d" / "x.json", "libvulkan_radeon.so")
+    base = {
+        "XDG_DATA_DIRS": f"{tmp_path}/a:{tmp_path}/b",
+        "XDG_CONFIG_DIRS": str(tmp_path),
+        "HOME": str(tmp_path),
+    }
+    in_etc = [
+        *Path("/etc/vulkan").glob("icd.d/*radeon*"),
+        *Path("/usr/local/etc/vulkan").glob("icd.d/*radeon*"),
+    ]
+    if not in_etc:
+        assert environment_of("radv", base=base)["VK_DRIVER_FILES"] == found
+    first = manifest(tmp_path / "vulkan" / "icd.d" / "x.json", "libvulkan_radeon.so")
+    assert environment_of("radv", base=base)["VK_DRIVER_FILES"] == first
+
+
+_ANOTHER = """
+from orchestrator import NoDeviceError, open_device
+def main():
+    try:
+        open_device("radv")
+    except NoDeviceError as error:
+        return str(error)
+"""
+
+
+def test_a_selector_gets_no_device_of_another_driver(tmp_path: Path) -> None:
+    library = json.loads(driver_manifest("lavapipe").read_text())["ICD"]["library_path"]
+    renamed = tmp_path / "a_build_of_mine.so"
+    places = [library, *(f"{each}/{library}" for each in library_folders())]
+    renamed.symlink_to(next(each for each in places if Path(each).is_file()))
+    named = manifest(tmp_path / "mine.json", str(renamed))
+    said = run_on_device(None, _ANOTHER, environment={"VK_DRIVER_FILES": named, **DRIVER_CACHES_OFF})
+    assert "no device answers to 'radv'; the loader found llvmpipe" in said
+    assert named in said
 
 
 def test_a_process_sets_what_its_environment_lacks() -> None:

@@ -198,13 +198,14 @@ _BUFFERS_AFTER_BIND: Final = tuple(
 )
 
 # Extensions that pipelines never need: video needs other queues; the others slow a driver down, trace it,
-# turn its pipeline caches off (VK_AMD_shader_info in Mesa), or exclude a core feature. (VK_KHR_swapchain is
-# wanted, because captured render passes end in the layout for presenting.)
+# turn its pipeline caches off (VK_AMD_shader_info in Mesa), exclude a core feature, or change what commands
+# mean (VK_SEC_pipeline_cache_incremental_mode: a read gives only what is new). (VK_KHR_swapchain is wanted,
+# because captured render passes end in the layout for presenting.)
 _UNWANTED_EXTENSIONS: Final = re.compile(
     r"VK_KHR_video_.*|VK_.*_video_.*|VK_EXT_device_memory_report|VK_NV_device_diagnostic.*"
     r"|VK_NV_low_latency.*|VK_EXT_buffer_device_address|VK_AMD_negative_viewport_height"
     r"|VK_NV_cuda_kernel_launch|VK_AMD_shader_info|VK_EXT_validation_cache|VK_AMD_anti_lag|VK_NV_present_.*"
-    r"|VK_EXT_full_screen.*|VK_(EXT|KHR)_device_fault"
+    r"|VK_SEC_.*|VK_EXT_full_screen.*|VK_(EXT|KHR)_device_fault"
 )
 
 

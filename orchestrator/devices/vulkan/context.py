@@ -158,7 +158,9 @@ class DeviceContext:
     @classmethod
     def open(
         cls,
+        text: str = "",
         index: int | None = None,
+        driver: str = "",
         name: str = "",
         *,
         request: DeviceRequest | None = None,
@@ -172,7 +174,7 @@ class DeviceContext:
             wanted.application if request is not None else None, wishes.instance_extensions
         )
         try:
-            physical = instance.find(index, name)
+            physical = instance.find(text, index, driver, name)
             capabilities = ChosenCapabilities(
                 instance, physical, evolve(wanted, extensions=wanted.extensions | wishes.device_extensions)
             )

@@ -123,6 +123,8 @@ class PipelineCreation:
                 one = slice(each, each + 1)
                 again = self._calls(kind, infos[one], handles[one], source, None)
                 results[each] = again[0][1] if again else SUCCESS
+        # VK_SUCCESS with VK_NULL_HANDLE: a driver that says so has made nothing.
+        results[(results == SUCCESS) & (handles == 0)] = ERROR_UNKNOWN
         return results
 
     def _calls(

@@ -215,6 +215,8 @@ _API_VERSION_1_4: Final = (1 << 22) | (4 << 12)
 _PROPERTIES_2: Final = "VK_KHR_get_physical_device_properties2"
 _WANTED_EXTENSIONS: Final = frozenset({"VK_KHR_surface", "VK_KHR_get_surface_capabilities2", _PROPERTIES_2})
 _ERROR_INCOMPATIBLE_DRIVER: Final = -9
+# VkDriverId of each driver that a selector names.
+_DRIVER_IDS: Final = {"radv": 3, "lavapipe": 13, "nvidia": 4}
 _NO_DRIVER: Final = (
     "the Vulkan loader found no driver: {}install mesa-vulkan-drivers (24.3 or later; on Debian 12 from "
     "bookworm-backports) and use the selector radv:navi21, which needs no GPU, or simulated, which needs no "
@@ -336,21 +338,23 @@ class VulkanInstance:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def find(self, index: int | None = None, name: str = "") -> PhysicalDevice:
-        """A physical device by position, or by a part of a name, its own or its driver's; else the first."""
+    def find(self, text: str, index: int | None, driver: str, name: str) -> PhysicalDevice:
+        """The first physical device that the parts of a selector fit."""
         devices = self.physical_devices
         if not devices:
             raise _none_found()
-        if index is not None:
-            if index < len(devices):
-                return devices[index]
-        else:
-            for each in devices:
-                if name.lower() in f"{each.identity.device_name} {each.identity.driver_name}".lower():
-                    return each
+        for number, each in enumerate(devices):
+            of = each.identity
+            if (
+                index in (None, number)
+                and (not driver or of.driver_id == _DRIVER_IDS[driver])
+                and name.lower() in f"{of.device_name} {of.driver_name}".lower()
+            ):
+                return each
         found = ", ".join(f"{each.identity.device_name} as device {n}" for n, each in enumerate(devices))
-        asked = name if index is None else str(index)
-        raise NoDeviceError(f"no device answers to {asked!r}; the loader found {found}")
+        files = os.environ.get("VK_DRIVER_FILES") or os.environ.get("VK_ICD_FILENAMES")
+        named = f"; VK_DRIVER_FILES={files} names the drivers that it asks" if files else ""
+        raise NoDeviceError(f"no device answers to {text!r}; the loader found {found}{named}")
 
     def close(self) -> None:
         """Destroy the instance, once, after all objects made from it."""

@@ -17,11 +17,13 @@ from attrs import evolve, field, frozen
 from orchestrator.devices.device import (
     ERROR_DEVICE_LOST,
     ERROR_OUT_OF_HOST_MEMORY,
+    ERROR_UNKNOWN,
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
     NO_SOURCE,
     NOT_READY,
     PIPELINE_COMPILE_REQUIRED,
+    SUCCESS,
     CallSplit,
     DriverObserver,
     DriverStep,
@@ -377,11 +379,11 @@ def test_what_one_call_of_a_batch_did_not_create_is_asked_for_again_by_itself(
     prepared = device.prepare(image)
     compute = compute_of(image)
     watched = watch(device)
-    watched.refusals.extend([0, ERROR_OUT_OF_HOST_MEMORY])  # the first wrote nothing, and told nobody
+    watched.refusals.extend([SUCCESS, ERROR_OUT_OF_HOST_MEMORY])  # the first gives null handles
     split = CallSplit(3, lambda: True)
     batch = device.create_pipelines(prepared, compute[:7], NO_SOURCE, keep=True, split=split)
     assert [len(flags) for _, flags in watched.calls] == [3, 3, 1, 1, 1, 1]
-    assert not batch.results.any()
+    assert batch.results.tolist() == [ERROR_UNKNOWN] * 3 + [SUCCESS] * 4
     assert (batch.handles != 0).tolist() == [False] * 3 + [True] * 4
     device.destroy_pipelines(batch.handles)
 
