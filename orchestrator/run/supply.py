@@ -18,13 +18,11 @@ from __future__ import annotations
 import inspect
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
-from operator import itemgetter
 from typing import Final
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import trio
@@ -42,17 +40,8 @@ from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 
 _SLOW_NS: Final = 1_000_000_000
 
-
 _Name = tuple[int, int]
 """A module: where its supplied code is kept, as the `id` of that, and its key."""
-
-
-def _name(identified: IdentifiedModules, key: int) -> _Name:
-    return id(identified.code), key
-
-
-def _asked(identified: IdentifiedModules) -> int:
-    return id(identified.provider.stands_for or identified.provider)
 
 
 @frozen(eq=False)
@@ -60,19 +49,19 @@ class _Module:
     part: PreparedPipelines
     identified: IdentifiedModules
     number: int
-    key: int
+
+    @property
+    def key(self) -> int:
+        return self.identified.image.modules[self.number].key
 
     @property
     def name(self) -> _Name:
-        return _name(self.identified, self.key)
+        return id(self.identified.code), self.key
 
-
-@frozen
-class _Given:
-    """Supplied code: its size in bytes, and whether its identifier differs from the known one."""
-
-    size: int
-    changed: bool = False
+    @property
+    def provider_id(self) -> int:
+        provider = self.identified.provider
+        return id(provider.stands_for or provider)
 
 
 @define(eq=False)
@@ -84,17 +73,16 @@ class SpirvSupply:
     exchange: Exchange
     settle: Callable[[OutcomeStatus, Mapping[int, str]], None]
     notes: list[str] = field(factory=list)
-    _record: IdentifiersRecord = field(factory=IdentifiersRecord)
+    _counts: Counter[str] = field(factory=Counter)  # fields of the record
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot)
     _queue: dict[_Name, _Module] = field(factory=dict)  # not requested yet
-    # Those that are waited for, by `_asked`: the most urgent last; None: not known.
-    _order: dict[int, list[tuple[int, _Name]]] | None = None
-    _wanted: dict[_Name, list[int]] = field(factory=dict)  # jobs that wait for each module
+    _order: list[_Name] | None = None  # those that are waited for, the most urgent last; None: not known
+    _wanted: dict[_Name, list[int]] = field(factory=lambda: defaultdict(list))  # jobs that wait for each
     _waits: dict[int, set[_Name]] = field(factory=dict)  # modules that each job waits for
     _refused: dict[_Name, Refusal] = field(factory=dict)
     _judges: dict[int, SuppliedJudge] = field(factory=dict)
     _judging: threading.Lock = field(factory=threading.Lock)
-    # Of each provider, by `_asked`: its calls that have not returned, and the modules that it is asked for.
+    # Of each provider: its calls that have not returned, and how many modules it is asked for.
     _calls: dict[int, trio.CapacityLimiter] = field(factory=dict)
     _active: Counter[int] = field(factory=Counter)
 
@@ -106,32 +94,23 @@ class SpirvSupply:
     def take(self, jobs: npt.NDArray[np.int32]) -> None:
         """Supply the code of jobs that were not found without it."""
         ready: list[int] = []
-        unknown = 0
         for job in jobs.tolist():
-            part, own = self.parts.part_of(job)
-            identified = part.identified
-            assert identified is not None  # noqa: S101 - other jobs are never missed
-            unknown += not identified.known(np.array([own], np.int32))[0]
-            lacking: set[_Name] = set()
-            for number in identified.needed(own):
-                key = identified.image.modules[number].key
-                if key in identified.code:
-                    continue
-                name = _name(identified, key)
-                lacking.add(name)
+            part, identified, own = self._identified(job)
+            self._counts["missed"] += 1
+            self._counts["unknown"] += not identified.known(np.array([own], np.int32))[0]
+            modules = [_Module(part, identified, number) for number in identified.needed(own)]
+            lacking = {each.name: each for each in modules if each.key not in identified.code}
+            self._waits[job] = set(lacking)
+            for name, module in lacking.items():
                 if name not in self._wanted and name not in self._refused:
-                    self._queue[name] = _Module(part, identified, number, key)
-                    provider = identified.provider
-                    self._calls.setdefault(_asked(identified), trio.CapacityLimiter(provider.concurrency))
-                self._wanted.setdefault(name, []).append(job)
-            self._waits[job] = lacking
-            if not lacking:
-                ready.append(job)
-            elif refused := [self._refused[name] for name in lacking if name in self._refused]:
+                    self._queue[name] = module
+                    concurrency = identified.provider.concurrency
+                    self._calls.setdefault(module.provider_id, trio.CapacityLimiter(concurrency))
+                self._wanted[name].append(job)
+            if refused := [self._refused[name] for name in lacking if name in self._refused]:
                 self._refuse([job], refused[0])
-        self._record = msgspec.structs.replace(
-            self._record, missed=self._record.missed + len(jobs), unknown=self._record.unknown + unknown
-        )
+            elif not lacking:
+                ready.append(job)
         self._settle(ready)
         self.reorder()
 
@@ -150,27 +129,26 @@ class SpirvSupply:
                 nursery.start_soon(self._supply, module)
 
     def _next(self) -> _Module | None:
-        """Takes the most urgent module that may be asked for; None where there is none."""
-        free = [number for number in self._calls if self._is_free(number)]
-        if not (free and self._queue):
+        """Take the most urgent module that may be asked for; None where there is none."""
+        if not (self._queue and any(map(self._is_free, self._calls))):
             return None
         if self._order is None:
             self._order = self._ordered()
-        heads = [order for number in free if (order := self._order.get(number))]
-        if not heads:
-            return None
-        _, name = min(heads, key=itemgetter(-1)).pop()
-        module = self._queue.pop(name)
-        self._active[_asked(module.identified)] += 1
-        return module
+        for place in reversed(range(len(self._order))):
+            module = self._queue[self._order[place]]
+            if self._is_free(module.provider_id):
+                del self._queue[self._order.pop(place)]
+                self._active[module.provider_id] += 1
+                return module
+        return None
 
-    def _is_free(self, number: int) -> bool:
+    def _is_free(self, provider_id: int) -> bool:
         """Whether a provider may be asked once more: also where all its calls are stuck, to end in time."""
-        calls, active = self._calls[number], self._active[number]
+        calls, active = self._calls[provider_id], self._active[provider_id]
         stuck = max(0, calls.borrowed_tokens - active)  # nobody waits for these threads any more
         return active + stuck < calls.total_tokens or stuck >= calls.total_tokens
 
-    def _ordered(self) -> dict[int, list[tuple[int, _Name]]]:
+    def _ordered(self) -> list[_Name]:
         names = list(self._queue)
         waiting = [self._wanted[name] for name in names]
         of_name = np.repeat(np.arange(len(names)), list(map(len, waiting)))
@@ -178,51 +156,35 @@ class SpirvSupply:
         with self.exchange.looking() as schedule:
             waits = np.isin(every, schedule.unsettled(every))
             order = schedule.in_order(every[waits])
-        ranked = of_name[waits][order].tolist()
-        found: dict[int, list[tuple[int, _Name]]] = {}
-        for place, each in reversed([*enumerate(dict.fromkeys(ranked))]):
-            asked = _asked(self._queue[names[each]].identified)
-            found.setdefault(asked, []).append((place, names[each]))
-        return found
+        return [names[each] for each in dict.fromkeys(of_name[waits][order].tolist())][::-1]
 
     async def _supply(self, module: _Module) -> None:
-        began = time.perf_counter_ns()
+        counts, began = self._counts, time.perf_counter_ns()
         try:
-            found = await self._ask(module)
+            refusal = await self._ask(module)
         finally:
-            self._active[_asked(module.identified)] -= 1
+            self._active[module.provider_id] -= 1
             self._lot.unpark_all()
         took_ns = time.perf_counter_ns() - began
         if took_ns >= _SLOW_NS:
             self.notes.append(f"shader {module.key:016x} took the provider {took_ns / 1e9:.1f} s")
+        counts["asked"] += 1
+        counts["provider_ns"] += took_ns
+        counts["slowest_ns"] = max(counts["slowest_ns"], took_ns)
         waiting = self._wanted.pop(module.name, [])
-        given = _Given(0) if isinstance(found, Refusal) else found
-        record = self._record
-        self._record = msgspec.structs.replace(
-            record,
-            asked=record.asked + 1,
-            refused=record.refused + isinstance(found, Refusal),
-            changed=record.changed + given.changed,
-            supplied_bytes=record.supplied_bytes + given.size,
-            provider_ns=record.provider_ns + took_ns,
-            slowest_ns=max(record.slowest_ns, took_ns),
-        )
-        if isinstance(found, Refusal):
-            text = f"shader module {module.key:016x}: {found.reason}"
-            self._refused[module.name] = refusal = Refusal(text, found.unsupported)
-            self._refuse(waiting, refusal)
+        if refusal is not None:
+            counts["refused"] += 1
+            text = f"shader module {module.key:016x}: {refusal.reason}"
+            self._refused[module.name] = Refusal(text, refusal.unsupported)
+            self._refuse(waiting, self._refused[module.name])
             return
-        ready = []
+        waiting = [job for job in waiting if job in self._waits]  # not those of which other code was refused
         for job in waiting:
-            lacking = self._waits.get(job)
-            if lacking is None:
-                continue  # other code that it needs was refused
-            lacking.discard(module.name)
-            if not lacking:
-                ready.append(job)
-        self._settle(ready)
+            self._waits[job].discard(module.name)
+        self._settle(job for job in waiting if not self._waits[job])
 
-    async def _ask(self, module: _Module) -> Refusal | _Given:
+    async def _ask(self, module: _Module) -> Refusal | None:
+        """Get the code of a module, and keep it; returns why it cannot be used."""
         provider = module.identified.provider
         try:
             with trio.fail_after(provider.timeout_s):
@@ -233,34 +195,45 @@ class SpirvSupply:
             raise  # this run's end, or the program's
         except BaseException as error:  # noqa: BLE001 - such as asyncio.CancelledError
             return _failure(error)
-        if isinstance(code, Refusal):
-            return code
-        checked = await trio.to_thread.run_sync(self._checked, module, code)
-        return checked if isinstance(checked, Refusal) else self._keep(module, checked)
+        if not (provider.trusted or isinstance(code, Refusal)):
+            refusal = await trio.to_thread.run_sync(self._judged, module, code)
+            code = code if refusal is None else refusal
+        return code if isinstance(code, Refusal) else self._keep(module, code)
 
     async def _translated(self, module: _Module) -> object:
-        """What the provider gives, or why it raised. A stuck thread keeps its token until it returns."""
-        translate, calls = module.identified.provider.translate, self._calls[_asked(module.identified)]
-        if _is_async(translate):
-            async with calls:
-                return await translate(module.key)  # type: ignore[misc]
+        """What the provider gives. A stuck thread keeps its token until it returns."""
         # Captured, for trio takes a function that returns an awaitable for a mistake.
         given = await trio.to_thread.run_sync(
-            capture, translate, module.key, abandon_on_cancel=True, limiter=calls
+            capture,
+            module.identified.provider.translate,
+            module.key,
+            abandon_on_cancel=True,
+            limiter=self._calls[module.provider_id],
         )
         if isinstance(given, Error):
             return _failure(given.error)
         code = given.unwrap()
         return await code if inspect.isawaitable(code) else code
 
-    def _checked(self, module: _Module, code: object) -> Refusal | bytes:
-        identified = module.identified
-        if not identified.provider.trusted:
-            refusal = self._judge(identified).refusal(module.number, code)
-            if refusal is not None:
-                return refusal
-        assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged
-        return bytes(code)
+    def _judged(self, module: _Module, code: object) -> Refusal | None:
+        return self._judge(module.identified).refusal(module.number, code)
+
+    def _keep(self, module: _Module, code: object) -> Refusal | None:
+        assert isinstance(code, bytes | bytearray | memoryview)  # noqa: S101 - it was judged, or is trusted
+        identified, number = module.identified, module.number
+        identified.code.put(module.key, b"" if identified.provider.trusted else bytes(code))
+        if self.device.features.shader_module_identifiers:
+            known = identified.identifier(number)
+            try:
+                found = self.device.code_identifier(module.part, number)
+            except OrchestratorError as error:
+                return Refusal(str(error))
+            if found != known:
+                identified.learn(number, found)
+                identified.learned[module.key] = found
+                self._counts["changed"] += bool(known)
+        self._counts["supplied_bytes"] += len(code)
+        return None
 
     def _judge(self, identified: IdentifiedModules) -> SuppliedJudge:
         with self._judging:
@@ -270,35 +243,20 @@ class SpirvSupply:
                 self._judges[id(identified)] = judge
         return judge
 
-    def _keep(self, module: _Module, code: bytes) -> Refusal | _Given:
-        identified = module.identified
-        identified.code.put(module.key, b"" if identified.provider.trusted else code)
-        if not self.device.features.shader_module_identifiers:
-            return _Given(len(code))
-        known = identified.identifier(module.number)
-        try:
-            found = self.device.code_identifier(module.part, module.number)
-        except OrchestratorError as error:
-            return Refusal(str(error))
-        if found == known:
-            return _Given(len(code))
-        identified.learn(module.number, found)
-        identified.learned[module.key] = found
-        return _Given(len(code), changed=bool(known))
+    def _identified(self, job: int) -> tuple[PreparedPipelines, IdentifiedModules, int]:
+        part, own = self.parts.part_of(job)
+        assert part.identified is not None  # noqa: S101 - other jobs are never missed
+        return part, part.identified, own
 
     def _settle(self, jobs: Iterable[int]) -> None:
-        ready: list[int] = []
-        for job in jobs:
-            part, own = self.parts.part_of(job)
-            identified = part.identified
-            assert identified is not None  # noqa: S101
-            ready.append(job)
+        ready = list(jobs)
+        for job in ready:
             del self._waits[job]
+            _, identified, own = self._identified(job)
             identified.settle([own])
-        if not ready:
-            return
-        with self.exchange.steering(reorders=False) as schedule:
-            schedule.supplied(ready)
+        if ready:
+            with self.exchange.steering(reorders=False) as schedule:
+                schedule.supplied(ready)
 
     def _refuse(self, jobs: Iterable[int], refusal: Refusal) -> None:
         reasons = {job: refusal.reason for job in jobs if self._waits.pop(job, None) is not None}
@@ -311,20 +269,16 @@ class SpirvSupply:
 
     def record(self, table: OutcomeTable) -> IdentifiersRecord:
         """The record, once all workers have ended."""
-        created = np.isin(table.status, CREATED_CODES)
-        found = modules = known = size = 0
+        created, counts = np.isin(table.status, CREATED_CODES), self._counts
         for first, part in self.parts.items():
-            identified = part.identified
-            if identified is None:
-                continue
-            own = created[first : first + len(part.image)] & identified.lacking
-            found += int(np.count_nonzero(own))
-            modules += len(identified.image.modules)
-            known += identified.known_at_start
-            size += sum(each.code_size for each in identified.image.modules)
-        return msgspec.structs.replace(
-            self._record, modules=modules, known=known, code_bytes=size, created=found
-        )
+            if (identified := part.identified) is not None:
+                own = created[first : first + len(part.image)] & identified.lacking
+                modules = identified.image.modules
+                counts["created"] += int(np.count_nonzero(own))
+                counts["modules"] += len(modules)
+                counts["known"] += identified.known_at_start
+                counts["code_bytes"] += sum(each.code_size for each in modules)
+        return IdentifiersRecord(**counts)
 
 
 def _failure(error: BaseException) -> Refusal:
@@ -335,8 +289,3 @@ def _failure(error: BaseException) -> Refusal:
     except Exception:  # noqa: BLE001 - the provider's own class, whose text is not worth a run
         words = "it does not say why"
     return Refusal(f"the provider failed: {type(error).__name__}: {words}")
-
-
-def _is_async(translate: object) -> bool:
-    call = getattr(translate, "__call__", None)  # noqa: B004
-    return inspect.iscoroutinefunction(translate) or inspect.iscoroutinefunction(call)
