@@ -6,17 +6,12 @@
 
 `run_pipelines` (execution.py) is a session in which everything is submitted before the first batch.
 
-Guarantees, in addition to those of a run (workers.py):
-- When `cancel` returns, no driver call for the cancelled pipelines is in flight: none uses a cache for them.
-- A time limit stops between batches. The other pipelines stay queued for the next limit.
-- `submit` waits while the queue is full, and queues pipelines in the given order.
-- Leaving the block waits for all submitted pipelines. Leaving it by an exception, or cancelled, waits only
-  for the calls in flight, merges the compiled pipelines, and destroys kept pipelines that were not taken. The
-  exception of the caller or of a worker is raised unchanged.
-- Progress counts submitted pipelines, and ends at exactly all of them.
-- A lost device is reported once, by DeviceLostError: from `finish` or `close`, else from the block.
-- Waiting in another trio loop than that of `open_session` is refused.
-Assumptions: a session belongs to the trio thread; any number of tasks may use it there. `poll`, `take`,
+Guarantees, beside those of a run (workers.py): when `cancel` returns, no driver call for the cancelled
+pipelines is in flight. A time limit stops between batches. Leaving the block waits for all submitted
+pipelines; leaving it by an exception, or cancelled, waits only for the calls in flight, merges what was
+compiled, and destroys kept pipelines that were not taken. Progress counts submitted pipelines, and ends at
+exactly all of them. A lost device is reported once: by `finish` or `close`, else by the block.
+Assumptions: a session belongs to the trio thread, where any number of tasks may use it. `poll`, `take`,
 `progress`, `remainder`, `remaining`, `unsettled` and `outcome_of` may be called from any thread. Programs
 without trio use session_thread.py.
 """
@@ -141,11 +136,11 @@ def _checked_group(group: int | None) -> int:
 
 
 class DeviceLostError(DeviceError):
-    """VK_ERROR_DEVICE_LOST ended a session: each further call would fail.
+    """VK_ERROR_DEVICE_LOST ended a session: each further call would fail. The device should be closed.
 
     Attributes:
-        report: The report, with the primary's data if the driver gave it. As with any report, kept pipelines
-            belong to the caller. The device should be closed.
+        report: The report, with the primary's data if the driver gave it. Kept pipelines belong to the
+            caller.
     """
 
     def __init__(self, reason: str, report: RunReport) -> None:
@@ -223,8 +218,8 @@ class PipelineSession:
         Args:
             pipelines: The pipelines.
             priority: How urgent they are.
-            group: A number of the caller's, at least 0, by which they can be cancelled; the last one given
-                for a pipeline counts. None leaves queued pipelines in theirs.
+            group: A number, at least 0, by which they can be cancelled; the last one given for a pipeline
+                counts. None leaves queued pipelines in theirs.
 
         Raises:
             ValueError: There is no such pipeline, group or priority.
@@ -256,8 +251,7 @@ class PipelineSession:
 
         Raises:
             trio.WouldBlock: There is not room for all of them.
-            ValueError: There is no such pipeline, group or priority.
-            trio.ClosedResourceError: The session is closed, or its device was lost.
+            ValueError: As from `submit`, like trio.ClosedResourceError.
         """
         asked = self._chosen(pipelines)
         number, priority = _checked_group(group), checked_priority(priority)
@@ -282,8 +276,8 @@ class PipelineSession:
         worker that creates one of them looks all of them up; what is not stored by then is compiled again.
 
         Args:
-            prepared: The image, prepared on the session's device; the caller keeps it open until the session
-                has ended.
+            prepared: The image, of the session's device; the caller keeps it open until the session has
+                ended.
             skipped: Pipelines to leave out, by their index in the image, with the reason.
             costs_ns: Recorded cost of each, as in `open_session`.
 
@@ -312,13 +306,9 @@ class PipelineSession:
         It is submitted or promoted; a call in flight is waited for. A full queue does not stop it. While a
         task waits here, no time limit stops pipelines with priority NOW.
 
-        Args:
-            pipeline: The pipeline.
-            timeout_s: Longest wait; None: no limit. After it, the pipeline keeps its state and priority.
-
         Raises:
-            TimeoutError: It was not created in time.
-            ValueError: There is no such pipeline, or the wait is negative or no number.
+            TimeoutError: It was not created in `timeout_s`; it keeps its state and priority.
+            ValueError: There is no such pipeline, or the time is negative or no number.
             trio.ClosedResourceError: The session is closed, or its device was lost.
         """
         limit_ns = time_limit_ns(timeout_s)
@@ -330,11 +320,7 @@ class PipelineSession:
         return self.outcome_of(pipeline)
 
     def begin_require(self, pipeline: int) -> Callable[[], Awaitable[PipelineOutcome]]:
-        """The part of `require` that does not wait; returns the part that does, which must be called.
-
-        Raises:
-            ValueError: As from `require`.
-        """
+        """The part of `require` that does not wait; returns the part that does, which must be called."""
         asked = self._chosen(pipeline)
         if len(asked) != 1:
             raise ValueError(
@@ -358,12 +344,9 @@ class PipelineSession:
         return outcome
 
     def promote(self, pipelines: Pipelines, priority: Priority) -> int:
-        """Raise queued pipelines to a priority, with the pipelines that they wait for.
+        """Raise queued pipelines to a priority, with the pipelines that they wait for; returns how many rose.
 
         Pipelines that are not queued stay as they are. None becomes less urgent.
-
-        Returns:
-            How many became more urgent, those that they wait for included.
 
         Raises:
             ValueError: There is no such pipeline or priority.
@@ -403,8 +386,8 @@ class PipelineSession:
 
         Raises:
             ValueError: It is negative, or no number.
-            trio.ClosedResourceError: Something is left that will never begin: the session was closed, or its
-                device was lost.
+            trio.ClosedResourceError: Pipelines are left that will never begin: the session was closed, or
+                lost.
         """
         if seconds is None:
             raise ValueError("a frame has a time: a number of seconds is expected")
@@ -425,11 +408,10 @@ class PipelineSession:
     # --- cancelling
 
     async def cancel(self, pipelines: Pipelines | None = None, *, group: int | None = None) -> int:
-        """Cancel queued pipelines, and wait for those that are in flight.
+        """Cancel queued pipelines, and wait for those that are in flight. All may be submitted again.
 
         Libraries that others link are still created. After the return no driver call is made for the other
-        pipelines. If this call is cancelled itself, it returns early, but no more of them begin. All may be
-        submitted again.
+        pipelines. If this call is cancelled itself, it returns early, but no more of them begin.
 
         Args:
             pipelines: The pipelines; None for all submitted ones.
@@ -468,10 +450,7 @@ class PipelineSession:
     async def wait(self, what: Pipelines) -> tuple[PipelineOutcome, ...]:
         """Wait until pipelines are settled, or the session has ended.
 
-        Pipelines are settled that were created, failed, skipped or cancelled, or never submitted.
-
-        Raises:
-            ValueError: There is no such pipeline.
+        A pipeline is settled that was created, failed, skipped or cancelled, or never submitted.
         """
         return await self._settled(self._chosen(what), urgent=False)
 
@@ -513,9 +492,7 @@ class PipelineSession:
             return News(self._progress(), settled)
 
     def take(self, pipelines: Pipelines) -> npt.NDArray[np.uint64]:
-        """Take kept pipelines, which belong to the caller from now on.
-
-        They are not in the report, and a session that fails does not destroy them.
+        """Take kept pipelines, which belong to the caller from now on, also where the session fails.
 
         Returns:
             Their handles, in ascending order of the indices, shape (n,), uint64; 0 where there is none yet,
@@ -563,8 +540,7 @@ class PipelineSession:
         """End the session after the batches in flight: merge and report; queued pipelines are NOT_RUN.
 
         Raises:
-            DeviceLostError: The device was lost; raised once.
-            trio.BrokenResourceError: The session failed; its block raises the cause.
+            DeviceLostError: As from `finish`, like trio.BrokenResourceError.
         """
         self._closing = True
         if not self._ended.is_set():
@@ -601,7 +577,7 @@ class PipelineSession:
         Args:
             on_started: Called when the caches are open, before the first batch.
             on_progress: Called at the start, at most every 100 ms, and at the end.
-            beside: What runs beside the workers.
+            beside: Tasks beside the workers.
         """
 
         def started() -> None:
@@ -796,9 +772,6 @@ async def open_session(
         pipeline_keys: What `Device.pipeline_keys` gave for all pipelines, if it was asked.
         on_merged: Called in a thread after each merge during the session.
         on_progress: Called in the trio thread at the start, at most every 100 ms, and at the end.
-
-    Yields:
-        The session.
 
     Raises:
         ValueError: As from `run_pipelines`, or the number of costs is not that of the pipelines.

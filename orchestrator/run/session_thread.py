@@ -5,14 +5,11 @@
                     poll, progress, remainder, take (at once, beside it)                      ┘ thread
 
 It has the names and guarantees of session.py. A call that waits there returns a `concurrent.futures.Future`
-here: poll `done()`, use `asyncio.wrap_future`, or `add_done_callback`.
-
-Guarantees: commands of one thread take effect in order, also before the device is open. Only `result` of a
-future and leaving the block may block; other calls take microseconds. The caller may change what it gave. Bad
-arguments become the future's exception. Cancelling a future ends the wait and leaves its pipelines queued;
-`opened` and `ended` cannot be cancelled, because all callers share them. Every future is resolved when the
-session has ended, for whatever reason. An exception of a callback is reported like that of a thread, and ends
-nothing.
+here. Guarantees: commands of one thread take effect in order, also before the device is open. Only `result`
+of a future and leaving the block may block. The caller may change what it gave. Bad arguments become the
+future's exception. Cancelling a future ends the wait and leaves its pipelines queued. Every future is
+resolved when the session has ended, for whatever reason. An exception of a callback is reported like that of
+a thread.
 Assumptions: callbacks of futures run in the session's thread and do not block. A child of `os.fork` uses no
 session of its parent: there every command is refused.
 """
@@ -23,6 +20,7 @@ import atexit
 import os
 import sys
 import threading
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, suppress
@@ -55,10 +53,8 @@ Primary: TypeAlias = PipelineSource | bytes | None
 
 _T = TypeVar("_T")
 _Rest: TypeAlias = Callable[[], Awaitable[Any]]
-_OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
-
-
 _Begin: TypeAlias = Callable[[PipelineSession], Awaitable[_Rest]]
+_OpenOn: TypeAlias = Callable[[Device, PreparedPipelines], AbstractAsyncContextManager[PipelineSession]]
 
 
 @frozen(eq=False)
@@ -74,7 +70,7 @@ class Ticket(Future[tuple[PipelineOutcome, ...]]):
     """Pipelines that were submitted together; the result is their outcomes, once all are settled.
 
     Attributes:
-        indices: The pipelines, ascending, shape (n,), int32; None until the session's thread has queued them.
+        indices: The pipelines, ascending, shape (n,), int32; None until they are queued.
         session: The session that they were submitted to.
     """
 
@@ -86,12 +82,11 @@ class SessionThread:
     """A session in its own thread; made by `start_session`. Thread-safe.
 
     Leaving its block finishes submitted pipelines and waits for the end; leaving by an exception closes the
-    session.
+    session. `opened` and `ended` cannot be cancelled, because all callers share them.
 
     Attributes:
         opened: The device and the prepared pipelines, once the session is open or has failed to open on them;
-            or the exception of the function that should return them. The caller owns both, and closes them
-            after `ended`.
+            or the exception of the function that should return them. The caller closes both after `ended`.
         ended: The report, once the session has ended and does not use the device any more; DeviceLostError
             where the device was lost, or the exception that made it fail.
     """
@@ -103,11 +98,10 @@ class SessionThread:
         self.ended: Future[RunReport] = _shared_future()
         self._session: PipelineSession | None = None
         self._process_id = os.getpid()
+        self._commands: deque[_SentCommand] = deque()
+        self._wake: Callable[[], object] = lambda: None  # until it is open
         self._lock = threading.Lock()
-        # Under the lock: commands from before it is open, how to send one, and unresolved futures.
-        self._backlog: list[_SentCommand] = []
-        self._send: Callable[[_SentCommand], None] = self._backlog.append
-        self._pending: set[Future[Any]] = set()
+        self._pending: set[Future[Any]] = set()  # not resolved yet; under the lock
         self._ends = self._closes = self._over = False
         self._lost: DeviceLostError | None = None
         self._failure: BaseException | None = None
@@ -134,7 +128,7 @@ class SessionThread:
             ticket.indices = queued.indices
             return queued.wait
 
-        self._ask(ticket, begin)
+        self._send(ticket, begin)
         return ticket
 
     def add(
@@ -143,15 +137,10 @@ class SessionThread:
         *,
         skipped: Mapping[int, str] | None = None,
     ) -> Future[range]:
-        """Allow to submit the pipelines of another image, as `PipelineSession.add` does.
+        """Allow to submit the pipelines of another image, as `PipelineSession.add` does; gives their numbers.
 
-        Args:
-            source: The image, or a function that prepares it on the session's device, which is called in its
-                own thread while the session goes on. The caller closes it after `ended`.
-            skipped: Pipelines to leave out, by their index in the image, with the reason.
-
-        Returns:
-            Their numbers.
+        `source` is the image, or a function that prepares it on the session's device, which is called in a
+        thread of its own while the session goes on. The caller closes the image after `ended`.
         """
         given = dict(skipped) if isinstance(skipped, Mapping) else skipped
 
@@ -166,7 +155,7 @@ class SessionThread:
 
             return rest
 
-        return self._ask(Future(), begin)
+        return self._send(Future(), begin)
 
     def require(self, pipeline: int) -> Future[PipelineOutcome]:
         """Create a pipeline before all others, as `PipelineSession.require`.
@@ -178,7 +167,7 @@ class SessionThread:
         async def begin(session: PipelineSession) -> _Rest:
             return session.begin_require(pipeline)
 
-        return self._ask(Future(), begin)
+        return self._send(Future(), begin)
 
     def promote(self, pipelines: Pipelines | Ticket, priority: Priority) -> Future[int]:
         """Make pipelines more urgent as `PipelineSession.promote` does; the result is how many."""
@@ -187,7 +176,7 @@ class SessionThread:
         async def begin(session: PipelineSession) -> _Rest:
             return _already(session.promote(self._indices(chosen.unwrap()), priority))
 
-        return self._ask(Future(), begin)
+        return self._send(Future(), begin)
 
     def cancel(self, pipelines: Pipelines | Ticket | None = None, *, group: int | None = None) -> Future[int]:
         """Cancel as `PipelineSession.cancel`; the result is how many, once none is in flight."""
@@ -197,7 +186,7 @@ class SessionThread:
             asked = None if chosen is None else self._indices(chosen.unwrap())
             return session.begin_cancel(asked, group=group)
 
-        return self._ask(Future(), begin)
+        return self._send(Future(), begin)
 
     def limit_time(self, seconds: float | None) -> Future[None]:
         """Set a time limit as `PipelineSession.limit_time` does."""
@@ -206,7 +195,7 @@ class SessionThread:
             session.limit_time(seconds)
             return _already(None)
 
-        return self._ask(Future(), begin)
+        return self._send(Future(), begin)
 
     # --- looking, at once, without the session's thread
 
@@ -231,8 +220,7 @@ class SessionThread:
         """Take kept pipelines, as `PipelineSession.take`; none of a ticket that is not queued yet.
 
         Raises:
-            ValueError: The session keeps no pipelines, there is no such pipeline, or the ticket is that of
-                another session.
+            ValueError: As there, or the ticket is that of another session.
         """
         session = self._session
         is_queued = not isinstance(pipelines, Ticket) or pipelines.indices is not None
@@ -288,24 +276,23 @@ class SessionThread:
 
             return rest
 
-        self._ask(Future(), begin, ends=True)
+        self._send(Future(), begin, ends=True)
         self._ends = True
         return self.ended
 
     # --- commands
 
-    def _ask(self, future: Future[_T], begin: _Begin, *, ends: bool = False) -> Future[_T]:
+    def _send(self, future: Future[_T], begin: _Begin, *, ends: bool = False) -> Future[_T]:
         """Send a command, whose result the future gets. A session that finishes refuses by itself."""
         if os.getpid() == self._process_id:
             with self._lock:
                 if not (self._over or self._closes):
                     self._pending.add(future)
-                    self._send(_SentCommand(future, begin, ends))
+                    self._commands.append(_SentCommand(future, begin, ends))
+                    self._wake()
                     return future
         failure = self._failure
-        words = (
-            "the session is closed" if failure is None else "the session has failed: `ended` has the cause"
-        )
+        words = "is closed" if failure is None else "has failed: `ended` has the cause"
         _resolve(future, error=_caused(trio.ClosedResourceError(f"the session {words}"), failure))
         return future
 
@@ -344,42 +331,39 @@ class SessionThread:
         atexit.unregister(self._abandon)
 
     async def _serve(self, opened: Opened) -> RunReport | None:
-        """Open the session, obey commands until it has ended."""
-        into, out = trio.open_memory_channel[_SentCommand](float("inf"))
-        token = trio.lowlevel.current_trio_token()
+        """Open the session, obey commands until one has ended it."""
+        token, lot, has_ended = trio.lowlevel.current_trio_token(), trio.lowlevel.ParkingLot(), False
 
-        def put(asked: _SentCommand) -> None:
-            with suppress(trio.ClosedResourceError):  # the session has just ended, as all futures will tell
-                into.send_nowait(asked)
-
-        def send(asked: _SentCommand) -> None:
+        def wake() -> None:
             with suppress(trio.RunFinishedError):
-                token.run_sync_soon(put, asked)
+                token.run_sync_soon(lot.unpark_all, idempotent=True)
 
-        async def wait(asked: _SentCommand, rest: _Rest) -> None:
+        async def obey(sent: _SentCommand, rest: _Rest) -> None:
+            nonlocal has_ended
             try:
-                self._answer(asked.future, await rest())
+                self._answer(sent.future, await rest())
             except Exception as error:  # noqa: BLE001 - it is that future's
-                self._answer(asked.future, error=error)
-            if asked.ends:
-                into.close()
+                self._answer(sent.future, error=error)
+            has_ended |= sent.ends
+            lot.unpark_all()
 
         async with self._open_on(*opened) as session:
             with self._lock:
-                self._session = session
-                for each in self._backlog:
-                    into.send_nowait(each)
-                self._backlog.clear()
-                self._send = send
+                self._session, self._wake = session, wake
             _resolve(self.opened, opened)
-            async with trio.open_nursery() as waiting:
-                async for asked in out:
+            async with trio.open_nursery() as obeying:
+                while not has_ended:
+                    await trio.lowlevel.checkpoint()
+                    if not self._commands:
+                        await lot.park()
+                        continue
+                    sent = self._commands.popleft()
                     try:
-                        rest = await asked.begin(session)
+                        rest = await sent.begin(session)
                     except Exception as error:  # noqa: BLE001 - a bad argument is that future's
-                        self._answer(asked.future, error=error)
+                        self._answer(sent.future, error=error)
                     else:
-                        waiting.start_soon(wait, asked, rest)
+                        obeying.start_soon(obey, sent, rest)
         return session.report
 
     def _answer(self, future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:
@@ -404,13 +388,13 @@ def start_session(
         source: The device and the prepared pipelines, or a function that opens and prepares them, which is
             called in the session's thread. The caller closes both after `ended`; a function that raises
             closes what it opened.
-        options: As in `open_session`, without a capacity.
-        primary: As in `open_session`, or a function that gives it for the opened device, such as one that
-            loads a cache file; it is called once, in the session's thread. The result stays the caller's.
-        costs_ns: As in `open_session`.
-        pipeline_keys: As in `open_session`.
-        on_merged: As in `open_session`.
-        on_progress: Called in the session's thread at the start, at most every 100 ms, and at the end.
+        options: As in `open_session`, like the following; without a capacity.
+        primary: Also a function that gives it for the opened device, such as one that loads a cache file; it
+            is called once, in the session's thread. The result stays the caller's.
+        costs_ns: Recorded costs.
+        pipeline_keys: The driver's keys.
+        on_merged: Called after merges.
+        on_progress: Called in the session's thread.
 
     Raises:
         TypeError: They are no options.

@@ -5,17 +5,14 @@
                                  ...      ─┘
 
 A worker's loop is in its thread, because a hop from trio into a thread and back costs as much as a whole warm
-batch of 64; asking the schedule under a lock costs microseconds. trio is entered again only to wait.
+batch of 64. trio is entered again only to wait.
 
-Guarantees:
-- During the run its caches belong to it: one worker uses a worker cache until the barrier, and the merge
-  afterwards; nobody else touches the primary (the hook of a rolling merge may read it).
-- A driver call is never abandoned. Cancelled, the run hands out no further batch, waits for the calls in
-  flight, then merges and destroys; then trio.Cancelled goes on to the caller.
-- A batch that fails as a whole is tried again one by one, so a good pipeline is not lost to a bad neighbour.
-- However the run ends, it leaves nothing: worker caches, a primary of its own, and kept pipelines without a
-  report are destroyed.
-- A pipeline or a call that fails is an outcome. Misuse, cancellation and bugs are raised.
+Guarantees: one worker uses a worker cache until the barrier, and the merge afterwards; nobody else touches
+the primary (the hook of a rolling merge may read it). A driver call is never abandoned: cancelled, the
+run hands out no further batch, waits for the calls in flight, merges and destroys, then raises
+trio.Cancelled. A batch that fails as a whole is tried again one by one. A pipeline or a call that fails
+is an outcome; misuse, cancellation and bugs are raised. However the run ends, worker caches, a primary of
+its own, and kept pipelines without a report are destroyed.
 Assumptions: one run at a time uses a PreparedPipelines and a primary. Driver calls release the GIL.
 """
 
