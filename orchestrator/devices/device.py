@@ -489,34 +489,21 @@ def in_calls(
 
 
 class PipelineExecutable(msgspec.Struct, frozen=True):
-    """The driver's information about one executable of a pipeline, such as the code of a stage.
+    """The driver's information about one executable of a pipeline, such as the code of a stage."""
 
-    Attributes:
-        name: VkPipelineExecutablePropertiesKHR::name.
-        subgroup_size: VkPipelineExecutablePropertiesKHR::subgroupSize.
-        stage_ns: Sum of the creation feedback of its stages, ns; 0 if the driver gives none.
-        statistics: Name and value of each VkPipelineExecutableStatisticKHR, in the driver's order.
-    """
-
-    name: str
-    subgroup_size: int
-    stage_ns: int
+    name: str  # VkPipelineExecutablePropertiesKHR::name
+    subgroup_size: int  # VkPipelineExecutablePropertiesKHR::subgroupSize
+    stage_ns: int  # sum of the creation feedback of its stages, ns; 0 if the driver gives none
+    # name and value of each VkPipelineExecutableStatisticKHR, in the driver's order
     statistics: tuple[tuple[str, bool | int | float], ...]
 
 
 class PipelineExecutables(msgspec.Struct, frozen=True):
-    """A pipeline that was created for its statistics.
+    """A pipeline that was created for its statistics."""
 
-    Attributes:
-        result: VkResult of its creation.
-        wall_ns: Elapsed time of the call.
-        driver_ns: Driver time by creation feedback; 0 without.
-        executables: Its executables.
-    """
-
-    result: int
-    wall_ns: int
-    driver_ns: int
+    result: int  # VkResult of its creation
+    wall_ns: int  # elapsed time of the call
+    driver_ns: int  # driver time by creation feedback; 0 without
     executables: tuple[PipelineExecutable, ...]
 
 
@@ -564,14 +551,10 @@ class DriverObserver:
     """Learns what a device gives to its driver, before the driver has it. This one does not care.
 
     Called from every thread that uses the device.
-
-    Attributes:
-        watches: Whether each driver call of a batch has to be told.
-        keeps_all: Whether nothing is to be destroyed, and the device not closed.
     """
 
-    watches: ClassVar[bool] = False
-    keeps_all: bool = False
+    watches: ClassVar[bool] = False  # whether each driver call of a batch has to be told
+    keeps_all: bool = False  # whether nothing is to be destroyed, and the device not closed
 
     def entering(
         self,

@@ -30,28 +30,18 @@ OnOutput = Callable[[bytes], None]
 
 
 class DeadDriver(msgspec.Struct, frozen=True):
-    """A driver that does not list its devices, or ended the process that listed them.
-
-    Attributes:
-        manifest: Its manifest.
-        problem: How the process ended with its last words, or what the driver said.
-    """
+    """A driver that does not list its devices, or ended the process that listed them."""
 
     manifest: str
-    problem: str
+    problem: str  # how the process ended with its last words, or what the driver said
 
 
 class Listing(msgspec.Struct, frozen=True):
-    """All devices that the loader finds.
+    """All devices that the loader finds."""
 
-    Attributes:
-        devices: Those of drivers that let their process live.
-        dead: The other drivers.
-        driver_files: Where there are others: what VK_DRIVER_FILES must be for the selectors of `devices`.
-    """
-
-    devices: tuple[DeviceEntry, ...]
-    dead: tuple[DeadDriver, ...] = ()
+    devices: tuple[DeviceEntry, ...]  # those of drivers that let their process live
+    dead: tuple[DeadDriver, ...] = ()  # the other drivers
+    # where there are others: what VK_DRIVER_FILES must be for the selectors of `devices`
     driver_files: str = ""
 
 

@@ -22,21 +22,13 @@ SIMULATED = "simulated"
 
 
 class DeviceSelector(msgspec.Struct, frozen=True):
-    """What a user calls a device, taken apart.
+    """What a user calls a device, taken apart."""
 
-    Attributes:
-        text: As the user wrote it.
-        driver: "radv", "lavapipe", "nvidia", or "" for whatever the loader finds.
-        family: For RADV: the family of a GPU that need not be there, or "".
-        index: Position among the devices, or None.
-        name: Part of a name to look for, or "".
-    """
-
-    text: str
-    driver: str = ""
-    family: str = ""
-    index: int | None = None
-    name: str = ""
+    text: str  # as the user wrote it
+    driver: str = ""  # "radv", "lavapipe", "nvidia", or "" for whatever the loader finds
+    family: str = ""  # for RADV: the family of a GPU that need not be there, or ""
+    index: int | None = None  # position among the devices, or None
+    name: str = ""  # part of a name to look for, or ""
 
     @classmethod
     def parse(cls, text: str) -> DeviceSelector:

@@ -23,62 +23,40 @@ from orchestrator.registry import expressions
 
 
 class Member(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A member of a structure or union.
+    """A member of a structure or union."""
 
-    Attributes:
-        name: Its C name.
-        type: The registry's base type, without const and pointers, such as "VkFormat" or "uint32_t".
-        category: "integer", "float", "bool", "enum", "flags", "handle", "struct", "union", "char", "void",
-            "function".
-        offset: Byte offset in the structure.
-        size: Bytes it takes there, arrays included.
-        format: struct-module character of one element where it is a scalar ("I", "i", "H", "Q", "q", "f",
-            "d", "B"; "Q" for handles and size_t), else "".
-        pointer: Whether the member is a pointer.
-        array: Number of elements of a fixed-size array, 0 for none.
-        length: For a pointer to several: the name of the member that counts them, or an expression of the
-            registry such as "codeSize / 4". "" for a pointer to one. "null-terminated" for a string.
-        optional: Whether it may be null or zero.
-        optional_elements: For a pointer: whether what it points to may be null or zero.
-        selector: For a union: the member that selects which alternative is valid, else "".
-        selection: For a member of a union: enum value names that select it.
-    """
-
-    name: str
-    type: str
+    name: str  # its C name
+    type: str  # the registry's base type, without const and pointers, such as "VkFormat" or "uint32_t"
+    # "integer", "float", "bool", "enum", "flags", "handle", "struct", "union", "char", "void", "function"
     category: str
-    offset: int
-    size: int
+    offset: int  # byte offset in the structure
+    size: int  # bytes it takes there, arrays included
+    # struct-module character of one element where it is a scalar ("I", "i", "H", "Q", "q", "f", "d", "B"; "Q"
+    # for handles and size_t), else ""
     format: str = ""
-    pointer: bool = False
-    array: int = 0
+    pointer: bool = False  # whether the member is a pointer
+    array: int = 0  # number of elements of a fixed-size array, 0 for none
+    # for a pointer to several: the name of the member that counts them, or an expression of the registry such
+    # as "codeSize / 4". "" for a pointer to one. "null-terminated" for a string.
     length: str = ""
-    optional: bool = False
-    optional_elements: bool = False
-    selector: str = ""
-    selection: tuple[str, ...] = ()
+    optional: bool = False  # whether it may be null or zero
+    optional_elements: bool = False  # for a pointer: whether what it points to may be null or zero
+    selector: str = ""  # for a union: the member that selects which alternative is valid, else ""
+    selection: tuple[str, ...] = ()  # for a member of a union: enum value names that select it
 
 
 class Struct(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """A structure or union, by its C name, never an alias.
-
-    Attributes:
-        size: sizeof, bytes.
-        alignment: alignof, bytes.
-        members: In declaration order.
-        s_type: Value of its VkStructureType, or None.
-        extends: Structures whose pNext chain it may stand in.
-        requires: What provides it, in the registry's expression syntax ("," or, "+" and, parentheses);
-            aliases included. "" means always there.
-    """
+    """A structure or union, by its C name, never an alias."""
 
     name: str
-    size: int
-    alignment: int
+    size: int  # sizeof, bytes
+    alignment: int  # alignof, bytes
     union: bool
-    members: tuple[Member, ...]
-    s_type: int | None = None
-    extends: tuple[str, ...] = ()
+    members: tuple[Member, ...]  # in declaration order
+    s_type: int | None = None  # value of its VkStructureType, or None
+    extends: tuple[str, ...] = ()  # structures whose pNext chain it may stand in
+    # what provides it, in the registry's expression syntax ("," or, "+" and, parentheses); aliases included.
+    # "" means always there.
     requires: str = ""
 
     def member(self, name: str) -> Member:
@@ -152,31 +130,20 @@ class Format(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class Registry(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Everything that this package uses of the registry.
+    """Everything that this package uses of the registry."""
 
-    Attributes:
-        version: Header version, such as "1.4.366".
-        structs: Structures that pipelines, their objects, features and properties reach, by name.
-        aliases: Name of each structure alias.
-        enums: By the type name that members use (VkFormat, VkPipelineCreateFlags, VkShaderStageFlagBits).
-        extensions: By name, all of them except disabled ones.
-        dynamic_states: By VkDynamicState value.
-        spirv_capabilities: By the capability's number in SPIR-V.
-        spirv_extensions: By name.
-        formats: By VkFormat value.
-        constants: Such as {"VK_UUID_SIZE": 16}.
-    """
-
-    version: str
+    version: str  # header version, such as "1.4.366"
+    # structures that pipelines, their objects, features and properties reach, by name
     structs: dict[str, Struct]
-    aliases: dict[str, str]
+    aliases: dict[str, str]  # name of each structure alias
+    # by the type name that members use (VkFormat, VkPipelineCreateFlags, VkShaderStageFlagBits)
     enums: dict[str, EnumType]
-    extensions: dict[str, Extension]
-    dynamic_states: dict[int, Enabled]
-    spirv_capabilities: dict[int, Enabled]
-    spirv_extensions: dict[str, Enabled]
-    formats: dict[int, Format]
-    constants: dict[str, int]
+    extensions: dict[str, Extension]  # by name, all of them except disabled ones
+    dynamic_states: dict[int, Enabled]  # by VkDynamicState value
+    spirv_capabilities: dict[int, Enabled]  # by the capability's number in SPIR-V
+    spirv_extensions: dict[str, Enabled]  # by name
+    formats: dict[int, Format]  # by VkFormat value
+    constants: dict[str, int]  # such as {"VK_UUID_SIZE": 16}
 
     def struct(self, name: str) -> Struct:
         """A structure by its name or an alias; KeyError where the tables do not have it."""
@@ -281,22 +248,18 @@ class AnyDevice(msgspec.Struct, frozen=True):
 
     It tells the needs of a set before there is a device, and the capabilities of a simulation. Implements
     `orchestrator.devices.device.DeviceCapabilities`.
-
-    Attributes:
-        api_version: VkPhysicalDeviceProperties::apiVersion.
-        missing_extensions: Names of missing extensions.
-        missing_features: (structure, member) pairs of missing features.
-        properties: Values by (structure, member); None for a missing structure. Others have the largest value
-            of their type, or 1 for a lower bound (minSubgroupSize).
-        formats: (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all.
     """
 
-    api_version: int = NEWEST_VERSION
-    missing_extensions: frozenset[str] = frozenset()
+    api_version: int = NEWEST_VERSION  # VkPhysicalDeviceProperties::apiVersion
+    missing_extensions: frozenset[str] = frozenset()  # names of missing extensions
+    # (structure, member) pairs of missing features
     missing_features: frozenset[tuple[str, str]] = frozenset()
+    # values by (structure, member); None for a missing structure. Others have the largest value of their
+    # type, or 1 for a lower bound (minSubgroupSize).
     properties: Mapping[tuple[str, str], int | float | tuple[int, ...] | None] = msgspec.field(
         default_factory=dict
     )
+    # (linearTiling, optimalTiling, buffer) feature flags by VkFormat; others have all
     formats: Mapping[int, tuple[int, int, int]] = msgspec.field(default_factory=dict)
 
     def has_extension(self, name: str) -> bool:

@@ -67,23 +67,14 @@ _NO_PIPELINES: Final = np.zeros(0, np.int64)
 
 @frozen(eq=False)
 class CallRecord:
-    """The true times of one call.
+    """The true times of one call."""
 
-    Attributes:
-        operation: Name of the device's method.
-        cache: Name of the cache that it used or merged into, "" for none.
-        thread_id: `threading.get_ident()` of the caller.
-        duration_ns: Time inside the driver on the device's clock.
-        lock_wait_ns: Part of it spent waiting for the lock of a cache.
-        pipeline_lock_wait_ns: The waits by pipeline, in the order of the call, shape (n,); empty if it
-            creates none.
-    """
-
-    operation: str
-    cache: str
-    thread_id: int
-    duration_ns: int
-    lock_wait_ns: int
+    operation: str  # name of the device's method
+    cache: str  # name of the cache that it used or merged into, "" for none
+    thread_id: int  # `threading.get_ident()` of the caller
+    duration_ns: int  # time inside the driver on the device's clock
+    lock_wait_ns: int  # part of it spent waiting for the lock of a cache
+    # the waits by pipeline, in the order of the call, shape (n,); empty if it creates none
     pipeline_lock_wait_ns: npt.NDArray[np.int64]
 
 

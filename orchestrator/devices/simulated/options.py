@@ -56,42 +56,32 @@ def _kinds(kinds: Collection[PipelineKind]) -> frozenset[PipelineKind]:
 
 @frozen
 class DriverBugs:
-    """Bugs to simulate; all off by default. Keys are those of pipelines in their set.
+    """Bugs to simulate; all off by default. Keys are those of pipelines in their set."""
 
-    Attributes:
-        stale_uuid_accepted: Initial data with another pipelineCacheUUID is used.
-        uuid_not_bumped: The pipelineCacheUUID does not change with driverVersion.
-        initial_data_dropped: Good initial data is silently ignored.
-        create_fails_on_bad_data: Creating a cache with bad data fails instead of ignoring the data.
-        data_grows_between_calls: How many times the cache grows right after a query of its size.
-        merge_does_nothing: Merging succeeds and changes nothing.
-        cache_is_stub: A cache only ever holds its header: no hits, and merging does nothing.
-        crash: Compiling these aborts the process.
-        hang: Compiling these blocks until the device is closed or releases them.
-        out_of_memory: Compiling these returns VK_ERROR_OUT_OF_HOST_MEMORY.
-        out_of_memory_operations: These commands on caches return VK_ERROR_OUT_OF_HOST_MEMORY.
-        one_pipeline_key: vkGetPipelineKeyKHR returns the same key for all pipelines of these kinds, like
-            NVIDIA 580.159 for ray tracing. Cache hits do not depend on it.
-        binaries_refused: Creating these from their binaries returns VK_ERROR_OUT_OF_HOST_MEMORY.
-        spurious_misses: Creating these from identifiers of their modules returns
-            VK_PIPELINE_COMPILE_REQUIRED regardless of the cache, as VK_EXT_shader_module_identifier allows.
-        results: VkResult of compiling, by key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY.
-    """
-
-    stale_uuid_accepted: bool = False
-    uuid_not_bumped: bool = False
-    initial_data_dropped: bool = False
+    stale_uuid_accepted: bool = False  # initial data with another pipelineCacheUUID is used
+    uuid_not_bumped: bool = False  # the pipelineCacheUUID does not change with driverVersion
+    initial_data_dropped: bool = False  # good initial data is silently ignored
+    # creating a cache with bad data fails instead of ignoring the data
     create_fails_on_bad_data: bool = False
-    data_grows_between_calls: int = 0
-    merge_does_nothing: bool = False
-    cache_is_stub: bool = False
-    crash: frozenset[int] = field(default=frozenset(), converter=_keys)
+    data_grows_between_calls: int = 0  # how many times the cache grows right after a query of its size
+    merge_does_nothing: bool = False  # merging succeeds and changes nothing
+    cache_is_stub: bool = False  # A cache only ever holds its header: no hits, and merging does nothing
+    crash: frozenset[int] = field(default=frozenset(), converter=_keys)  # compiling these aborts the process
+    # compiling these blocks until the device is closed or releases them
     hang: frozenset[int] = field(default=frozenset(), converter=_keys)
+    # compiling these returns VK_ERROR_OUT_OF_HOST_MEMORY
     out_of_memory: frozenset[int] = field(default=frozenset(), converter=_keys)
+    # these commands on caches return VK_ERROR_OUT_OF_HOST_MEMORY
     out_of_memory_operations: frozenset[CacheOperation] = field(default=frozenset(), converter=_operations)
+    # vkGetPipelineKeyKHR returns the same key for all pipelines of these kinds, like NVIDIA 580.159 for ray
+    # tracing. Cache hits do not depend on it.
     one_pipeline_key: frozenset[PipelineKind] = field(default=frozenset(), converter=_kinds)
+    # creating these from their binaries returns VK_ERROR_OUT_OF_HOST_MEMORY
     binaries_refused: frozenset[int] = field(default=frozenset(), converter=_keys)
+    # creating these from identifiers of their modules returns VK_PIPELINE_COMPILE_REQUIRED regardless of the
+    # cache, as VK_EXT_shader_module_identifier allows
     spurious_misses: frozenset[int] = field(default=frozenset(), converter=_keys)
+    # VkResult of compiling, by key, such as -1, VK_ERROR_OUT_OF_HOST_MEMORY
     results: Mapping[int, int] = field(factory=dict, converter=_by_key)
 
 
@@ -125,19 +115,14 @@ def lognormal_cost(median: int, sigma: float, seed: int = 0) -> Callable[[int], 
 
 @frozen
 class CostModel:
-    """The costs of pipelines.
+    """The costs of pipelines."""
 
-    Attributes:
-        compile_ns: Time to compile a pipeline, by key, ns.
-        hit_ns: Time of a cache hit, ns.
-        entry_bytes: Size of a pipeline's code in a cache, by key, without the header of the entry.
-        merge_entry_ns: Time to merge one source entry, duplicates included, ns.
-    """
-
+    # time to compile a pipeline, by key, ns
     compile_ns: Callable[[int], int] = field(factory=lambda: mapped_cost({}))
-    hit_ns: int = _HIT_NS
+    hit_ns: int = _HIT_NS  # time of a cache hit, ns
+    # size of a pipeline's code in a cache, by key, without the header of the entry
     entry_bytes: Callable[[int], int] = field(factory=lambda: mapped_cost({}, _ENTRY_BYTES))
-    merge_entry_ns: int = 0
+    merge_entry_ns: int = 0  # time to merge one source entry, duplicates included, ns
 
     @classmethod
     def constant(cls, compile_ns: int, hit_ns: int = _HIT_NS) -> CostModel:
@@ -214,45 +199,34 @@ def simulated_features(
 
 @frozen
 class SimulatedOptions:
-    """The behaviour of a `SimulatedDevice`.
-
-    Attributes:
-        identity: Its identity.
-        features: Its features for the orchestrator.
-        capabilities: Its capabilities for pipelines.
-        request: The request that opens it, which determines the enabled capabilities; None enables all.
-        keys_depend_on: What its keys depend on besides the pipeline: features as "structure::member", and
-            members of `ApplicationInfo` such as "api_version".
-        locking: The locking of its internally synchronized caches.
-        migrate_every: Number of insertions after which the two-level strategy migrates entries.
-        cost: The costs of pipelines.
-        clock: `CpuClock` burns processor time for the costs; on `VirtualClock` no time passes.
-        bugs: Its bugs.
-        binary_properties: Its properties of pipeline binaries.
-        identifier_algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-        internal_cache: Keys of the pipelines in the driver's own cache, if it has one.
-        same_binary: Pipelines that share the binary of another one, by key: duplicates that only the driver
-            can detect.
-        unusable: Pipelines that cannot be passed to the driver, by key, with the reason.
-        on_compile: Called with a pipeline's key in the compiling thread before it compiles, under the locks
-            of the strategy; a test can synchronize threads with it.
-        calls_kept: Number of calls that `SimulatedDevice.calls` keeps.
-    """
+    """The behaviour of a `SimulatedDevice`."""
 
     identity: DeviceIdentity = field(factory=simulated_identity)
-    features: DeviceFeatures = field(factory=simulated_features)
-    capabilities: DeviceCapabilities = field(factory=AnyDevice)
+    features: DeviceFeatures = field(factory=simulated_features)  # its features for the orchestrator
+    capabilities: DeviceCapabilities = field(factory=AnyDevice)  # its capabilities for pipelines
+    # the request that opens it, which determines the enabled capabilities; None enables all
     request: DeviceRequest | None = None
+    # what its keys depend on besides the pipeline: features as "structure::member", and members of
+    # `ApplicationInfo` such as "api_version"
     keys_depend_on: frozenset[str] = frozenset()
+    # the locking of its internally synchronized caches
     locking: LockingStrategy = LockingStrategy.SINGLE_LEVEL
+    # number of insertions after which the two-level strategy migrates entries
     migrate_every: int = field(default=64, validator=validators.ge(1))
-    cost: CostModel = field(factory=CostModel)
+    cost: CostModel = field(factory=CostModel)  # the costs of pipelines
+    # `CpuClock` burns processor time for the costs; on `VirtualClock` no time passes
     clock: Clock = field(factory=VirtualClock)
     bugs: DriverBugs = field(factory=DriverBugs)
+    # its properties of pipeline binaries
     binary_properties: BinaryProperties = field(factory=BinaryProperties)
-    identifier_algorithm: bytes = b"simulated module"
+    identifier_algorithm: bytes = b"simulated module"  # shaderModuleIdentifierAlgorithmUUID, 16 bytes
+    # keys of the pipelines in the driver's own cache, if it has one
     internal_cache: frozenset[int] = field(default=frozenset(), converter=_keys)
+    # pipelines that share the binary of another one, by key: duplicates that only the driver can detect
     same_binary: Mapping[int, int] = field(factory=dict)
+    # pipelines that cannot be passed to the driver, by key, with the reason
     unusable: Mapping[int, str] = field(factory=dict)
+    # called with a pipeline's key in the compiling thread before it compiles, under the locks of the
+    # strategy; a test can synchronize threads with it
     on_compile: Callable[[int], None] | None = None
-    calls_kept: int = 65_536
+    calls_kept: int = 65_536  # number of calls that `SimulatedDevice.calls` keeps

@@ -134,25 +134,21 @@ _NVIDIA_PROPRIETARY: Final = 4  # VkDriverId
 
 @frozen(eq=False)
 class DeviceContext:
-    """A VkDevice with its commands. Immutable and thread-safe.
-
-    Attributes:
-        host_memory: The counters behind the allocator, or None where memory is not counted.
-        owned: Whether `close` destroys device and instance; False for a host's, who does it after that.
-        internal_cache_off: Whether the driver's own cache was turned off when the device was opened
-            (VkDevicePipelineBinaryInternalCacheControlKHR).
-    """
+    """A VkDevice with its commands. Immutable and thread-safe."""
 
     instance: VulkanInstance
     handle: Any
     commands: DeviceCommands
     allocator: Any
-    host_memory: HostMemory | None
+    host_memory: HostMemory | None  # the counters behind the allocator, or None where memory is not counted
     identity: DeviceIdentity
     capabilities: Capabilities
     features: DeviceFeatures
     handles: DeviceHandles
+    # whether `close` destroys device and instance; False for a host's, who does it after that
     owned: bool = True
+    # whether the driver's own cache was turned off when the device was opened
+    # (VkDevicePipelineBinaryInternalCacheControlKHR)
     internal_cache_off: bool = False
 
     @classmethod

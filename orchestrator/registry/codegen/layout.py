@@ -15,17 +15,11 @@ POINTER_SIZE = 8
 
 @frozen
 class Scalar:
-    """A type that is no structure.
+    """A type that is no structure."""
 
-    Attributes:
-        category: As in `orchestrator.registry.tables.Member`.
-        format: Character of the struct module, "" where it has no numeric value.
-        size: Bytes, also its alignment.
-    """
-
-    category: str
-    format: str
-    size: int
+    category: str  # as in `orchestrator.registry.tables.Member`
+    format: str  # character of the struct module, "" where it has no numeric value
+    size: int  # bytes, also its alignment
 
 
 SCALARS = {
