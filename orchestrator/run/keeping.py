@@ -1,17 +1,9 @@
 """What one compile keeps between runs: its cache file, recorded costs, the topology of a calibration.
 
-`CompileCache` decides what was left open. A `GroupCache` is a group's primary, from load to save.
-`CacheKeeper` saves it:
-
-    shared cache     progress() ─> SaveDecider ─> beside() saves in a thread while workers run
-    rolling merge    merged()   ─> SaveDecider ─> saves in the merger's thread, between two merges
-    all              finish()   ─> once more, where something is new since the last save
-
-- Every save joins with what other processes saved meanwhile. Nothing is saved when nothing is new.
-- A file that cannot be read or written, a driver without caches, a save that fails: each is a note in the
-  report, never an error. The next save tries again with all that is new since the last that worked, and the
-  last one waits longest for other processes, for there is no other chance.
-- What the caller chose stays.
+`CompileCache` decides what was left open. A `GroupCache` is a group's primary, from load to save, and
+`CacheKeeper` saves it: while workers run where they share it, between two rolling merges, and at the end. A
+file that cannot be read or written, a driver without caches, a save that fails: each is a note in the report,
+never an error, and the next save tries again. What the caller chose stays.
 """
 
 from __future__ import annotations
@@ -21,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -40,7 +32,8 @@ from orchestrator.devices.device import (
     is_empty_cache,
 )
 from orchestrator.devices.image import CreateInfoImage
-from orchestrator.errors import DeviceError, DriverError, shell_text
+from orchestrator.errors import DriverError, shell_text
+from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
 from orchestrator.run.caches import CacheMerge, MergedHook
 from orchestrator.run.first_error import first_error
 from orchestrator.run.options import CompileOptions, MergePolicy, SavePolicy, available_workers, sooner_ns
@@ -52,12 +45,12 @@ from orchestrator.run.records import (
     RunReport,
     SaveReason,
 )
+from orchestrator.stores.binary_store import BinaryStore, StoreError
 from orchestrator.stores.cache_file import (
     DEFAULT_POLICY,
     LoadPolicy,
     LoadResult,
     LoadStatus,
-    SaveReport,
     cache_path,
     load_into_cache,
     save_merged,
@@ -68,6 +61,8 @@ from orchestrator.stores.files.writer_lock import LOCK_WAIT_S
 from orchestrator.stores.profile_file import CalibrationProfile, Choice, ProfileLoad, load_profile
 from orchestrator.stores.run_notes import (
     Durations,
+    Keys,
+    Nanoseconds,
     add_contents,
     add_durations,
     read_contents,
@@ -75,62 +70,20 @@ from orchestrator.stores.run_notes import (
 )
 from orchestrator.stores.state import state_path
 
-if TYPE_CHECKING:
-    from orchestrator.stores.binary_store import BinaryStore
+Mask = npt.NDArray[np.bool_]
 
 _NEARLY_ALL: Final = 0.9
-
-LAST_LOCK_WAIT_S = 30.0
-"""How long the last save of a run waits for another process that saves."""
-
-
-class CacheFileStore(msgspec.Struct, frozen=True):
-    """Keeps a primary that is a pipeline cache in a cache file. Blocking."""
-
-    device: Device
-    path: Path
-    policy: LoadPolicy = DEFAULT_POLICY
-
-    def load(self, *, internally_synchronized_merge: bool) -> tuple[PipelineCache, LoadResult]:
-        """Make a primary of what is kept, and say what became of it; see `load_into_cache`.
-
-        Raises:
-            DriverError: The driver refused even an empty one.
-        """
-        return load_into_cache(
-            self.device,
-            self.path,
-            self.policy,
-            internally_synchronized_merge=internally_synchronized_merge,
-            name="primary",
-        )
-
-    def save(self, primary: PipelineSource, lock_wait_s: float) -> SaveReport:
-        """Save a primary together with what other processes saved meanwhile; see `save_merged`.
-
-        Raises:
-            SaveError: It could not be written.
-            DriverError: The driver would not give its data.
-            DeviceError: It is no pipeline cache.
-        """
-        if not isinstance(primary, PipelineCache):
-            raise DeviceError(f"{self.path} keeps pipeline caches, not {primary!r}")
-        return save_merged(self.device, self.path, primary, self.policy, lock_wait_s=lock_wait_s)
-
-
-FORCED = frozenset({SaveReason.CANCELLED, SaveReason.SIGNAL, SaveReason.EXIT})
-"""Reasons that wait for nothing."""
+_LAST_LOCK_WAIT_S: Final = 30.0
+_ON_END: Final = frozenset({SaveReason.CANCELLED, SaveReason.SIGNAL, SaveReason.EXIT})
 
 
 @define(eq=False)
 class SaveDecider:
     """Decides when one cache is saved, so that crashes and saves both cost little. Not thread-safe.
 
-    A save is due when creation has been quiet, when much is new, or when new pipelines have waited for long;
-    a cancel, a signal or an exit forces one. No save is due while another is under way, while nothing is
-    new, or for an empty cache. After a failed save its pipelines count as new again, and the next save waits
-    for a pause. When creation is over, a save of every new pipeline is due at most `quiet_ns` after the last
-    one, or as soon as a pause ends.
+    A save is due when creation has been quiet, when much is new, or when new pipelines have waited for long.
+    None is due while another is under way, while nothing is new, or for an empty cache. After a failed save
+    its pipelines count as new again, and the next save waits for a pause.
 
     Pure: no clock, no I/O, no thread. The caller gives times, ns on one clock that does not go back.
 
@@ -145,13 +98,12 @@ class SaveDecider:
     cache_bytes: int | None = field(default=None, init=False)
     saving: bool = field(default=False, init=False)
     _saved_bytes: int = field(default=CACHE_HEADER_SIZE, init=False)
-    _first_ns: int | None = field(default=None, init=False)
+    _began_ns: int | None = field(default=None, init=False)  # when the first pipeline of all was created
+    _first_ns: int | None = field(default=None, init=False)  # when the first new one was
     _last_ns: int = field(default=0, init=False)
     _paused_until_ns: int | None = field(default=None, init=False)
-    _began_ns: int = field(default=-1, init=False)
-    _in_save: int = field(default=0, init=False)
-    _bytes_in_save: int | None = field(default=None, init=False)
-    _first_before_ns: int | None = field(default=None, init=False)
+    # Of the save that is under way: its pipelines, when the first was created, and the size of the cache.
+    _in_save: tuple[int, int | None, int | None] = field(default=(0, None, None), init=False)
 
     def loaded(self, cache_bytes: int) -> None:
         """The cache began with so many bytes from a file, which are not new."""
@@ -161,26 +113,26 @@ class SaveDecider:
         """Pipelines were compiled into the cache, which now has this size if known. Hits do not count."""
         if cache_bytes is not None:
             self.cache_bytes = cache_bytes
-        if pipelines <= 0:
-            return
-        self.new_pipelines += pipelines
-        self._last_ns = now_ns
-        if self._first_ns is None:
-            self._first_ns = now_ns
-        if self._began_ns < 0:
-            self._began_ns = now_ns
+        if pipelines > 0:
+            self.new_pipelines += pipelines
+            self._last_ns = now_ns
+            self._first_ns = now_ns if self._first_ns is None else self._first_ns
+            self._began_ns = now_ns if self._began_ns is None else self._began_ns
 
     @property
     def is_new(self) -> bool:
         """Whether a save would add something."""
-        has_content = self.cache_bytes is None or not is_empty_cache(self.cache_bytes)
-        return self.new_pipelines > 0 and has_content
+        return self.new_pipelines > 0 and (self.cache_bytes is None or not is_empty_cache(self.cache_bytes))
+
+    @property
+    def is_free(self) -> bool:
+        """Whether a save that waits for nothing may begin: something is new, and none is under way."""
+        return self.is_new and not self.saving
 
     def due(self, now_ns: int) -> SaveReason | None:
         """Why a save is due now, or None."""
-        if self.saving or not self.is_new or self._first_ns is None:
-            return None
-        if self._paused_until_ns is not None and now_ns < self._paused_until_ns:
+        is_paused = self._paused_until_ns is not None and now_ns < self._paused_until_ns
+        if not self.is_free or is_paused or self._first_ns is None:
             return None
         if self._has_grown:
             return SaveReason.GROWTH
@@ -190,61 +142,26 @@ class SaveDecider:
             return SaveReason.OVERDUE
         return None
 
-    def forced(self, reason: SaveReason) -> SaveReason | None:
-        """The run is cancelled or ends: why a save is due now, or None where nothing is new.
-
-        It ignores the pause. It is None while a save is under way: the caller waits for its end, reports it
-        and asks again.
-
-        Raises:
-            ValueError: The reason is none of `FORCED`.
-        """
-        if reason not in FORCED:
-            raise ValueError(f"{reason} is no reason to force a save")
-        return reason if self.is_new and not self.saving else None
-
     def started(self) -> None:
-        """A save begins now; it will not hold pipelines that are created after this.
-
-        Raises:
-            RuntimeError: One is under way already.
-        """
-        if self.saving:
-            raise RuntimeError("a save is under way; wait for it, and tell whether it worked")
+        """A save begins now; it will not hold pipelines that are created after this."""
         self.saving = True
-        self._in_save, self._bytes_in_save = self.new_pipelines, self.cache_bytes
-        self._first_before_ns, self._first_ns = self._first_ns, None
-        self.new_pipelines = 0
+        self._in_save = self.new_pipelines, self._first_ns, self.cache_bytes
+        self.new_pipelines, self._first_ns = 0, None
 
-    def saved(self, now_ns: int) -> None:
-        """The save is done, or found nothing new: what it held is safe.
-
-        Raises:
-            RuntimeError: None began.
-        """
-        self._end(now_ns)
-        if self._bytes_in_save is not None:
-            self._saved_bytes = self._bytes_in_save
-
-    def failed(self, now_ns: int) -> None:
-        """The save failed, or was skipped for another writer: what it held is new again.
-
-        Raises:
-            RuntimeError: None began.
-        """
-        self._end(now_ns)
-        self.new_pipelines += self._in_save
-        if self._first_before_ns is not None:
-            self._first_ns = self._first_before_ns
-
-    def _end(self, now_ns: int) -> None:
-        if not self.saving:
-            raise RuntimeError("no save is under way")
+    def ended(self, now_ns: int, *, worked: bool) -> None:
+        """The save ended. If it failed, or was skipped for another writer, what it held is new again."""
         self.saving = False
         self._paused_until_ns = now_ns + self._sooner_ns(self.policy.pause_ns, now_ns)
+        pipelines, first_ns, size = self._in_save
+        if worked:
+            self._saved_bytes = self._saved_bytes if size is None else size
+        else:
+            self.new_pipelines += pipelines
+            self._first_ns = self._first_ns if first_ns is None else first_ns
 
     def _sooner_ns(self, limit_ns: int, now_ns: int) -> int:
-        return sooner_ns(limit_ns, self.policy.age_share, now_ns - self._began_ns)
+        age_ns = 0 if self._began_ns is None else now_ns - self._began_ns
+        return sooner_ns(limit_ns, self.policy.age_share, age_ns)
 
     @property
     def _has_grown(self) -> bool:
@@ -254,31 +171,36 @@ class SaveDecider:
 
 @define(eq=False)
 class CacheKeeper:
-    """Saves the primary of one run to where it is kept, one save at a time.
+    """Saves the primary of one run to its cache file, one save at a time.
 
     A run uses either `progress` or `merged`. `progress` and `beside` belong to the trio thread, `merged` to
     one thread at a time while workers run, `finish` to whoever has the primary alone.
 
     Attributes:
+        device: The device.
+        path: The cache file.
         loaded: What became of it at the start, without the data.
         policy: When a save is due on the way.
-        last_lock_wait_s: How long the last save waits for another process, seconds.
+        file_policy: Which files the device may be given.
+        last_lock_wait_s: How long the last save waits for another process, seconds: there is no other chance.
         own_hashes: Hashes of data that this process loaded or saved; its keepers of one file share them.
         saves: What was saved or tried, in order.
         content: Hash of the data that the file has with all that is in the primary; empty where it has not.
         before: Hashes of what was joined for that.
     """
 
-    store: CacheFileStore
+    device: Device
+    path: Path
     loaded: LoadResult
     policy: SavePolicy = field(factory=SavePolicy)
-    last_lock_wait_s: float = field(factory=lambda: LAST_LOCK_WAIT_S)
+    file_policy: LoadPolicy = DEFAULT_POLICY
+    last_lock_wait_s: float = _LAST_LOCK_WAIT_S
     own_hashes: set[bytes] = field(factory=set)
     saves: list[CacheSave] = field(factory=list, init=False)
-    _decider: SaveDecider = field(init=False)
-    _told: int = field(default=0, init=False)
     content: bytes = field(default=b"", init=False)
     before: set[bytes] = field(factory=set, init=False)
+    _decider: SaveDecider = field(init=False)
+    _compiled: int = field(default=0, init=False)  # pipelines that the decider knows of
     _due: SaveReason | None = field(default=None, init=False)
     _changed: trio.Event = field(factory=trio.Event, init=False)
 
@@ -294,7 +216,7 @@ class CacheKeeper:
     # --- on the way, mode shared
 
     def progress(self, compiled: int) -> None:
-        """So many pipelines were compiled since the run began, those told before included. Never blocks."""
+        """So many pipelines were compiled since the run began. Never blocks."""
         now = time.monotonic_ns()
         self._created(now, compiled)
         self._ask(self._decider.due(now))
@@ -329,11 +251,11 @@ class CacheKeeper:
             with self._saving():  # in this thread, in which `progress` asks what is due
                 await trio.to_thread.run_sync(self._save, primary, due, LOCK_WAIT_S)
             if stop.is_set() and not was_stopped:  # `_watch` asked in vain; this save lacks what came since
-                self._ask(self._decider.forced(SaveReason.SIGNAL))
+                self._ask(SaveReason.SIGNAL if self._decider.is_free else None)
 
     async def _watch(self, stop: trio.Event) -> None:
         await stop.wait()
-        self._ask(self._decider.forced(SaveReason.SIGNAL))
+        self._ask(SaveReason.SIGNAL if self._decider.is_free else None)
 
     def _ask(self, reason: SaveReason | None) -> None:
         if reason is not None:
@@ -347,8 +269,8 @@ class CacheKeeper:
         now = time.monotonic_ns()
         # Asked before the news too: quiet since the merge before counts, though this one ended it.
         due = self._decider.due(now)
-        self._told += merge.pipelines
-        self._decider.created(now, merge.pipelines, merge.primary_bytes or None)  # 0: it is not known
+        self._compiled += merge.pipelines
+        self._decider.created(now, merge.pipelines, merge.primary_bytes)
         due = due or self._decider.due(now)
         if due is not None:
             with self._saving():
@@ -359,32 +281,28 @@ class CacheKeeper:
     def finish(self, primary: PipelineSource, reason: SaveReason, compiled: int | None) -> None:
         """Save what is new, now that nothing uses the primary. Blocking; raises no error of a file or driver.
 
-        Args:
-            primary: The primary, merged.
-            reason: One of `FORCED`.
-            compiled: Pipelines that the run compiled; None where it was cancelled, or failed.
+        `compiled` is how many pipelines the run compiled; None where it was cancelled, or failed.
         """
         now = time.monotonic_ns()
-        self._created(now, self._told + 1 if compiled is None else compiled)
+        self._created(now, self._compiled + 1 if compiled is None else compiled)
         if self.loaded.instead_of is not None and not any(each.saved_bytes for each in self.saves):
             # One generation is left, and a run that loads it again and again would never make a second one.
             self._decider.created(now, 1)
-        if self._decider.forced(reason) is not None:
+        if self._decider.is_free:
             with self._saving():
                 self._save(primary, reason, self.last_lock_wait_s)
 
     def summarize(self, before: CacheFileRecord) -> CacheFileRecord:
         """The job's summary so far (the load, and runs before) with this run's saves; after `finish`."""
         last = self.saves[-1] if self.saves else CacheSave(SaveReason.EXIT)
-        saved = next(
-            (each.saved_bytes for each in reversed(self.saves) if each.saved_bytes), before.saved_bytes
-        )
+        written = [each.saved_bytes for each in self.saves if each.saved_bytes]
+        saved = written[-1] if written else before.saved_bytes
         not_saved = last.skipped
         if not self.saves and not saved:
             held = self.loaded.status is LoadStatus.LOADED
             why = "the loaded cache held everything" if held else "nothing was compiled"
             # What was compiled is not saved only where a merge on the way found the primary empty.
-            not_saved = "the driver's cache holds nothing" if self._told else f"nothing new: {why}"
+            not_saved = "the driver's cache holds nothing" if self._compiled else f"nothing new: {why}"
         return msgspec.structs.replace(
             before,
             saved_bytes=saved,
@@ -396,13 +314,11 @@ class CacheKeeper:
     def notes(self) -> list[str]:
         """What a reader of the report should know about the saves; after `finish`."""
         notes = []
-        on_the_way = [each for each in self.saves if each.reason not in FORCED]
-        wrote = sum(each.saved_bytes > 0 for each in on_the_way)
-        if wrote:
+        on_the_way = [each for each in self.saves if each.reason not in _ON_END]
+        if wrote := sum(each.saved_bytes > 0 for each in on_the_way):
             times = "once" if wrote == 1 else f"{wrote} times"
             notes.append(f"the cache file was saved {times} while pipelines were compiled")
-        problems = [each.error for each in on_the_way if each.error]
-        if problems:
+        if problems := [each.error for each in on_the_way if each.error]:
             notes.append(f"the cache file could not be saved while pipelines were compiled: {problems[-1]}")
         notes += [
             f"merged with what another process saved meanwhile: {each.bytes_before} bytes were there, "
@@ -410,13 +326,12 @@ class CacheKeeper:
             for each in self.saves
             if each.merged_with_others
         ]
-        notes += [f"saving the cache file: {each.note}" for each in self.saves if each.note]
-        return notes
+        return notes + [f"saving the cache file: {each.note}" for each in self.saves if each.note]
 
     def _created(self, now: int, compiled: int) -> None:
-        if compiled > self._told:
-            self._decider.created(now, compiled - self._told)
-            self._told = compiled
+        if compiled > self._compiled:
+            self._decider.created(now, compiled - self._compiled)
+            self._compiled = compiled
 
     @contextmanager
     def _saving(self) -> Iterator[None]:
@@ -427,21 +342,22 @@ class CacheKeeper:
             yield
         finally:
             worked = len(self.saves) > before and not self.saves[-1].error
-            ended = self._decider.saved if worked else self._decider.failed
-            ended(time.monotonic_ns())
+            self._decider.ended(time.monotonic_ns(), worked=worked)
 
     def _save(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> None:
         self.saves.append(self._try(primary, reason, lock_wait_s))
 
     def _try(self, primary: PipelineSource, reason: SaveReason, lock_wait_s: float) -> CacheSave:
         self.content = b""
+        assert isinstance(primary, PipelineCache)  # noqa: S101 - no other source has a keeper
         try:
-            report = self.store.save(primary, lock_wait_s)
+            report = save_merged(self.device, self.path, primary, self.file_policy, lock_wait_s=lock_wait_s)
         except (SaveError, DriverError) as error:
             return CacheSave(reason, error=str(error))
-        held = b"" if report.found is None else report.found.data_hash
+        found = report.found
+        held = b"" if found is None else found.data_hash
         others = False
-        if report.found is not None and report.found.status is LoadStatus.LOADED:
+        if found is not None and found.status is LoadStatus.LOADED:
             others = held not in self.own_hashes and report.bytes_before > 0
             self.before.add(held)
         if report.data_hash:
@@ -487,8 +403,8 @@ class RecordedCosts:
         notes = [f"recorded compile times were not used: {known.problem}"] if known.problem else []
         return cls(path, notes, known)
 
-    def of(self, image: CreateInfoImage) -> npt.NDArray[np.int64]:
-        """What was recorded of each pipeline, shape (n,), nanoseconds; 0 where nothing was."""
+    def of(self, image: CreateInfoImage) -> Nanoseconds:
+        """What was recorded of each pipeline, shape (n,); 0 where nothing was."""
         return self._known.of(image.keys)
 
     def assume(self, times_ns: Mapping[int, int]) -> None:
@@ -496,8 +412,8 @@ class RecordedCosts:
         keys = np.array(list(times_ns), np.uint64)
         self._known = self._known.updated(keys, np.array(list(times_ns.values()), np.int64))
 
-    def learn(self, keys: npt.NDArray[np.uint64], times_ns: npt.NDArray[np.int64]) -> None:
-        """Record what compiling took, ns; 0 where that is not known: a hit says nothing."""
+    def learn(self, keys: Keys, times_ns: Nanoseconds) -> None:
+        """Record what compiling took; 0 where that is not known: a hit says nothing."""
         if self.path is None or not times_ns.any():
             return
         try:
@@ -546,57 +462,55 @@ def decide(
         warm: Whether the run begins with a cache that holds something.
         available: Processors that there are. A calibration never asks for more workers than that.
         selector: What the device was called, for the note.
-        held: Whether the cache is expected to hold all. Then, without a calibration, all workers
-            look it up: a copy for each would take longer to make than to use, and what it lacks
-            after all is compiled into it.
+        held: Whether the cache is expected to hold all. Then, without a calibration, all workers look it up:
+            a copy for each would take longer to make than to use.
         binaries: Whether the mode may be BINARIES, where the calibration says that it is faster.
     """
-    choice = _choice(loaded, warm=warm, binaries=binaries)
+    profile = None if loaded is None else loaded.profile
+    choice = _choice(profile, warm=warm, binaries=binaries)
     # A calibration with fewer processors could find no larger number to be the best.
-    grown = loaded is not None and loaded.profile is not None and loaded.profile.cores < available
+    grown = profile is not None and profile.cores < available
     best = available if choice is None or grown else min(choice.workers, available)
     if mode is not None:
         # A number of workers that was measured with another topology says nothing about this one.
         return Decision(mode, workers or (best if choice is not None and choice.mode == mode else available))
-    if choice is None or loaded is None or loaded.profile is None:
-        count = workers or available
-        device = f" --device {shell_text(selector)}" if selector else ""
-        # The same place: one in the user's cache directory is not looked for where another one was named.
-        place = "" if loaded is None else f" --cache-dir {shell_text(loaded.path.parent)}"
-        what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
-        if held and warm:
-            words = "since the cache file is expected to hold everything"
-            if count > 2:
-                words = f"few of them for hits, {words}"
-            note = f"{what}: mode shared and {_workers(count)}, {words}"
-            return Decision(CacheMode.SHARED, count, note, few_for_hits=True)
-        return Decision(
-            CacheMode.PER_WORKER,
-            count,
-            f"{what}: mode per-worker and {_workers(count)}; `orchestrator calibrate{device}{place}` would "
-            "measure what is best on this device",
-            few_for_hits=True,
-        )
     count = workers or best
-    day = time.strftime("%Y-%m-%d", time.gmtime(loaded.profile.made_at))
-    arm = "warm" if warm else "cold"
+    if profile is None or choice is None:
+        return _uncalibrated(loaded, count, is_held=held and warm, selector=selector)
+    day = time.strftime("%Y-%m-%d", time.gmtime(profile.made_at))
     # Batches were compared in warm runs; in cold ones they are as large as the time that they aim at allows.
-    batch = loaded.profile.batch if choice is loaded.profile.warm else None
+    batch = profile.batch if choice is profile.warm else None
     batches = f", batches of {batch}" if batch else ""
-    cache = "" if choice.mode == CacheMode.BINARIES else f" for a {arm} cache"
+    cache = "" if choice.mode == CacheMode.BINARIES else f" for a {'warm' if warm else 'cold'} cache"
     note = f"mode {choice.mode} and {_workers(count)}{batches}, by the calibration of {day}{cache}"
-    if loaded.profile.cores != available:
-        note += f"; it was made with {loaded.profile.cores} processors, and there are {available} now"
+    if profile.cores != available:
+        note += f"; it was made with {profile.cores} processors, and there are {available} now"
     if grown and not workers:
         note += ", so that it does not say how many workers are best"
     return Decision(CacheMode(choice.mode), count, note, batch, few_for_hits=grown and not workers)
 
 
-def _choice(loaded: ProfileLoad[CalibrationProfile] | None, *, warm: bool, binaries: bool) -> Choice | None:
+def _uncalibrated(
+    loaded: ProfileLoad[CalibrationProfile] | None, count: int, *, is_held: bool, selector: str
+) -> Decision:
+    what = f"calibration not used ({loaded.problem})" if loaded and loaded.problem else "no calibration"
+    if is_held:
+        words = "since the cache file is expected to hold everything"
+        words = f"few of them for hits, {words}" if count > 2 else words
+        note = f"{what}: mode shared and {_workers(count)}, {words}"
+        return Decision(CacheMode.SHARED, count, note, few_for_hits=True)
+    device = f" --device {shell_text(selector)}" if selector else ""
+    # The same place: one in the user's cache directory is not looked for where another one was named.
+    place = "" if loaded is None else f" --cache-dir {shell_text(loaded.path.parent)}"
+    measure = f"`orchestrator calibrate{device}{place}` would measure what is best on this device"
+    note = f"{what}: mode per-worker and {_workers(count)}; {measure}"
+    return Decision(CacheMode.PER_WORKER, count, note, few_for_hits=True)
+
+
+def _choice(profile: CalibrationProfile | None, *, warm: bool, binaries: bool) -> Choice | None:
     """The profile's choice; a topology that no calibration of this version chooses is none."""
-    if loaded is None or loaded.profile is None:
+    if profile is None:
         return None
-    profile = loaded.profile
     # Where nothing warm could be measured a warm cache helps as much as none.
     choice = (profile.warm or profile.cold) if warm else profile.cold
     if binaries and profile.binaries is not None:
@@ -628,11 +542,11 @@ class GroupCache:
     primary: PipelineSource | None
     mode: CacheMode
     warm: bool = False
-    held: npt.NDArray[np.bool_] | None = field(default=None, repr=False)
+    held: Mask | None = field(default=None, repr=False)
     was_there: bool = False
     keeper: CacheKeeper | None = None
     unkept: str = ""
-    _saves_told: int = field(default=0, init=False)
+    _reported: int = field(default=0, init=False)
 
     def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
         """Saves while workers run, where they all fill the primary; else there is nothing in it yet."""
@@ -641,7 +555,7 @@ class GroupCache:
         return self.keeper.beside(self.primary, stop)
 
     def on_merged(self, policy: MergePolicy | None) -> MergedHook | None:
-        """What a rolling merge tells, so that the file is saved on the way."""
+        """What a rolling merge calls, so that the file is saved on the way."""
         rolls = self.mode is CacheMode.TWO_LEVEL if policy is None else policy.rolling
         return self.keeper.merged if rolls and self.keeper is not None else None
 
@@ -655,22 +569,22 @@ class GroupCache:
         """Why nothing will be saved, or "": a file that could not be read may be good, so it stays."""
         if self.keeper is None or self.keeper.loaded.status is not LoadStatus.UNREADABLE:
             return self.unkept
-        return f"{self.keeper.store.path}: {self.keeper.loaded.detail}"
+        return f"{self.keeper.path}: {self.keeper.loaded.detail}"
 
     def saved(self) -> list[tuple[Path, int]]:
         """Path and size of each cache file that was saved since the last call."""
         if self.keeper is None:
             return []
-        new = self.keeper.saves[self._saves_told :]
-        self._saves_told += len(new)
-        return [(self.keeper.store.path, each.saved_bytes) for each in new if each.saved_bytes]
+        new = self.keeper.saves[self._reported :]
+        self._reported += len(new)
+        return [(self.keeper.path, each.saved_bytes) for each in new if each.saved_bytes]
 
     @property
     def is_lost(self) -> bool:
         """Whether the last save failed, so that what was compiled is in no file."""
         return self.keeper is not None and bool(self.keeper.saves) and bool(self.keeper.saves[-1].error)
 
-    def expected(self, recorded_ns: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_] | None:
+    def expected(self, recorded_ns: Nanoseconds) -> Mask | None:
         """Pipelines that are expected to be in the primary, shape (n,); None where it began empty.
 
         Where nothing is known of the file: those that earlier runs compiled, or all.
@@ -705,9 +619,6 @@ class CompileCache:
     _own_hashes: dict[Path, set[bytes]] = field(factory=dict, init=False)
     _store: BinaryStore | None = field(default=None, init=False)
     _decided: bool = field(default=False, init=False)
-    _known: tuple[npt.NDArray[np.uint64], bytes, npt.NDArray[np.bool_]] | None = field(
-        default=None, init=False, repr=False
-    )
     _notes: list[str] = field(factory=list, init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -720,7 +631,20 @@ class CompileCache:
         """What a reader of the report must know; of several groups some say the same."""
         return [*filter(None, [self.decision.note]), *self._notes]
 
-    def open(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:
+    def path_of(self, directory: Path, device: Device) -> Path:
+        """Where the pipelines of a device are kept in a directory, in the mode that was chosen."""
+        if self.decision.mode is CacheMode.BINARIES:
+            return state_path(directory)
+        return cache_path(directory, device.identity)
+
+    def mode_on(self, device: Device, wanted: Keys) -> CacheMode:
+        """The mode on a device, decided as far as it can be before its cache was loaded."""
+        directory = self.directory
+        warm = directory is not None and os.path.exists(self.path_of(directory, device))  # noqa: PTH110
+        self._decide(device, wanted, warm=warm)
+        return self.decision.mode
+
+    def open(self, device: Device, wanted: Keys) -> GroupCache:
         """Decide what was left open and make the primary, from the cache file where one is kept.
 
         Args:
@@ -731,7 +655,13 @@ class CompileCache:
             The primary, which `close` ends.
         """
         try:
-            return self._load(device, wanted)
+            mode = self.mode_on(device, wanted)
+            if mode is CacheMode.BINARIES:
+                return self._open_binaries(device)
+            if self.directory is not None:
+                return self._open_file(device, wanted, cache_path(self.directory, device.identity))
+            is_none = mode is CacheMode.NONE
+            return GroupCache(None if is_none else device.create_pipeline_cache(name="primary"), mode)
         except DriverError as error:
             self._notes.append(
                 "the driver creates no pipeline cache, so for this group nothing is looked up and nothing is "
@@ -744,9 +674,7 @@ class CompileCache:
     def close(self, cache: GroupCache, report: RunReport | None) -> None:
         """Save what is new and destroy the primary, now that nothing uses it; note what the file holds.
 
-        Args:
-            cache: The primary, merged.
-            report: What the run did; None where it was cancelled, or failed.
+        `report` is what the run did; None where it was cancelled, or failed.
         """
         if cache.primary is None:
             return
@@ -763,9 +691,13 @@ class CompileCache:
         finally:
             cache.primary.destroy()
 
-    def _note_contents(
-        self, keeper: CacheKeeper, held: npt.NDArray[np.bool_] | None, report: RunReport
-    ) -> None:
+    def end(self) -> None:
+        """Close what all groups used."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
+    def _note_contents(self, keeper: CacheKeeper, held: Mask | None, report: RunReport) -> None:
         """Note beside the cache file which pipelines it holds, where that is not noted yet."""
         pipelines = report.pipelines
         created = np.isin(pipelines.status, CREATED_CODES)
@@ -776,34 +708,12 @@ class CompileCache:
         if not keeper.content or (unchanged and held is not None and held[created].all()):
             return
         try:
-            add_contents(keeper.store.path, pipelines.keys[created], keeper.content, keeper.before)
+            add_contents(keeper.path, pipelines.keys[created], keeper.content, keeper.before)
         except SaveError as error:
             self._notes.append(f"what the cache file holds was not noted: {error}")
 
-    def mode_on(self, device: Device, wanted: npt.NDArray[np.uint64]) -> CacheMode:
-        """The mode on a device, decided as far as it can be before its cache was loaded."""
-        directory = self.directory
-        warm = directory is not None and os.path.exists(self.path_of(directory, device))  # noqa: PTH110
-        self._decide(device, wanted, warm=warm)
-        return self.decision.mode
-
-    def path_of(self, directory: Path, device: Device) -> Path:
-        """Where the pipelines of a device are kept in a directory, in the mode that was chosen."""
-        if self.decision.mode is CacheMode.BINARIES:
-            return state_path(directory)
-        return cache_path(directory, device.identity)
-
-    def end(self) -> None:
-        """Close what all groups used."""
-        store, self._store = self._store, None
-        if store is not None:
-            store.close()
-
     def _open_binaries(self, device: Device) -> GroupCache:
         """The binaries of a device; they are looked up when its run begins."""
-        from orchestrator.run.binaries import VULKAN_1_1, HeldPipelines, binary_device
-        from orchestrator.stores.binary_store import BinaryStore, StoreError
-
         if device.capabilities.api_version < VULKAN_1_1 and not device.features.pipeline_binaries:
             self._notes.append(
                 "for an application of Vulkan 1.0 no device has VK_KHR_pipeline_binary: it needs 1.1, and a "
@@ -833,58 +743,48 @@ class CompileCache:
         held = HeldPipelines.of(device, self._store, memory_bytes=memory, captures=captures)
         return GroupCache(held, CacheMode.BINARIES, warm=held.is_filled)
 
-    def _load(self, device: Device, wanted: npt.NDArray[np.uint64]) -> GroupCache:
-        options = self.options
-        mode = self.mode_on(device, wanted)
-        if mode is CacheMode.BINARIES:
-            return self._open_binaries(device)
-        if self.directory is None:
-            without = mode is CacheMode.NONE
-            return GroupCache(None if without else device.create_pipeline_cache(name="primary"), mode)
-        path = cache_path(self.directory, device.identity)
-        store = CacheFileStore(device, path, LoadPolicy(relax_driver_version=options.relax_driver_version))
-        two_level = mode is CacheMode.TWO_LEVEL
-        primary, loaded = store.load(
-            internally_synchronized_merge=two_level and device.features.internally_synchronized_merge
+    def _open_file(self, device: Device, wanted: Keys, path: Path) -> GroupCache:
+        options, merges = self.options, device.features.internally_synchronized_merge
+        policy = LoadPolicy(relax_driver_version=options.relax_driver_version)
+        two_level = self.decision.mode is CacheMode.TWO_LEVEL
+        primary, loaded = load_into_cache(
+            device, path, policy, internally_synchronized_merge=two_level and merges, name="primary"
         )
         warm, held = loaded.status is LoadStatus.LOADED, None
         if warm:
-            held, problem = self._held_by(path, loaded.data_hash, wanted)
+            held, problem = _held_by(path, loaded.data_hash, wanted)
             if problem:
                 self._notes.append(f"what the cache file holds is not known: {problem}")
         else:
             self._decide(device, wanted, warm=False)
         first = self.loads.setdefault(path, evolve(loaded, data=b""))
-        if self.file.path not in (None, path):
-            self._notes.append(
-                "this driver has another pipelineCacheUUID for another application: pipelines are in "
-                f"{path} too"
-            )
-        if self.file.path is None:  # of several groups the first one's load is the report's
-            self.file = CacheFileRecord.of(path, loaded)
-            if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
-                self._notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
-            elif loaded.instead_of is not None:
-                current = loaded.instead_of
-                self._notes.append(
-                    f"the cache file is {current.status.value} ({current.detail}); its previous generation "
-                    "was loaded"
-                )
+        self._note_load(path, loaded)
+        own = self._own_hashes.setdefault(path, set())
         return GroupCache(
             primary,
             self.decision.mode,
             warm=warm,
             held=held,
             was_there=warm and first.status is LoadStatus.LOADED,
-            keeper=CacheKeeper(
-                store,
-                loaded,
-                options.save_policy,
-                own_hashes=self._own_hashes.setdefault(path, set()),
-            ),
+            keeper=CacheKeeper(device, path, loaded, options.save_policy, policy, own_hashes=own),
         )
 
-    def _decide(self, device: Device, wanted: npt.NDArray[np.uint64], *, warm: bool) -> None:
+    def _note_load(self, path: Path, loaded: LoadResult) -> None:
+        if self.file.path not in (None, path):
+            self._notes.append(
+                "this driver has another pipelineCacheUUID for another application: pipelines are in "
+                f"{path} too"
+            )
+        if self.file.path is not None:  # of several groups the first one's load is the report's
+            return
+        self.file = CacheFileRecord.of(path, loaded)
+        if loaded.status not in (LoadStatus.LOADED, LoadStatus.MISSING):
+            self._notes.append(f"the cache file was not used: {loaded.status.value}: {loaded.detail}")
+        elif (current := loaded.instead_of) is not None:
+            why = f"{current.status.value} ({current.detail})"
+            self._notes.append(f"the cache file is {why}; its previous generation was loaded")
+
+    def _decide(self, device: Device, wanted: Keys, *, warm: bool) -> None:
         """Choose the mode and the workers that the caller left open; all groups have the first one's."""
         options = self.options
         if self._decided or (options.mode is not None and options.workers is not None):
@@ -900,7 +800,7 @@ class CompileCache:
             binaries=device.features.pipeline_binaries and not options.cache_file_needed,
         )
 
-    def _holds_all(self, device: Device, wanted: npt.NDArray[np.uint64]) -> bool:
+    def _holds_all(self, device: Device, wanted: Keys) -> bool:
         """Whether the cache file, as it is now, is known to hold nearly all wanted pipelines."""
         if self.directory is None or not len(wanted):
             return False
@@ -909,21 +809,13 @@ class CompileCache:
             now = stored_data_hash(path)
         except ReadError:
             return False  # why is said by the load
-        held, _ = self._held_by(path, now or b"", wanted)
+        held, _ = _held_by(path, now or b"", wanted)
         return held is not None and float(held.mean()) >= _NEARLY_ALL
 
-    def _held_by(
-        self, path: Path, data_hash: bytes, wanted: npt.NDArray[np.uint64]
-    ) -> tuple[npt.NDArray[np.bool_] | None, str]:
-        """Pipelines that a file of this content is known to hold, or None; and why what is noted is no use.
 
-        It is asked when the mode is chosen, and again when the file was loaded: mostly of the same content.
-        """
-        if self._known is not None and self._known[0] is wanted and self._known[1] == data_hash:
-            return self._known[2], ""
-        known = read_contents(path)
-        if not known.data_hash or known.data_hash != data_hash:
-            return None, known.problem
-        held = known.held(wanted)
-        self._known = wanted, data_hash, held
-        return held, ""
+def _held_by(path: Path, data_hash: bytes, wanted: Keys) -> tuple[Mask | None, str]:
+    """Pipelines that a file of this content is known to hold, or None; and why what is noted is no use."""
+    known = read_contents(path)
+    if not known.data_hash or known.data_hash != data_hash:
+        return None, known.problem
+    return known.held(wanted), ""

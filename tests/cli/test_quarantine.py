@@ -78,7 +78,7 @@ def test_one_that_cannot_be_used_is_not_empty(call: Call, folder: Path) -> None:
     for what in ("list", "clear"):
         done = call("quarantine", what, "--cache-dir", folder)
         assert done.code == ExitCode.BAD_INPUT
-        assert "not used: quarantine of" in done.out
+        assert "not used: it is damaged" in done.out
         assert "no pipeline is in quarantine" not in done.out
     state_path(folder).write_bytes(b"no database" * 100)
     done = call("quarantine", "list", "--cache-dir", folder)

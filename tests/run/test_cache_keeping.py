@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import trio
@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from orchestrator.devices.device import CacheMode, PipelineCache, PipelineSource
 from orchestrator.run.caches import CacheMerge
-from orchestrator.run.keeping import CacheFileStore, CacheKeeper, SaveDecider
+from orchestrator.run.keeping import CacheKeeper, SaveDecider
 from orchestrator.run.options import MergePolicy, SavePolicy
 from orchestrator.run.records import CacheFileRecord, CacheSave, CompileReport, SaveReason
 from orchestrator.stores.cache_file import (
@@ -136,7 +136,7 @@ async def test_a_save_may_begin_while_it_is_asked_what_is_due(
     monkeypatch.setattr(CacheKeeper, "_try", attempt)
     monkeypatch.setattr(SaveDecider, "_has_grown", property(grown))
     policy = SavePolicy(quiet_ns=10**15, overdue_ns=1, pause_ns=10**15)
-    keeper = CacheKeeper(cast(CacheFileStore, None), LoadResult(LoadStatus.MISSING, tmp_path), policy)
+    keeper = CacheKeeper(strict_device(), tmp_path, LoadResult(LoadStatus.MISSING, tmp_path), policy)
     with trio.fail_after(60):
         async with keeper.beside(strict_device().create_pipeline_cache()):
             keeper.progress(1)
@@ -162,7 +162,7 @@ async def test_a_stop_during_a_save_saves_what_that_one_lacks(
 
     monkeypatch.setattr(CacheKeeper, "_try", attempt)
     policy = SavePolicy(growth_pipelines=1, pause_ns=10**15)
-    keeper = CacheKeeper(cast(CacheFileStore, None), LoadResult(LoadStatus.MISSING, tmp_path), policy)
+    keeper = CacheKeeper(strict_device(), tmp_path, LoadResult(LoadStatus.MISSING, tmp_path), policy)
     stop = trio.Event()
     with trio.fail_after(60):
         async with keeper.beside(strict_device().create_pipeline_cache(), stop):
@@ -274,7 +274,7 @@ def keeping(
     cache = device.create_pipeline_cache()
     compile_keys(device, cache, keys)
     missing = LoadResult(LoadStatus.MISSING, path)
-    return CacheKeeper(CacheFileStore(device, path), missing, policy, last_lock_wait_s=0.02), cache
+    return CacheKeeper(device, path, missing, policy, last_lock_wait_s=0.02), cache
 
 
 def test_locked_out_says_so_and_tries_again(folder: Path) -> None:
@@ -328,7 +328,7 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
     path = cache_path(folder, IDENTITY)
     policy = SavePolicy(quiet_ns=1, growth_pipelines=10**9, overdue_ns=10**15)
     keeper, cache = keeping(path, OLD, policy)
-    size = keeper.store.device.pipeline_cache_size(cache)
+    size = keeper.device.pipeline_cache_size(cache)
     keeper.merged(cache, CacheMerge(1, len(OLD), (size,), size, 0))
     assert keeper.saves == []
     keeper.merged(cache, CacheMerge(2, 0, (size,), size, 0))
@@ -340,7 +340,7 @@ def test_merges_count_once_and_quiet_between_merges_counts(folder: Path) -> None
 def test_a_cache_that_a_merge_found_empty_is_not_called_one_without_compiles(folder: Path) -> None:
     path = cache_path(folder, IDENTITY)
     keeper, cache = keeping(path)
-    size = keeper.store.device.pipeline_cache_size(cache)
+    size = keeper.device.pipeline_cache_size(cache)
     keeper.merged(cache, CacheMerge(1, 3, (size,), size, 0))
     keeper.finish(cache, SaveReason.EXIT, 5)
     assert keeper.summarize(CacheFileRecord(path)).not_saved == "the driver's cache holds nothing"
@@ -355,9 +355,9 @@ def test_what_others_saved_is_told_from_what_is_our_own(folder: Path) -> None:
     save_cache_file(path, IDENTITY, data_of(OLD))
     keeper.finish(cache, SaveReason.EXIT, 3)
     assert keeper.saves[-1].merged_with_others
-    loaded, _ = load_into_cache(keeper.store.device, path)
+    loaded, _ = load_into_cache(keeper.device, path)
     assert loaded_keys(path)[0] == UNION
-    keeper.store.device.destroy_pipeline_cache(loaded)
+    keeper.device.destroy_pipeline_cache(loaded)
 
 
 def test_what_was_left_as_it_is_counts_as_merged_with_nothing(folder: Path) -> None:
