@@ -1,14 +1,13 @@
 """The verb `export`: writes the driver's bytes of a cache file without our header, for engines.
 
-Guarantees: the bytes are proven and exactly those that the driver gave. If something is wrong, nothing is
-written. An existing file is replaced atomically.
+The bytes are proven, and exactly those that the driver gave. If something is wrong, nothing is written.
 """
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -18,9 +17,6 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, path_text, styled
 from orchestrator.cli.values import require_writable
 from orchestrator.errors import shell_text
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import ExportDocument
 
 
 def export_verb(
@@ -47,6 +43,7 @@ def export_verb(
         file: A cache file.
         output: The file to write; an existing one is replaced.
     """
+    from orchestrator.cli.documents import ExportDocument
     from orchestrator.stores.cache_file import LoadStatus, read_cache_file
     from orchestrator.stores.files.atomic_file import write_document
 
@@ -55,11 +52,8 @@ def export_verb(
     found = read_cache_file(Path(os.path.realpath(file)), None if device is None else identity_of(device))
     good = found.status is LoadStatus.LOADED
     written = write_document(output.absolute(), found.data) if good else 0
-
-    def document() -> ExportDocument:
-        from orchestrator.cli.documents import ExportDocument
-
-        return ExportDocument(
+    out.document(
+        lambda: ExportDocument(
             path=path_text(file),
             output=path_text(output),
             status=found.status,
@@ -67,8 +61,7 @@ def export_verb(
             detail=found.detail,
             written_bytes=written,
         )
-
-    out.document(document)
+    )
     if good:
         out.line(f"{path_text(output)}: {byte_text(written)}, the driver's data of {path_text(file)}")
     else:

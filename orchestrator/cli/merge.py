@@ -1,7 +1,7 @@
 """The verb `merge`: merges cache files of one device, or packs of several machines, by the driver.
 
-Guarantees: the driver gets a file only after all checks of a load. The output is the driver's data after the
-merge. Figures are bytes as the driver counts them; no driver reports numbers of pipelines.
+The driver gets a file only after all checks of a load, and the output is its data after the merge. Figures
+are bytes as the driver counts them; no driver reports numbers of pipelines.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from orchestrator.cli.output import Output, byte_text, display, path_text, plura
 from orchestrator.cli.values import opened_device, read_key
 
 if TYPE_CHECKING:
-    from orchestrator.cli.documents import MergeDocument, MergePacksDocument
     from orchestrator.run.cache_joining import JoinedFile
     from orchestrator.stores.pack import PackTarget
 
@@ -71,11 +70,11 @@ def merge_verb(
 
 
 def _merge_files(files: list[Path], output: Path, selector: str, out: Output) -> int:
+    from orchestrator.cli.documents import MergedFile, MergeDocument
     from orchestrator.run.cache_joining import join_files
+    from orchestrator.run.records import IdentityRecord
     from orchestrator.stores.cache_file import save_cache_file
-    from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.inspection import CacheFileKind, inspect_cache_file
-    from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
 
     def on_file(path: Path) -> None:
         if out.live:
@@ -90,28 +89,14 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
         raise UsageError(said, "name another file")
     with opened_device(selector) as opened:
         merged, data = join_files(opened, files, on_file)
+        taken = [each.path for each in merged if each.status == "LOADED"]
+        saved = save_cache_file(output.absolute(), opened.identity, data) if taken else None
         identity = opened.identity
-        taken = [each for each in merged if each.status == "LOADED"]
-        saved = save_cache_file(output.absolute(), identity, data) if taken else None
-    note = None
-    if saved is not None and saved.saved_bytes:
-        # The record lies beside the file itself, not beside a link to it.
-        inputs = [Path(os.path.realpath(each.path)) for each in taken]
-        read = [read_feature_groups(each) for each in inputs]
-        if lost := "; ".join(problem for _, problem in read if problem):
-            note = f"what some files were made for is not noted: {lost}"
-        try:
-            add_feature_groups(output.absolute(), [group for each, _ in read for group in each], anew=True)
-        except SaveError as error:
-            note = f"what the cache file was made for was not noted: {error}"
+    note = _note_groups(taken, output) if saved is not None and saved.saved_bytes else None
     skipped = "no file was merged" if saved is None else saved.skipped
     saved_bytes = 0 if saved is None else saved.saved_bytes
-
-    def document() -> MergeDocument:
-        from orchestrator.cli.documents import MergedFile, MergeDocument
-        from orchestrator.run.records import IdentityRecord
-
-        return MergeDocument(
+    out.document(
+        lambda: MergeDocument(
             device=IdentityRecord.of(identity),
             output=path_text(output),
             files=tuple(MergedFile(**asdict(each)) for each in merged),
@@ -122,33 +107,46 @@ def _merge_files(files: list[Path], output: Path, selector: str, out: Output) ->
             not_saved=skipped,
             note=note,
         )
-
-    out.document(document)
-    _show(out, merged, output, saved_bytes, skipped)
+    )
+    _show(out, merged)
+    if skipped is None:
+        out.line(f"{path_text(output)}: {byte_text(saved_bytes)}")
+    else:
+        out.problem(styled(f"nothing was written: {skipped}", "bad"))
     if note is not None:
         out.message(styled(note, "warn"))
     return ExitCode.OK if len(taken) == len(merged) and skipped is None else ExitCode.BAD_INPUT
 
 
-def _show(out: Output, merged: list[JoinedFile], output: Path, saved_bytes: int, skipped: str | None) -> None:
+def _note_groups(taken: list[Path], output: Path) -> str | None:
+    """Note what the merged file was made for; returns what of that is not noted, and why."""
+    from orchestrator.stores.files.atomic_file import SaveError
+    from orchestrator.stores.run_notes import add_feature_groups, read_feature_groups
+
+    # The record lies beside the file itself, not beside a link to it.
+    read = [read_feature_groups(Path(os.path.realpath(each))) for each in taken]
+    lost = "; ".join(problem for _, problem in read if problem)
+    try:
+        add_feature_groups(output.absolute(), [group for each, _ in read for group in each], anew=True)
+    except SaveError as error:
+        return f"what the cache file was made for was not noted: {error}"
+    return f"what some files were made for is not noted: {lost}" if lost else None
+
+
+def _show(out: Output, merged: list[JoinedFile]) -> None:
     made = table("file", "holds", "added", "", numbers=(1, 2))
     for each in merged:
         good = each.status == "LOADED"
         state = styled("merged", "good") if good else styled(f"{each.status}: {each.detail}", "bad")
         sizes = (byte_text(each.data_bytes), byte_text(each.added_bytes)) if good else ("", "")
         made.add_row(styled(path_text(each.path)), *sizes, state)
+        if display.quiet and not good:  # then the table is not shown
+            out.problem(styled(f"{path_text(each.path)}: {each.status}: {each.detail}", "bad"))
     out.show(made)
-    if display.quiet:  # then the table is not shown
-        for each in merged:
-            if each.status != "LOADED":
-                out.problem(styled(f"{path_text(each.path)}: {each.status}: {each.detail}", "bad"))
-    if skipped is None:
-        out.line(f"{path_text(output)}: {byte_text(saved_bytes)}")
-    else:
-        out.problem(styled(f"nothing was written: {skipped}", "bad"))
 
 
 def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Output) -> int:
+    from orchestrator.cli.documents import JoinedTargetRecord, LackedTarget, MergePacksDocument
     from orchestrator.cli.packs import show_targets, target_fields
     from orchestrator.packs.joining import join_packs
     from orchestrator.stores.pack import Pack, missing_shards
@@ -161,13 +159,9 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
     packs = [Pack.open(each, key) for each in paths]
     joined = join_packs(packs, output, key_file=key_file, on_target=on_target)
     targets = [each.target for each in joined]
-    twice = Counter(each.selector for each in targets)
     lacked = [(pack, each) for pack in packs for each in pack.manifest.targets if each.problem]
-
-    def document() -> MergePacksDocument:
-        from orchestrator.cli.documents import JoinedTargetRecord, LackedTarget, MergePacksDocument
-
-        return MergePacksDocument(
+    out.document(
+        lambda: MergePacksDocument(
             output=path_text(output),
             packs=tuple(map(path_text, paths)),
             signed=key is not None,
@@ -182,14 +176,14 @@ def _merge_packs(paths: list[Path], output: Path, key_file: Path | None, out: Ou
                 for pack, each in lacked
             ),
         )
-
-    out.document(document)
+    )
     show_targets(out, targets)
     if merged := sum(each.merged for each in joined):
         others = ", the others copied" if merged < len(joined) else ""
         out.line(f"{plural(merged, 'cache')} merged by the driver{others}")
+    count_of = Counter(each.selector for each in targets)
     for target in targets:
-        name = target.name if twice[target.selector] > 1 else target.selector
+        name = target.name if count_of[target.selector] > 1 else target.selector
         for each in missing_shards(target.parts):
             out.line(styled("missing: ", "warn"), f"{name}: {each}")
     for pack, lacks in lacked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
 
@@ -12,10 +12,6 @@ from orchestrator.cli.errors import ExitCode
 from orchestrator.cli.output import Output, byte_text, counts_by_kind, path_text, plural
 from orchestrator.cli.values import require_writable
 from orchestrator.errors import shell_text
-
-if TYPE_CHECKING:
-    from orchestrator.cli.documents import PackDocument
-    from orchestrator.sets.authoring.manifest import ManifestReport
 
 
 def pack_verb(
@@ -39,19 +35,31 @@ def pack_verb(
         manifest: The manifest, a TOML file; paths of shaders are relative to it.
         output: The archive to write, such as `set.foz`.
     """
+    from orchestrator.cli.documents import PackDocument, PackedName
+    from orchestrator.run.records import Hash
     from orchestrator.sets.authoring.manifest import pack_manifest
 
     require_writable(output, inputs=[manifest])
     out = Output(json=json)
     report = pack_manifest(manifest, output)
-    size = output.stat().st_size
-    out.document(lambda: _document(manifest, output, size, report))
-    kinds = ", ".join(
-        f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in report.counts().items() if count
+    size, described, counts = output.stat().st_size, report.pipelines, report.counts()
+    out.document(
+        lambda: PackDocument(
+            manifest=path_text(manifest),
+            output=path_text(output),
+            bytes=size,
+            records=report.records,
+            modules=report.modules,
+            described=len(described),
+            pipelines=counts_by_kind(counts),
+            unique=report.unique,
+            names=tuple(PackedName(name=each.name, kind=each.kind, key=Hash(each.key)) for each in described),
+        )
     )
-    same = len(report.pipelines) - report.unique
+    kinds = ", ".join(f"{count:,} {kind.value.replace('_', ' ')}" for kind, count in counts.items() if count)
+    same = len(described) - report.unique
     out.line(
-        f"{path_text(manifest)}: {plural(len(report.pipelines), 'pipeline')} described, {report.unique:,} "
+        f"{path_text(manifest)}: {plural(len(described), 'pipeline')} described, {report.unique:,} "
         f"different ({kinds})" + (f"; {same:,} equal another" if same else "")
     )
     out.line(
@@ -60,22 +68,3 @@ def pack_verb(
     )
     out.line(f"next: orchestrator compile {shell_text(output)}")
     return ExitCode.OK
-
-
-def _document(manifest: Path, output: Path, size: int, report: ManifestReport) -> PackDocument:
-    from orchestrator.cli.documents import PackDocument, PackedName
-    from orchestrator.run.records import Hash
-
-    return PackDocument(
-        manifest=path_text(manifest),
-        output=path_text(output),
-        bytes=size,
-        records=report.records,
-        modules=report.modules,
-        described=len(report.pipelines),
-        pipelines=counts_by_kind(report.counts()),
-        unique=report.unique,
-        names=tuple(
-            PackedName(name=each.name, kind=each.kind, key=Hash(each.key)) for each in report.pipelines
-        ),
-    )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -18,13 +19,9 @@ from orchestrator.cli.output import (
     styled,
     table,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from orchestrator.run.records import CompileReport
-    from orchestrator.stores.pack import PackManifest, PackTarget
-    from orchestrator.supervise.targets import TargetResult
+from orchestrator.run.records import CompileReport
+from orchestrator.stores.pack import PackManifest, PackTarget, missing_shards
+from orchestrator.supervise.targets import TargetResult
 
 _NOTES_SHOWN = 5
 _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
@@ -32,9 +29,7 @@ _STATUSES = ("created", "skipped", "failed", "quarantined", "not_run")
 
 def target_fields(target: PackTarget) -> dict[str, Any]:
     """The fields of a `PackedTarget`."""
-    from orchestrator.stores.pack import missing_shards
-
-    cache = target.cache
+    cache, binaries = target.cache, target.binaries
     return {
         "selector": target.selector,
         "device_name": target.device_name,
@@ -42,8 +37,8 @@ def target_fields(target: PackTarget) -> dict[str, Any]:
         "identity": target.identity,
         "cache": None if cache is None else cache.name,
         "cache_bytes": 0 if cache is None else cache.size,
-        "binaries": None if target.binaries is None else target.binaries.name,
-        "binaries_bytes": 0 if target.binaries is None else target.binaries.size,
+        "binaries": None if binaries is None else binaries.name,
+        "binaries_bytes": 0 if binaries is None else binaries.size,
         **{each: target.count(each) for each in _STATUSES},
         "parts": tuple(each.text for each in target.parts),
         "missing": tuple(missing_shards(target.parts)),
@@ -51,35 +46,23 @@ def target_fields(target: PackTarget) -> dict[str, Any]:
     }
 
 
+def _counts(*counts: tuple[int, Style]) -> list[Any]:
+    return [styled(f"{count:,}", style if count else "dim") for count, style in counts]
+
+
 def show_targets(output: Output, targets: Sequence[PackTarget]) -> None:
-    """A table of targets."""
-    binaries = any(each.binaries is not None for each in targets)  # shown only if a target has some
-    columns = (
-        "target",
-        "created",
-        "skipped",
-        "failed",
-        "not run",
-        "cache",
-        *(["binaries"] if binaries else []),
-    )
+    """A table of targets, with binaries only if a target has some."""
+    kinds = ["cache", "binaries"] if any(each.binaries is not None for each in targets) else ["cache"]
+    columns = ("target", "created", "skipped", "failed", "not run", *kinds)
     made = table(*columns, "", numbers=range(1, len(columns)))
     for each in targets:
         failed = each.count("failed") + each.count("quarantined")
-        counts: tuple[tuple[int, Style], ...] = (
-            (each.count("skipped"), "warn"),
-            (failed, "bad"),
-            (each.count("not_run"), "warn"),
-        )
-        cache = each.cache
+        files = (each.cache, each.binaries)[: len(kinds)]
         made.add_row(
             styled(each.selector or each.device_name, "head"),
             f"{each.count('created'):,}",
-            *(styled(f"{count:,}", style if count else "dim") for count, style in counts),
-            *(
-                "none" if file is None else byte_text(file.size)
-                for file in (cache, each.binaries)[: 1 + binaries]
-            ),
+            *_counts((each.count("skipped"), "warn"), (failed, "bad"), (each.count("not_run"), "warn")),
+            *("none" if file is None else byte_text(file.size) for file in files),
             styled("none: see below", "bad") if each.problem else styled(each.driver, "dim"),
         )
     output.show(made)
@@ -102,29 +85,20 @@ def show_results(output: Output, results: Sequence[TargetResult]) -> None:
             said = "stopped before its turn" if each.error is None else "not compiled, see below"
             made.add_row(name, *[""] * 7, styled(said, "bad"))
             continue
-        counts = report.outcomes
+        counts, file = report.outcomes, report.cache_file
         not_run = 0 if counts.not_run is msgspec.UNSET else counts.not_run
-        columned: tuple[tuple[int, Style], ...] = (
-            (counts.compiled, ""),
-            (counts.cache_hits, "good"),
-            (counts.skipped, "warn"),
-            (counts.failed, "bad"),
-            (not_run, "warn"),
-        )
-        file = report.cache_file
         size = file.saved_bytes or file.loaded_bytes
         made.add_row(
             name,
-            *(styled(f"{count:,}", style if count else "dim") for count, style in columned),
+            *_counts((counts.compiled, ""), (counts.cache_hits, "good"), (counts.skipped, "warn")),
+            *_counts((counts.failed, "bad"), (not_run, "warn")),
             seconds_text(each.elapsed_s),
             byte_text(size) if size else "none",
             styled("not saved, see below" if file.error else "", "bad"),
         )
     output.show(made)
-    folders = dict.fromkeys(
-        each.cache_file.path.parent for each in reports if each.cache_file.path is not None and _keeps(each)
-    )
-    if folders:
+    paths = (each.cache_file.path for each in reports if _keeps(each))
+    if folders := dict.fromkeys(each.parent for each in paths if each is not None):
         output.line("kept in ", ", ".join(map(path_text, folders)))
     _show_notes(output, results)
     nameless = [
@@ -170,14 +144,15 @@ def held_text(targets: Sequence[PackTarget]) -> str:
 
 def show_pack(output: Output, directory: Path, manifest: PackManifest, *, signed: bool) -> None:
     """Show the path and the contents of a pack."""
-    held = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
-    unfinished = [each.selector for each in manifest.targets if each.before]
+    files = [file for each in manifest.targets for file in (each.cache, each.binaries) if file is not None]
     output.line("")
     output.line(
         styled("pack ", "dim"),
         styled(path_text(directory), "head"),
         f"  {plural(len(manifest.targets), 'target')} with {held_text(manifest.targets)}, "
-        f"{byte_text(sum(each.size for each in held))}, {'signed' if signed else 'not signed'}",
+        f"{byte_text(sum(each.size for each in files))}, {'signed' if signed else 'not signed'}",
     )
-    for each in unfinished:
-        output.line(styled("not finished: ", "warn"), f"{each}: its files changed; compile for it again")
+    for each in manifest.targets:
+        if each.before:
+            why = f"{each.selector}: its files changed; compile for it again"
+            output.line(styled("not finished: ", "warn"), why)

@@ -1,0 +1,283 @@
+"""What `verify` checks: one function for each kind of file, which reads only and always gives an answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve, field, frozen
+
+from orchestrator.cli.documents import PackedTarget
+from orchestrator.cli.output import Output, byte_text, damage_text, not_checked_text, path_text, plural
+from orchestrator.cli.packs import held_text, target_fields
+from orchestrator.cli.progress import SlowWork
+from orchestrator.errors import ArchiveError, OrchestratorError
+from orchestrator.run.records import DamageRecord
+from orchestrator.sets.archive.reader import MAGIC
+from orchestrator.sets.inputs import is_regular
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.stores.binary_export import prove_export
+from orchestrator.stores.binary_store import BinaryStore, StoreError
+from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX, LoadStatus
+from orchestrator.stores.files.atomic_file import REAL_FILE_OPERATIONS, MacKey, distrust, distrust_directory
+from orchestrator.stores.files.recovery import PREVIOUS_SUFFIX, QUARANTINE_DIRECTORY, previous_path
+from orchestrator.stores.inspection import CacheFileKind, inspect_beside, inspect_cache_file, inspect_state
+from orchestrator.stores.kinds import BINARY_EXPORT_MAGIC
+from orchestrator.stores.pack import Pack, PackError, is_pack, missing_shards
+from orchestrator.stores.state import STATE_NAME
+
+_BINARIES = "export of binaries"
+_SIGNED = ("pack", _BINARIES, "unreadable")
+"""Kinds whose signature is checked, or of which nothing is known."""
+
+
+@frozen
+class Checked:
+    """A file or a directory that was checked; `facts` are fields of its `CheckedFile`."""
+
+    path: Path
+    kind: str
+    facts: dict[str, Any] = field(factory=dict)
+    summary: str = ""
+    problems: tuple[str, ...] = ()
+    next_step: str = ""
+
+
+def check(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked]:
+    """Check a file, or a directory and what is in it. With a key, what has no signature is wrong."""
+    try:
+        for each in _checked(path, key, output):
+            yield each if key is None or each.kind in _SIGNED else _unsigned(each)
+    except OSError as error:
+        yield _unreadable(path, error.strerror or str(error))
+
+
+def _unsigned(checked: Checked) -> Checked:
+    why = "nothing proves who made it: --key proves packs alone, each as a whole"
+    step = (checked.problems and checked.next_step) or "check it without --key, or the pack that it came with"
+    return evolve(checked, problems=(*checked.problems, why), next_step=step)
+
+
+def _unreadable(path: Path, why: str) -> Checked:
+    return Checked(path, "unreadable", problems=(why,), next_step="check the path")
+
+
+def _checked(path: Path, key: MacKey | None, output: Output) -> Iterator[Checked]:
+    if path.is_dir():
+        if path.name.endswith(CACHE_FILE_SUFFIX):
+            yield _misplaced(path)
+        elif key is not None or is_pack(path):
+            yield _check_pack(path, key)
+        else:
+            yield from _check_directory(path, output)
+        return
+    if path.stat() and not is_regular(path):  # opening a pipe would block
+        yield _unreadable(path, "it is not a regular file but a pipe, a socket or a device")
+        return
+    if path.name == STATE_NAME:
+        yield _check_state(path)
+        return
+    with path.open("rb") as stream:
+        head = stream.read(len(MAGIC))
+    if head.startswith(BINARY_EXPORT_MAGIC):
+        yield _check_binaries(path, key)
+    elif head == MAGIC:
+        yield _check_archive(path, output)
+    elif (beside := inspect_beside(path)) is not None:
+        size = path.stat().st_size
+        yield Checked(
+            path,
+            beside.name,
+            {"bytes": size},
+            f"{beside.name}, {byte_text(size)}",
+            tuple(filter(None, [beside.problem])),
+            "remove it; the verb that made it makes a new one",
+        )
+    else:
+        yield _check_cache_file(path)
+
+
+def _misplaced(path: Path) -> Checked:
+    why = "a directory has the name of a file that is kept here, so that can be neither loaded nor saved"
+    return Checked(path, "directory", problems=(why,), next_step="move it away")
+
+
+def _check_binaries(path: Path, key: MacKey | None) -> Checked:
+    size = path.stat().st_size
+    made = Checked(path, _BINARIES, {"bytes": size})
+    try:
+        found = prove_export(path, key=key)
+    except OrchestratorError as error:
+        step = getattr(error, "next_step", "") or "copy it again, or export the binaries again"
+        return evolve(made, problems=(str(error),), next_step=step)
+    holds = f"{plural(found.binaries, 'binary', 'binaries')} of {plural(found.pipelines, 'pipeline')}"
+    proven = _signature(signed=found.signed, checked=found.checked)
+    return evolve(made, summary=f"a pack of {holds}, {byte_text(size)}, {proven}")
+
+
+def _signature(*, signed: bool, checked: bool) -> str:
+    return "signed with this key" if checked else "signed, not checked (--key)" if signed else "not signed"
+
+
+def _check_state(path: Path) -> Checked:
+    found, size = inspect_state(path.parent), path.stat().st_size
+    problems = list(filter(None, [found.problem]))
+    if not problems:
+        try:
+            with BinaryStore.open(path.parent, create=False) as store:
+                problems += store.verify()
+        except StoreError as error:
+            problems.append(error.reason)
+    return Checked(
+        path,
+        "database",
+        {"bytes": size},
+        f"database, {byte_text(size)}: {found.holds}",
+        tuple(problems),
+        "nothing: what is damaged is not used, and made anew",
+    )
+
+
+def _check_directory(path: Path, output: Output) -> Iterator[Checked]:
+    names = sorted(each.name for each in path.iterdir())
+    caches = [each for each in names if each.endswith(CACHE_FILE_SUFFIX)]
+    # A previous generation is checked together with its cache file, or alone if that is gone.
+    previous = [each for each in names if each.endswith(CACHE_FILE_SUFFIX + PREVIOUS_SUFFIX)]
+    caches += [each for each in previous if each.removesuffix(PREVIOUS_SUFFIX) not in caches]
+    kept = [*caches, *(each for each in names if each == STATE_NAME)]
+    archives = [each for each in names if each.endswith(".foz")]
+    checked = [*kept, *archives]
+    quarantined = len(list((path / QUARANTINE_DIRECTORY).glob("*")))
+    unseen = sum((path / each).is_dir() for each in {*names} - {*checked, QUARANTINE_DIRECTORY})
+    # Permissions matter for files that a driver gets, not for archives.
+    distrusted = distrust_directory(path, REAL_FILE_OPERATIONS) if kept or not archives else None
+    yield Checked(
+        path,
+        "directory",
+        {"files": len(checked), "quarantined": quarantined},
+        f"a directory with {plural(len(caches), 'cache file')} and {plural(len(archives), 'archive')}, "
+        f"{plural(quarantined, 'quarantined file')}"
+        + (f"; {plural(unseen, 'directory', 'directories')} in it not checked" if unseen else ""),
+        tuple(filter(None, [distrusted])),
+        "until then nothing in it is loaded or saved",
+    )
+    for name in checked:
+        is_misplaced = name in kept and (path / name).is_dir()
+        for each in [_misplaced(path / name)] if is_misplaced else check(path / name, None, output):
+            if not each.problems or os.path.lexists(each.path):  # else another process removed it meanwhile
+                yield each
+
+
+def _check_pack(path: Path, key: MacKey | None) -> Checked:
+    try:
+        pack = Pack.open(path, key)
+    except PackError as error:
+        return Checked(path, "pack", problems=(str(error),), next_step=error.next_step)
+    targets = pack.manifest.targets
+    files = sum(len(each.files) for each in targets)
+    signature = _signature(signed=pack.signed, checked=key is not None)
+    missing = [f"{each.selector}: {said}" for each in targets for said in missing_shards(each.parts)]
+    without = [f"{each.selector} ({each.problem})" for each in targets if each.problem]
+    failed = sum(each.count("failed") + each.count("quarantined") for each in targets)
+    not_run = sum(each.count("not_run") for each in targets)
+    summary = [
+        f"a pack of {plural(len(targets), 'target')} with {held_text(targets)} in {plural(files, 'file')}, "
+        + signature,
+        *([f"missing {', '.join(missing)}"] if missing else []),
+        *([f"nothing of {', '.join(without)}"] if without else []),
+        *([f"{plural(failed, 'pipeline')} failed"] if failed else []),
+        *([f"{plural(not_run, 'pipeline')} not run"] if not_run else []),
+    ]
+    return Checked(
+        path,
+        "pack",
+        {
+            "targets": tuple(PackedTarget(**target_fields(each)) for each in targets),
+            "files": files,
+            "signed": pack.signed,
+            "proven": key is not None,
+            "strays": tuple(pack.strays()),
+        },
+        "; ".join(summary),
+        tuple(f"{file.name}: {reason}" for file, reason in dict(pack.problems()).items()),
+        "copy the pack again, or run the compile that makes it again",
+    )
+
+
+def _check_cache_file(path: Path) -> Checked:
+    found = inspect_cache_file(path)
+    is_ours = found.kind is CacheFileKind.CACHE_FILE
+    problems: list[str] = []
+    step = ""
+    if path.is_symlink() and path.name.endswith(CACHE_FILE_SUFFIX):
+        problems.append("it is a symbolic link, and cache files are not read or written through links")
+        step = "replace the link with the file itself"
+    if found.kind is CacheFileKind.DRIVER_DATA:
+        problems.append("raw data of a driver: without a hash, damage cannot be detected")
+        step = "keep the cache file that it was exported from: its header has a hash"
+    elif found.status is not LoadStatus.LOADED:
+        problems.append(f"{found.status.value}: {found.reason}")
+        again, seems = (
+            "remove it; the next compile makes a new one",
+            "`orchestrator inspect FILE` says what it seems to be",
+        )
+        step = again if is_ours else seems
+    previous = None
+    if is_ours:
+        real = path.resolve()
+        problems += filter(None, _distrusted(real))
+        older = inspect_cache_file(previous_path(real))
+        previous = None if older.status is LoadStatus.MISSING else older.status
+        if previous not in (None, LoadStatus.LOADED):
+            problems.append(f"its previous generation is {older.status.value}: {older.reason}")
+            step = step or f"move {path_text(older.path)} away"
+        elif previous is not None and found.status is not LoadStatus.LOADED:
+            step = "nothing: its previous generation is whole and loads in its place"
+    return Checked(
+        path,
+        found.kind.value,
+        {"bytes": found.size, "status": found.status, "previous_generation": previous},
+        f"{found.kind.value}, {byte_text(found.size)}"
+        + (f", with a previous generation ({previous.value})" if previous is not None else ""),
+        tuple(problems),
+        step,
+    )
+
+
+def _distrusted(path: Path) -> tuple[str | None, ...]:
+    """Why a run would not use a cache file."""
+    try:
+        status = REAL_FILE_OPERATIONS.stat(path)
+        return distrust(path, status, REAL_FILE_OPERATIONS), distrust_directory(
+            path.parent, REAL_FILE_OPERATIONS
+        )
+    except OSError as error:
+        return (error.strerror or str(error),)
+
+
+def _check_archive(path: Path, output: Output) -> Checked:
+    try:
+        with PipelineSet.open(path) as opened, SlowWork(output, f"reading {path_text(path)}") as progress:
+            found = opened.verify(progress)
+            damage = tuple(map(DamageRecord.of, opened.damage))
+            records = sum(opened.tag_counts.values())
+    except ArchiveError as error:
+        return Checked(path, "archive", problems=(str(error),), next_step="record or copy it again")
+    size = path.stat().st_size
+    return Checked(
+        path,
+        "archive",
+        {
+            "bytes": size,
+            "records": records,
+            "unusable_records": found.unusable,
+            "unchecked_records": len(found.not_checked),
+            "damage": damage,
+        },
+        f"archive, {byte_text(size)}, {plural(records, 'record')}"
+        + (f", {not_checked_text(found)}" if found.not_checked else ""),
+        tuple(map(damage_text, damage)) or ("some records cannot be used",) * (found.unusable > 0),
+        "the other records can be used; `orchestrator list SET` shows the damage",
+    )
