@@ -27,20 +27,13 @@ _MERGED_FRACTION: Final = 0.9
 
 @frozen
 class JoinedFile:
-    """What became of one cache file.
-
-    Attributes:
-        status: A `LoadStatus`, LOADED where it was merged, or `NOT_MERGED`.
-        detail: Why it was not, or "".
-        data_bytes: Driver's data in it.
-        added_bytes: By how much the joined cache grew.
-    """
+    """What became of one cache file."""
 
     path: Path
-    status: str
-    detail: str
-    data_bytes: int
-    added_bytes: int
+    status: str  # A `LoadStatus`, LOADED where it was merged, or `NOT_MERGED`.
+    detail: str  # Why it was not, or "".
+    data_bytes: int  # Driver's data in it.
+    added_bytes: int  # By how much the joined cache grew.
 
 
 def join_files(

@@ -86,17 +86,13 @@ class SaveDecider:
     its pipelines count as new again, and the next save waits for a pause.
 
     Pure: no clock, no I/O, no thread. The caller gives times, ns on one clock that does not go back.
-
-    Attributes:
-        new_pipelines: Pipelines that were created since the last successful save began.
-        cache_bytes: Last known size of the cache, or None.
-        saving: Whether a save is under way.
     """
 
     policy: SavePolicy = field(factory=SavePolicy)
+    # Pipelines that were created since the last successful save began.
     new_pipelines: int = field(default=0, init=False)
-    cache_bytes: int | None = field(default=None, init=False)
-    saving: bool = field(default=False, init=False)
+    cache_bytes: int | None = field(default=None, init=False)  # Last known size of the cache, or None.
+    saving: bool = field(default=False, init=False)  # Whether a save is under way.
     _saved_bytes: int = field(default=CACHE_HEADER_SIZE, init=False)
     _began_ns: int | None = field(default=None, init=False)  # when the first pipeline of all was created
     _first_ns: int | None = field(default=None, init=False)  # when the first new one was
@@ -175,30 +171,21 @@ class CacheKeeper:
 
     A run uses either `progress` or `merged`. `progress` and `beside` belong to the trio thread, `merged` to
     one thread at a time while workers run, `finish` to whoever has the primary alone.
-
-    Attributes:
-        device: The device.
-        path: The cache file.
-        loaded: What became of it at the start, without the data.
-        policy: When a save is due on the way.
-        file_policy: Which files the device may be given.
-        last_lock_wait_s: How long the last save waits for another process, seconds: there is no other chance.
-        own_hashes: Hashes of data that this process loaded or saved; its keepers of one file share them.
-        saves: What was saved or tried, in order.
-        content: Hash of the data that the file has with all that is in the primary; empty where it has not.
-        before: Hashes of what was joined for that.
     """
 
-    device: Device
-    path: Path
-    loaded: LoadResult
-    policy: SavePolicy = field(factory=SavePolicy)
-    file_policy: LoadPolicy = DEFAULT_POLICY
+    device: Device  # The device.
+    path: Path  # The cache file.
+    loaded: LoadResult  # What became of it at the start, without the data.
+    policy: SavePolicy = field(factory=SavePolicy)  # When a save is due on the way.
+    file_policy: LoadPolicy = DEFAULT_POLICY  # Which files the device may be given.
+    # How long the last save waits for another process, seconds: there is no other chance.
     last_lock_wait_s: float = _LAST_LOCK_WAIT_S
+    # Hashes of data that this process loaded or saved; its keepers of one file share them.
     own_hashes: set[bytes] = field(factory=set)
-    saves: list[CacheSave] = field(factory=list, init=False)
+    saves: list[CacheSave] = field(factory=list, init=False)  # What was saved or tried, in order.
+    # Hash of the data that the file has with all that is in the primary; empty where it has not.
     content: bytes = field(default=b"", init=False)
-    before: set[bytes] = field(factory=set, init=False)
+    before: set[bytes] = field(factory=set, init=False)  # Hashes of what was joined for that.
     _decider: SaveDecider = field(init=False)
     _compiled: int = field(default=0, init=False)  # pipelines that the decider knows of
     _due: SaveReason | None = field(default=None, init=False)
@@ -382,15 +369,10 @@ class CacheKeeper:
 
 @define(eq=False)
 class RecordedCosts:
-    """Costs of one device in one directory. Its methods block; one thread at a time.
+    """Costs of one device in one directory. Its methods block; one thread at a time."""
 
-    Attributes:
-        path: The device's cache file, beside which costs are kept, or None where nothing is.
-        notes: What went wrong with it.
-    """
-
-    path: Path | None
-    notes: list[str] = field(factory=list)
+    path: Path | None  # The device's cache file, beside which costs are kept, or None where nothing is.
+    notes: list[str] = field(factory=list)  # What went wrong with it.
     _known: Durations = field(factory=Durations)
 
     @classmethod
@@ -425,20 +407,15 @@ class RecordedCosts:
 
 @frozen
 class Decision:
-    """How a run goes.
-
-    Attributes:
-        note: Why, for the report; "" where the caller chose the mode.
-        batch: Largest batch, where a calibration says and mode and a warm cache are what it measured; None:
-            the usual.
-        few_for_hits: Whether few workers take expected hits, and more as long as that is quicker: where
-            nobody chose or measured a number.
-    """
+    """How a run goes."""
 
     mode: CacheMode
     workers: int
-    note: str = ""
+    note: str = ""  # Why, for the report; "" where the caller chose the mode.
+    # Largest batch, where a calibration says and mode and a warm cache are what it measured; None: the usual.
     batch: int | None = None
+    # Whether few workers take expected hits, and more as long as that is quicker: where nobody chose or
+    # measured a number.
     few_for_hits: bool = False
 
 
@@ -526,26 +503,18 @@ def _workers(count: int) -> str:
 
 @define(eq=False)
 class GroupCache:
-    """The primary of one group, from load to save. `CompileCache.close` ends it.
+    """The primary of one group, from load to save. `CompileCache.close` ends it."""
 
-    Attributes:
-        primary: What the workers' caches are merged into; None in mode NONE, and where the driver creates no
-            cache at all.
-        mode: The cache topology.
-        warm: Whether the primary began with what a file held.
-        held: The group's pipelines that this file is known to hold, shape (n,); None where nothing is known.
-        was_there: Whether it did so before this compile saved anything.
-        keeper: Saves it; None where no cache file is kept.
-        unkept: Why the store of binaries cannot be used, or "".
-    """
-
+    # What the workers' caches are merged into; None in mode NONE, and where the driver creates no cache at
+    # all.
     primary: PipelineSource | None
-    mode: CacheMode
-    warm: bool = False
+    mode: CacheMode  # The cache topology.
+    warm: bool = False  # Whether the primary began with what a file held.
+    # The group's pipelines that this file is known to hold, shape (n,); None where nothing is known.
     held: Mask | None = field(default=None, repr=False)
-    was_there: bool = False
-    keeper: CacheKeeper | None = None
-    unkept: str = ""
+    was_there: bool = False  # Whether it did so before this compile saved anything.
+    keeper: CacheKeeper | None = None  # Saves it; None where no cache file is kept.
+    unkept: str = ""  # Why the store of binaries cannot be used, or "".
     _reported: int = field(default=0, init=False)
 
     def keeping(self, stop: trio.Event | None) -> AbstractAsyncContextManager[None]:
@@ -600,21 +569,15 @@ class CompileCache:
     """Decides, loads and saves for one compile, each group's primary by itself.
 
     While one group's cache is closed, another one's may be opened, in another thread.
-
-    Attributes:
-        directory: Where the cache file is kept; None: nowhere.
-        stop: Set where the compile was asked to end.
-        decision: How the run goes, as decided so far.
-        file: What became of the cache file.
-        loads: What became of each cache file when it was first opened, without the data. There may be
-            several: a driver may have another pipelineCacheUUID for another application.
     """
 
     options: CompileOptions
-    directory: Path | None
-    stop: trio.Event | None
-    decision: Decision = field(init=False)
-    file: CacheFileRecord = field(factory=CacheFileRecord, init=False)
+    directory: Path | None  # Where the cache file is kept; None: nowhere.
+    stop: trio.Event | None  # Set where the compile was asked to end.
+    decision: Decision = field(init=False)  # How the run goes, as decided so far.
+    file: CacheFileRecord = field(factory=CacheFileRecord, init=False)  # What became of the cache file.
+    # What became of each cache file when it was first opened, without the data. There may be several: a
+    # driver may have another pipelineCacheUUID for another application.
     loads: dict[Path, LoadResult] = field(factory=dict, init=False)
     _own_hashes: dict[Path, set[bytes]] = field(factory=dict, init=False)
     _store: BinaryStore | None = field(default=None, init=False)

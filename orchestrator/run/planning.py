@@ -42,21 +42,15 @@ _ROOM: Final = 64 << 20
 
 @define(eq=False)
 class CompilePlan:
-    """Finds, keeps and makes the plan of one compile. Its methods block; one thread at a time.
-
-    Attributes:
-        directory: The directory of cache files; None where nothing is kept.
-        notes: What a reader of the report must know.
-        facts: What is known of the set without reading it, where a plan is used.
-        pipelines: What is compiled, likewise.
-    """
+    """Finds, keeps and makes the plan of one compile. Its methods block; one thread at a time."""
 
     source: PipelineSet
     options: CompileOptions
-    directory: Path | None
-    notes: list[str] = field(factory=list)
+    directory: Path | None  # The directory of cache files; None where nothing is kept.
+    notes: list[str] = field(factory=list)  # What a reader of the report must know.
+    # What is known of the set without reading it, where a plan is used.
     facts: SetFacts | None = field(default=None, init=False)
-    pipelines: PipelineJobs | None = field(default=None, init=False)
+    pipelines: PipelineJobs | None = field(default=None, init=False)  # What is compiled, likewise.
     _identity: PlanIdentity | None = field(default=None, init=False)
     _is_own: bool = field(default=True, init=False)
     _beside: DeviceIdentity | None = field(default=None, init=False)

@@ -302,19 +302,14 @@ def _check_data(header: PipelineCachePrefixHeader, data: bytes) -> None:
 
 
 class LoadPolicy(msgspec.Struct, frozen=True):
-    """Which files a driver may be given.
+    """Which files a driver may be given."""
 
-    Attributes:
-        cap: Most bytes of a file.
-        relax_driver_version: Accept another driverVersion where all else agrees. For desktop drivers that are
-            known to change pipelineCacheUUID whenever their data changes.
-        tolerated_crashes: How many processes may die one after another while they load a file's data before
-            the data is blamed. One death proves nothing, because a process that is killed from outside leaves
-            the same trace.
-    """
-
-    cap: int = DEFAULT_CAP
+    cap: int = DEFAULT_CAP  # Most bytes of a file.
+    # Accept another driverVersion where all else agrees. For desktop drivers that are known to change
+    # pipelineCacheUUID whenever their data changes.
     relax_driver_version: bool = False
+    # How many processes may die one after another while they load a file's data before the data is blamed.
+    # One death proves nothing, because a process that is killed from outside leaves the same trace.
     tolerated_crashes: int = 1
 
     def __post_init__(self) -> None:
@@ -328,29 +323,22 @@ DEFAULT_POLICY: Final = LoadPolicy()
 
 @frozen
 class LoadResult:
-    """The result of loading a cache file.
+    """The result of loading a cache file."""
 
-    Attributes:
-        status: LOADED from `read_cache_file` means read and proven; from `load_into_cache`, also that the
-            driver kept it.
-        path: The file.
-        field: Vulkan name of the first field that differs or is wrong, or None.
-        detail: A sentence: expected and found for every field that differs, or the cause.
-        data: The driver's data, without our header; empty unless the status is LOADED.
-        quarantined: Where the file was moved to, or None.
-        instead_of: If this is the result of the previous generation, that of the current one; else None.
-        previous: If neither generation loaded and this is the current one's result, the previous one's.
-        data_hash: xxh3_128 of the proven data, 16 bytes; empty where none was proven.
-    """
-
+    # LOADED from `read_cache_file` means read and proven; from `load_into_cache`, also that the driver kept
+    # it.
     status: LoadStatus
-    path: Path
-    field: str | None = None
-    detail: str = ""
+    path: Path  # The file.
+    field: str | None = None  # Vulkan name of the first field that differs or is wrong, or None.
+    detail: str = ""  # A sentence: expected and found for every field that differs, or the cause.
+    # The driver's data, without our header; empty unless the status is LOADED.
     data: bytes = attrs.field(default=b"", repr=False)
-    quarantined: Path | None = None
+    quarantined: Path | None = None  # Where the file was moved to, or None.
+    # If this is the result of the previous generation, that of the current one; else None.
     instead_of: LoadResult | None = None
+    # If neither generation loaded and this is the current one's result, the previous one's.
     previous: LoadResult | None = None
+    # xxh3_128 of the proven data, 16 bytes; empty where none was proven.
     data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
 
 
@@ -616,32 +604,19 @@ def _noted(result: LoadResult, sentence: str, **changes: Any) -> LoadResult:
 
 @frozen
 class SaveReport:
-    """The result of a save. Without a merge, only the first four attributes, `locked_out` and `lost` are set.
+    """The result of a save. Without a merge, only the first four, `locked_out` and `lost` are set."""
 
-    Attributes:
-        path: The file.
-        saved_bytes: Bytes of the written file, header included; 0 where the save was skipped.
-        skipped: Why nothing was written, or None. The old file is then unchanged.
-        leftovers: Files of killed processes that could not be removed.
-        found: The result of loading the old file; None where it was not loaded.
-        bytes_before: Size of the old data, as the driver holds it; 0 where there was nothing to merge.
-        bytes_after: Size of the data in the file now; 0 where there is none.
-        note: What a user should know, such as a driver that does not merge; empty where all is well.
-        locked_out: Whether it was skipped because another process did not finish saving in time.
-        lost: Whether data that is worth keeping was not saved, and is lost with the process.
-        data_hash: xxh3_128 of the written data; empty where none was written.
-    """
-
-    path: Path
-    saved_bytes: int
-    skipped: str | None = None
-    leftovers: tuple[Path, ...] = ()
-    found: LoadResult | None = None
-    bytes_before: int = 0
-    bytes_after: int = 0
-    note: str = ""
-    locked_out: bool = False
-    lost: bool = False
+    path: Path  # The file.
+    saved_bytes: int  # Bytes of the written file, header included; 0 where the save was skipped.
+    skipped: str | None = None  # Why nothing was written, or None. The old file is then unchanged.
+    leftovers: tuple[Path, ...] = ()  # Files of killed processes that could not be removed.
+    found: LoadResult | None = None  # The result of loading the old file; None where it was not loaded.
+    bytes_before: int = 0  # Size of the old data, as the driver holds it; 0 where there was nothing to merge.
+    bytes_after: int = 0  # Size of the data in the file now; 0 where there is none.
+    note: str = ""  # What a user should know, such as a driver that does not merge; empty where all is well.
+    locked_out: bool = False  # Whether it was skipped because another process did not finish saving in time.
+    lost: bool = False  # Whether data that is worth keeping was not saved, and is lost with the process.
+    # xxh3_128 of the written data; empty where none was written.
     data_hash: bytes = attrs.field(default=b"", repr=False, eq=False)
 
     @property

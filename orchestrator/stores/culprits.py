@@ -46,25 +46,15 @@ class Cause(enum.StrEnum):
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A pipeline that ended a driver's process.
+    """A pipeline that ended a driver's process."""
 
-    Attributes:
-        key: Its hash in its set, 16 hex digits.
-        kind: "graphics", "compute" or "ray_tracing".
-        cause: How it ended the process.
-        signal: Name of the signal, or "".
-        reason: The cause in words.
-        seen_at: When, seconds since 1970.
-        confirmed: Whether it failed again alone in a fresh process. Others are not kept.
-    """
-
-    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
-    kind: str
-    cause: Cause
-    signal: str = ""
-    reason: str
-    seen_at: Moment
-    confirmed: bool = True
+    key: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]  # Its hash in its set, 16 hex digits.
+    kind: str  # "graphics", "compute" or "ray_tracing".
+    cause: Cause  # How it ended the process.
+    signal: str = ""  # Name of the signal, or "".
+    reason: str  # The cause in words.
+    seen_at: Moment  # When, seconds since 1970.
+    confirmed: bool = True  # Whether it failed again alone in a fresh process. Others are not kept.
 
 
 class Quarantine(Profile, frozen=True, kw_only=True):

@@ -49,25 +49,18 @@ class CacheFileKind(enum.StrEnum):
 
 @frozen
 class CacheFileInspection:
-    """What a file is and what it was made for.
-
-    Attributes:
-        size: Bytes that were read.
-        status: LOADED where every check that needs no device passes; otherwise the first that fails. For bare
-            driver data BAD_MAGIC, as a load would say.
-        reason: What is wrong and the likely cause, or "".
-        prefix_header: Our header, where its own hash proves it.
-        vulkan_header: The header in the driver's data, where there is one.
-        data_hash_matches: Whether the driver's data agrees with its hash; None without a trusted hash.
-    """
+    """What a file is and what it was made for."""
 
     path: Path
     kind: CacheFileKind
-    size: int
+    size: int  # Bytes that were read.
+    # LOADED where every check that needs no device passes; otherwise the first that fails. For bare driver
+    # data BAD_MAGIC, as a load would say.
     status: LoadStatus
-    reason: str
-    prefix_header: PipelineCachePrefixHeader | None = None
-    vulkan_header: PipelineCacheHeader | None = None
+    reason: str  # What is wrong and the likely cause, or "".
+    prefix_header: PipelineCachePrefixHeader | None = None  # Our header, where its own hash proves it.
+    vulkan_header: PipelineCacheHeader | None = None  # The header in the driver's data, where there is one.
+    # Whether the driver's data agrees with its hash; None without a trusted hash.
     data_hash_matches: bool | None = None
 
 
@@ -126,19 +119,12 @@ def _vulkan_header(data: bytes) -> PipelineCacheHeader | None:
 
 @frozen
 class BesideInspection:
-    """A file that lies beside cache files, or is of a store of binaries or of a pack.
+    """A file that lies beside cache files, or is of a store of binaries or of a pack."""
 
-    Attributes:
-        name: Its kind in words.
-        holds: What is in it.
-        cache_file: Its cache file, which need not exist; None where it serves several devices.
-        problem: Why a reader would not use it, or "".
-    """
-
-    name: str
-    holds: str
-    cache_file: Path | None
-    problem: str = ""
+    name: str  # Its kind in words.
+    holds: str  # What is in it.
+    cache_file: Path | None  # Its cache file, which need not exist; None where it serves several devices.
+    problem: str = ""  # Why a reader would not use it, or "".
 
 
 KINDS: Final[tuple[Kind[Any], ...]] = (

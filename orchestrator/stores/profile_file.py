@@ -28,23 +28,14 @@ Moment: TypeAlias = Annotated[float, msgspec.Meta(ge=0, lt=253_402_300_800)]
 
 
 class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """The device and driver that a profile is about: the fields of `DeviceIdentity` that a machine compares.
+    """The device and driver of a profile: the fields of `DeviceIdentity` that a machine compares."""
 
-    Attributes:
-        vendor_id: VkPhysicalDeviceProperties::vendorID.
-        device_id: VkPhysicalDeviceProperties::deviceID.
-        driver_version: VkPhysicalDeviceProperties::driverVersion.
-        driver_id: VkPhysicalDeviceDriverProperties::driverID.
-        driver_abi: Bits of a pointer in the process that the driver was loaded into.
-        pipeline_cache_uuid: VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
-    """
-
-    vendor_id: int
-    device_id: int
-    driver_version: int
-    driver_id: int
-    driver_abi: int
-    pipeline_cache_uuid: str
+    vendor_id: int  # VkPhysicalDeviceProperties::vendorID.
+    device_id: int  # VkPhysicalDeviceProperties::deviceID.
+    driver_version: int  # VkPhysicalDeviceProperties::driverVersion.
+    driver_id: int  # VkPhysicalDeviceDriverProperties::driverID.
+    driver_abi: int  # Bits of a pointer in the process that the driver was loaded into.
+    pipeline_cache_uuid: str  # VkPhysicalDeviceProperties::pipelineCacheUUID, hex.
 
     @classmethod
     def of(cls, identity: DeviceIdentity | PipelineCachePrefixHeader) -> Self:
@@ -65,25 +56,15 @@ class ProfileIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Profile(msgspec.Struct, frozen=True, kw_only=True):
-    """What every profile holds.
+    """What every profile holds."""
 
-    Attributes:
-        identity: The device and driver that it is about.
-        device_name: Name of the device.
-        driver: Name and version of the driver.
-        made_at: When it was measured, seconds since 1970.
-        orchestrator: Version of this program.
-        notes: Caveats.
-        format: Version of the layout.
-    """
-
-    identity: ProfileIdentity
-    device_name: str
-    driver: str
-    made_at: Moment
-    orchestrator: str
-    notes: tuple[str, ...] = ()
-    format: int = PROFILE_FORMAT
+    identity: ProfileIdentity  # The device and driver that it is about.
+    device_name: str  # Name of the device.
+    driver: str  # Name and version of the driver.
+    made_at: Moment  # When it was measured, seconds since 1970.
+    orchestrator: str  # Version of this program.
+    notes: tuple[str, ...] = ()  # Caveats.
+    format: int = PROFILE_FORMAT  # Version of the layout.
 
     @classmethod
     def of(cls, identity: DeviceIdentity, **fields: Any) -> Self:
@@ -136,145 +117,85 @@ def save_of_kind(
 
 
 class Figure(msgspec.Struct, frozen=True, kw_only=True):
-    """The time of one contender: creating the caches, one pass over the set, and the merge.
+    """The time of one contender: creating the caches, one pass over the set, and the merge."""
 
-    Attributes:
-        start: "cold": caches start empty; "warm": they hold the set.
-        mode: The cache topology.
-        workers: Number of workers.
-        batch: Largest number of pipelines in a call.
-        control: Whether it is the second measurement of the baseline.
-        samples: Number of samples.
-        seconds: Median of the samples.
-        low: Lower end of its interval.
-        high: Upper end.
-        pipelines_per_s: Pipelines of one pass, divided by the median.
-        whole_use: Whether the time includes all preparation for a single pass, as where binaries were
-            compared.
-    """
-
-    start: str
-    mode: str
-    workers: int
-    batch: int
-    control: bool
-    samples: int
-    seconds: float
-    low: float
-    high: float
-    pipelines_per_s: float
+    start: str  # "cold": caches start empty; "warm": they hold the set.
+    mode: str  # The cache topology.
+    workers: int  # Number of workers.
+    batch: int  # Largest number of pipelines in a call.
+    control: bool  # Whether it is the second measurement of the baseline.
+    samples: int  # Number of samples.
+    seconds: float  # Median of the samples.
+    low: float  # Lower end of its interval.
+    high: float  # Upper end.
+    pipelines_per_s: float  # Pipelines of one pass, divided by the median.
+    # Whether the time includes all preparation for a single pass, as where binaries were compared.
     whole_use: bool = False
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to one question.
+    """The answer to one question."""
 
-    Attributes:
-        question: The question, such as "the lock of the shared cache, cold".
-        answer: "yes" or "no"; "faster", "slower", "no difference" or "undecided" for compared times; a
-            number; or "not measured".
-        words: The answer in a sentence or two, with its figures.
-        ratio: Time of the contender over that of the baseline, median over the pairs; None if no times were
-            compared.
-        low: Lower end of its interval.
-        high: Upper end.
-        pairs: Number of pairs of samples.
-        noise: Factor, at least 1, by which two measurements of the same thing differ; None if unknown.
-    """
-
-    question: str
+    question: str  # The question, such as "the lock of the shared cache, cold".
+    # "yes" or "no"; "faster", "slower", "no difference" or "undecided" for compared times; a number; or "not
+    # measured".
     answer: str
-    words: str
+    words: str  # The answer in a sentence or two, with its figures.
+    # Time of the contender over that of the baseline, median over the pairs; None if no times were compared.
     ratio: float | None = None
-    low: float | None = None
-    high: float | None = None
-    pairs: int = 0
+    low: float | None = None  # Lower end of its interval.
+    high: float | None = None  # Upper end.
+    pairs: int = 0  # Number of pairs of samples.
+    # Factor, at least 1, by which two measurements of the same thing differ; None if unknown.
     noise: float | None = None
 
 
 class Choice(msgspec.Struct, frozen=True, kw_only=True):
-    """The best settings, and why.
+    """The best settings, and why."""
 
-    Attributes:
-        mode: The cache topology.
-        workers: Number of workers.
-        words: The reason, with its figures.
-    """
-
-    mode: str
-    workers: int
-    words: str
+    mode: str  # The cache topology.
+    workers: int  # Number of workers.
+    words: str  # The reason, with its figures.
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """A contender that was not sampled to the end, because it was clearly slower.
+    """A contender that was not sampled to the end, because it was clearly slower."""
 
-    Attributes:
-        start: "cold": caches start empty; "warm": they hold the set.
-        mode: The cache topology.
-        workers: Number of workers.
-        batch: Largest number of pipelines in a call.
-        samples: Number of its samples.
-        rounds: Number of all rounds.
-        words: Why it was dropped, with the figures.
-    """
-
-    start: str
-    mode: str
-    workers: int
-    batch: int
-    samples: int
-    rounds: int
-    words: str
+    start: str  # "cold": caches start empty; "warm": they hold the set.
+    mode: str  # The cache topology.
+    workers: int  # Number of workers.
+    batch: int  # Largest number of pipelines in a call.
+    samples: int  # Number of its samples.
+    rounds: int  # Number of all rounds.
+    words: str  # Why it was dropped, with the figures.
 
 
 class CalibrationProfile(Profile, frozen=True, kw_only=True):
-    """What was measured about a device and its driver on a machine. None: it was not measured.
+    """What was measured about a device and its driver on a machine. None: it was not measured."""
 
-    Attributes:
-        cores: Number of processors.
-        processor: Name of the processor.
-        load_average: Highest load of the machine during the measurement.
-        driver_caches: How the driver's own caches were turned off.
-        order: In which order pipelines were assigned, a value of `Order`; "" if unknown.
-        set_name: Name of the set that was compiled.
-        set_hash: Hash over the names of its records, 16 hex digits.
-        pipelines: Number of its pipelines that the device supports.
-        python: Version of Python.
-        rounds: Samples of each contender that was not dropped.
-        figures: The times of all contenders.
-        findings: The answers to all questions.
-        cold: The choice for an empty cache.
-        warm: The choice for a cache that holds the set; None also if caches keep nothing.
-        batch: Largest number of pipelines in a call when everything hits.
-        binaries: The choice of mode binaries instead of `cold` and `warm` if no cache file is needed; None
-            unless it was shown to be faster.
-        merge_works: Whether merged caches hold what their sources held.
-        cache_keeps: Whether the driver's cache keeps anything.
-        read_back_grows: Whether a cache grows when it is loaded and read back repeatedly.
-        dropped: Contenders that were not sampled to the end.
-    """
-
-    cores: int
-    processor: str
-    load_average: float
-    driver_caches: str
-    set_name: str
-    set_hash: str
-    pipelines: int
-    python: str
-    rounds: int
-    figures: tuple[Figure, ...]
-    findings: tuple[Finding, ...]
-    cold: Choice | None
-    warm: Choice | None
+    cores: int  # Number of processors.
+    processor: str  # Name of the processor.
+    load_average: float  # Highest load of the machine during the measurement.
+    driver_caches: str  # How the driver's own caches were turned off.
+    set_name: str  # Name of the set that was compiled.
+    set_hash: str  # Hash over the names of its records, 16 hex digits.
+    pipelines: int  # Number of its pipelines that the device supports.
+    python: str  # Version of Python.
+    rounds: int  # Samples of each contender that was not dropped.
+    figures: tuple[Figure, ...]  # The times of all contenders.
+    findings: tuple[Finding, ...]  # The answers to all questions.
+    cold: Choice | None  # The choice for an empty cache.
+    warm: Choice | None  # The choice for a cache that holds the set; None also if caches keep nothing.
+    # Largest number of pipelines in a call when everything hits.
     batch: Annotated[int, msgspec.Meta(ge=1)] | None
-    merge_works: bool | None
-    cache_keeps: bool | None
-    read_back_grows: bool | None
-    order: str = ""
+    merge_works: bool | None  # Whether merged caches hold what their sources held.
+    cache_keeps: bool | None  # Whether the driver's cache keeps anything.
+    read_back_grows: bool | None  # Whether a cache grows when it is loaded and read back repeatedly.
+    order: str = ""  # In which order pipelines were assigned, a value of `Order`; "" if unknown.
+    # The choice of mode binaries instead of `cold` and `warm` if no cache file is needed; None unless it was
+    # shown to be faster.
     binaries: Choice | None = None
-    dropped: tuple[Dropped, ...] = ()
+    dropped: tuple[Dropped, ...] = ()  # Contenders that were not sampled to the end.
 
 
 CALIBRATION: Final = Kind("calibration profile", CalibrationProfile)
@@ -283,43 +204,27 @@ save_profile = partial(save_of_kind, CALIBRATION)
 
 
 class ProbedKind(msgspec.Struct, frozen=True, kw_only=True):
-    """How the baseline fared for one kind of pipeline.
+    """How the baseline fared for one kind of pipeline."""
 
-    Attributes:
-        kind: "compute", "graphics", "pipeline library" or "ray tracing".
-        pipelines: Pipelines that were looked up.
-        usable: Those that the same baseline finds in a new process and does not find in an empty cache.
-        problem: Why nothing can be concluded for the kind, or "".
-    """
-
-    kind: str
-    pipelines: int
-    usable: int
-    problem: str = ""
+    kind: str  # "compute", "graphics", "pipeline library" or "ray tracing".
+    pipelines: int  # Pipelines that were looked up.
+    usable: int  # Those that the same baseline finds in a new process and does not find in an empty cache.
+    problem: str = ""  # Why nothing can be concluded for the kind, or "".
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One thing in which a device differed from the baseline.
+    """One thing in which a device differed from the baseline."""
 
-    Attributes:
-        aspect: "feature", "extension", "apiVersion", "environment", ...
-        name: What differed, such as the feature.
-        kinds: The kinds of pipelines that it was tried with; for a dependence, the kinds that missed.
-        untried: The kinds that it could not be tried with, or that cannot be without it.
-        features: The features that were enabled.
-        given: Features that the baseline enabled too, because it can only be tried with them.
-        environment: The variables that were set.
-        identity: Whether it changed pipelineCacheUUID, so that the device has another cache file.
-    """
-
-    aspect: str
-    name: str
+    aspect: str  # "feature", "extension", "apiVersion", "environment", ...
+    name: str  # What differed, such as the feature.
+    # The kinds of pipelines that it was tried with; for a dependence, the kinds that missed.
     kinds: tuple[str, ...]
-    untried: tuple[str, ...] = ()
-    features: tuple[Feature, ...] = ()
+    untried: tuple[str, ...] = ()  # The kinds that it could not be tried with, or that cannot be without it.
+    features: tuple[Feature, ...] = ()  # The features that were enabled.
+    # Features that the baseline enabled too, because it can only be tried with them.
     given: tuple[Feature, ...] = ()
-    environment: dict[str, str] = {}
-    identity: bool = False
+    environment: dict[str, str] = {}  # The variables that were set.
+    identity: bool = False  # Whether it changed pipelineCacheUUID, so that the device has another cache file.
 
     @property
     def text(self) -> str:
@@ -329,47 +234,30 @@ class Tried(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class NotTried(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that could not be tried, or not with all pipelines.
+    """One thing that could not be tried, or not with all pipelines."""
 
-    Attributes:
-        aspect: As in `Tried`.
-        name: As in `Tried`.
-        reason: Why it could not be tried.
-    """
-
-    aspect: str
-    name: str
-    reason: str
+    aspect: str  # As in `Tried`.
+    name: str  # As in `Tried`.
+    reason: str  # Why it could not be tried.
 
 
 class KeyProfile(Profile, frozen=True, kw_only=True):
-    """What a driver's keys depend on.
+    """What a driver's keys depend on."""
 
-    Attributes:
-        took_s: Time of the measurement, s.
-        api_version: VkApplicationInfo::apiVersion of the baseline.
-        method: How hits were detected.
-        environment: The driver's variables that were set, so that the baseline had them. With any, the
-            profile is not the driver's own, and is not saved.
-        kinds: The kinds of pipelines, and whether the baseline works for them.
-        depends: What changes keys.
-        independent: What does not change keys.
-        not_tried: What could not be tried, or not with all pipelines.
-        disagreements: Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback
-            gave different answers.
-        whole: Whether all variations that this version knows were tried.
-    """
-
-    took_s: float
-    api_version: int
-    method: str
-    kinds: tuple[ProbedKind, ...]
-    depends: tuple[Tried, ...]
-    independent: tuple[Tried, ...]
-    not_tried: tuple[NotTried, ...]
+    took_s: float  # Time of the measurement, s.
+    api_version: int  # VkApplicationInfo::apiVersion of the baseline.
+    method: str  # How hits were detected.
+    kinds: tuple[ProbedKind, ...]  # The kinds of pipelines, and whether the baseline works for them.
+    depends: tuple[Tried, ...]  # What changes keys.
+    independent: tuple[Tried, ...]  # What does not change keys.
+    not_tried: tuple[NotTried, ...]  # What could not be tried, or not with all pipelines.
+    # The driver's variables that were set, so that the baseline had them. With any, the profile is not the
+    # driver's own, and is not saved.
     environment: dict[str, str] = {}
+    # Where VK_PIPELINE_CREATE_FAIL_ON_PIPELINE_COMPILE_REQUIRED_BIT and creation feedback gave different
+    # answers.
     disagreements: tuple[str, ...] = ()
-    whole: bool = True
+    whole: bool = True  # Whether all variations that this version knows were tried.
 
     @property
     def says_anything(self) -> bool:

@@ -73,17 +73,12 @@ def _newest(most: int, *columns: tuple[npt.NDArray[Any], npt.NDArray[Any]]) -> l
 
 
 class Durations(msgspec.Struct, frozen=True, eq=False):
-    """Compile times of pipelines on one device.
+    """Compile times of pipelines on one device."""
 
-    Attributes:
-        keys: Hashes of the pipelines, ascending, shape (n,).
-        duration_ns: Driver time of each, shape (n,).
-        problem: Why recorded times were not used, or "", also of what was added to them.
-    """
-
-    keys: Keys = msgspec.field(default_factory=_no_keys)
+    keys: Keys = msgspec.field(default_factory=_no_keys)  # Hashes of the pipelines, ascending, shape (n,).
+    # Driver time of each, shape (n,).
     duration_ns: Nanoseconds = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
-    problem: str = ""
+    problem: str = ""  # Why recorded times were not used, or "", also of what was added to them.
 
     def __post_init__(self) -> None:
         if len(self.keys) != len(self.duration_ns):
@@ -139,17 +134,11 @@ def add_durations(
 
 
 class CacheContents(msgspec.Struct, frozen=True, eq=False):
-    """Pipelines that a cache file holds.
+    """Pipelines that a cache file holds."""
 
-    Attributes:
-        keys: Hashes of the pipelines, ascending, shape (n,).
-        data_hash: `dataHash` of the cache file that holds them.
-        problem: Why an existing record was not used, or "".
-    """
-
-    keys: Keys = msgspec.field(default_factory=_no_keys)
-    data_hash: bytes = b""
-    problem: str = ""
+    keys: Keys = msgspec.field(default_factory=_no_keys)  # Hashes of the pipelines, ascending, shape (n,).
+    data_hash: bytes = b""  # `dataHash` of the cache file that holds them.
+    problem: str = ""  # Why an existing record was not used, or "".
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -247,21 +236,16 @@ def add_feature_groups(
 
 
 class KnownIdentifiers(msgspec.Struct, frozen=True, eq=False):
-    """Identifiers of shader modules, all of one algorithm, by an application's keys of its shaders.
+    """Identifiers of shader modules, all of one algorithm, by an application's keys of its shaders."""
 
-    Attributes:
-        keys: Keys of shaders, ascending, shape (n,).
-        used: Hour of the last use of each, since 1970, shape (n,).
-        sizes: Bytes of each identifier, shape (n,).
-        padded: The identifiers, each of 32 bytes with zeros at its end, shape (32 n,).
-        problem: Why those that are kept were not used, or "".
-    """
-
-    keys: Keys = msgspec.field(default_factory=_no_keys)
+    keys: Keys = msgspec.field(default_factory=_no_keys)  # Keys of shaders, ascending, shape (n,).
+    # Hour of the last use of each, since 1970, shape (n,).
     used: npt.NDArray[np.uint32] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint32))
+    # Bytes of each identifier, shape (n,).
     sizes: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
+    # The identifiers, each of 32 bytes with zeros at its end, shape (32 n,).
     padded: npt.NDArray[np.uint8] = msgspec.field(default_factory=lambda: np.zeros(0, np.uint8))
-    problem: str = ""
+    problem: str = ""  # Why those that are kept were not used, or "".
 
     def __post_init__(self) -> None:
         count = len(self.keys)
@@ -317,21 +301,15 @@ IDENTIFIERS: Final = Kind("shader-module identifiers", KnownIdentifiers, cap=_VA
 
 @attrs.frozen
 class ShaderModuleIdentifierStore:
-    """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe.
+    """The identifiers of one algorithm, in a directory of cache files. A value; thread-safe."""
 
-    Attributes:
-        directory: The directory.
-        algorithm: shaderModuleIdentifierAlgorithmUUID, 16 bytes.
-        revision: What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
-        most: Most shaders that it holds; those not used for the longest time are dropped.
-        operations: The calls to use.
-    """
-
-    directory: Path
-    algorithm: bytes
+    directory: Path  # The directory.
+    algorithm: bytes  # shaderModuleIdentifierAlgorithmUUID, 16 bytes.
+    # What the keys mean (`SpirvProvider.revision`); each revision has identifiers of its own.
     revision: str = ""
+    # Most shaders that it holds; those not used for the longest time are dropped.
     most: int = MOST_IDENTIFIERS
-    operations: FileOperations = attrs.field(default=REAL_FILE_OPERATIONS, repr=False)
+    operations: FileOperations = attrs.field(default=REAL_FILE_OPERATIONS, repr=False)  # The calls to use.
 
     @property
     def path(self) -> Path:

@@ -114,14 +114,10 @@ class State:
 
     Thread-safe: one block of `reading` or `writing` at a time. It must not be open while its process forks,
     and no other code may open the file in the same process: closing it would free SQLite's locks.
-
-    Attributes:
-        path: The file.
-        note: What became of a file that could not be used, or "".
     """
 
-    path: Path
-    note: str
+    path: Path  # The file.
+    note: str  # What became of a file that could not be used, or "".
     _connection: sqlite3.Connection
     _file_id: tuple[int, int]
     _operations: FileOperations
@@ -254,19 +250,13 @@ _ENCODER: Final = msgspec.msgpack.Encoder(enc_hook=_encode_array)
 
 @frozen
 class Kind(Generic[T]):
-    """A kind of values in the database, each with a name, which is mostly that of a cache file.
+    """A kind of values in the database, each with a name, which is mostly that of a cache file."""
 
-    Attributes:
-        name: In words, for messages.
-        of: Type of a value: all that msgspec takes, with arrays of one dimension. Bytes are kept as they are.
-        cap: Most bytes of a value.
-        is_large: Whether the structure of their table is not checked in a large database.
-    """
-
-    name: str
+    name: str  # In words, for messages.
+    # Type of a value: all that msgspec takes, with arrays of one dimension. Bytes are kept as they are.
     of: type[T]
-    cap: int = 4 << 20
-    is_large: bool = False
+    cap: int = 4 << 20  # Most bytes of a value.
+    is_large: bool = False  # Whether the structure of their table is not checked in a large database.
     _decoder: msgspec.msgpack.Decoder[T] = field(
         init=False,
         repr=False,

@@ -71,21 +71,14 @@ class RecordedCall:
 
 @define
 class FaultyFileOperations(FileOperations):
-    """`FileOperations` that fail at, or from, call number `at`.
+    """`FileOperations` that fail at, or from, call number `at`."""
 
-    Attributes:
-        fault: What goes wrong; None only records calls.
-        at: Number of the call at which it goes wrong, from 0.
-        inner: The operations that do the work.
-        calls: Every call so far; a killed process makes none.
-        killed: Whether the simulated process has ended.
-    """
-
-    fault: Fault | None = None
-    at: int = 0
-    inner: FileOperations = REAL_FILE_OPERATIONS
+    fault: Fault | None = None  # What goes wrong; None only records calls.
+    at: int = 0  # Number of the call at which it goes wrong, from 0.
+    inner: FileOperations = REAL_FILE_OPERATIONS  # The operations that do the work.
+    # Every call so far; a killed process makes none.
     calls: list[RecordedCall] = field(factory=list, init=False)
-    killed: bool = field(default=False, init=False)
+    killed: bool = field(default=False, init=False)  # Whether the simulated process has ended.
     _open: set[int] = field(factory=set, init=False)
 
     @property
