@@ -504,7 +504,7 @@ class PipelineExecutables(msgspec.Struct, frozen=True):
     result: int  # VkResult of its creation
     wall_ns: int  # elapsed time of the call
     driver_ns: int  # driver time by creation feedback; 0 without
-    executables: tuple[PipelineExecutable, ...]
+    executables: tuple[PipelineExecutable, ...]  # what the driver says of each of its executables
 
 
 class DriverStep(enum.IntEnum):

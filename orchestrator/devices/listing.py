@@ -32,7 +32,7 @@ OnOutput = Callable[[bytes], None]
 class DeadDriver(msgspec.Struct, frozen=True):
     """A driver that does not list its devices, or ended the process that listed them."""
 
-    manifest: str
+    manifest: str  # the manifest of the driver
     problem: str  # how the process ended with its last words, or what the driver said
 
 
