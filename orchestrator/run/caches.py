@@ -1,6 +1,6 @@
 """The sources of a run: made before the workers by its topology, merged, destroyed.
 
-Each worker creates pipelines with its `Creator`. A `Rotation` merges while workers run:
+Each worker creates pipelines with its `Creator`. In a rolling merge, sources are merged while workers run:
 
     worker   current ──(due)──> rotated out, and a fresh one is current
     merger                      rotated out ──> merge ──> primary ──> on_merged
@@ -114,12 +114,17 @@ def merge_into(
     before = after = _size_of(primary, warnings)
     unmerged = 0
     started_ns = time.perf_counter_ns()
-    if sources:
-        try:
+    try:
+        if sources:
             primary.merge(sources)
-        except DriverError as refused:
-            warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
-            unmerged = _merge_one_by_one(primary, sources, warnings)
+    except DriverError as refused:
+        warnings.append(f"the merge of all worker caches failed ({refused}); they were merged one by one")
+        for source in sources:
+            try:
+                primary.merge([source])
+            except DriverError as why:
+                unmerged += 1
+                warnings.append(f"{source.name} was not merged and what only it holds is lost: {why}")
     merge_ns = time.perf_counter_ns() - started_ns
     if sources:
         after = _size_of(primary, warnings)
@@ -134,17 +139,6 @@ def merge_into(
     return CacheMerge(
         number, pipelines, source_bytes, after, merge_ns, before, started_ns, unmerged, tuple(warnings)
     )
-
-
-def _merge_one_by_one(primary: PipelineSource, sources: Sequence[PipelineSource], warnings: list[str]) -> int:
-    lost = 0
-    for source in sources:
-        try:
-            primary.merge([source])
-        except DriverError as refused:
-            lost += 1
-            warnings.append(f"{source.name} was not merged and what only it holds is lost: {refused}")
-    return lost
 
 
 def _size_of(source: PipelineSource, warnings: list[str]) -> int:
@@ -286,26 +280,22 @@ class Creator:
 class RotatingCreator(Creator):
     """Rotates its source out between two batches; in two levels it looks up in the primary first."""
 
-    rotation: Rotation
+    caches: RunCaches
+    found: Creator | None
     longest_pause_ns: int = 0
     _since_ns: int = field(factory=time.perf_counter_ns)
     _batches: int = 0
     _compiled: int = 0
-    _primary: Creator = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._primary = Creator(self.device, self.parts, self.keep, self.rotation.primary, looks_up=True)
 
     def create(self, indices: Int32s, split: CallSplit | None = None) -> CreationBatch:
         """Create a batch."""
-        rotation = self.rotation
         # An empty primary is not worth a call: in a cold run it is empty until the first merge.
-        if not (rotation.looks_up and rotation.primary_is_filled):
+        if self.found is None or not self.caches.primary_is_filled:
             return self._compile(indices, split)
         began_ns = time.perf_counter_ns()
-        with rotation.guard.look_up():
+        with self.caches.guard.look_up():
             self._paused(began_ns)
-            batch = self._primary.create(indices, split)
+            batch = self.found.create(indices, split)
         missing = np.flatnonzero(batch.results == PIPELINE_COMPILE_REQUIRED)
         if missing.size:
             # The call is made again pipeline by pipeline, or the run ends: nobody will learn of these.
@@ -331,11 +321,11 @@ class RotatingCreator(Creator):
     def between_batches(self) -> None:
         """Rotate the source, if that is due. One without anything new stays: a warm run merges nothing."""
         self._batches += 1
-        if not (self._compiled and self.rotation.policy.rolling):
+        if not (self._compiled and self.caches.policy.rolling):
             return
         began_ns = time.perf_counter_ns()
         if self._is_due(began_ns):
-            fresh = self.rotation.exchange(self.source, self._compiled)
+            fresh = self.caches.exchange(self.source, self._compiled)
             if fresh is not self.source:
                 self.source, self._since_ns = fresh, time.perf_counter_ns()
                 self._batches = self._compiled = 0
@@ -343,25 +333,25 @@ class RotatingCreator(Creator):
 
     def due_in_s(self) -> float:
         """Seconds until the source has the age at which it is rotated."""
-        if not self._compiled or self.rotation.refused:
+        if not self._compiled or self.caches.refused:
             return math.inf
         now_ns = time.perf_counter_ns()
-        return max(0.0, (self._since_ns + self.rotation.age_ns(now_ns) - now_ns) / 1e9)
+        return max(0.0, (self._since_ns + self.caches.rotation_age_ns(now_ns) - now_ns) / 1e9)
 
     def _is_due(self, now_ns: int) -> bool:
-        rotation, policy = self.rotation, self.rotation.policy
-        gained_bytes = self._compiled * rotation.bytes_a_pipeline
+        caches, policy = self.caches, self.caches.policy
+        gained_bytes = self._compiled * caches.bytes_a_pipeline
         return (
             (policy.batches is not None and self._batches >= policy.batches)
             or (policy.gained_bytes is not None and gained_bytes >= policy.gained_bytes)
-            or now_ns >= self._since_ns + rotation.age_ns(now_ns)
+            or now_ns >= self._since_ns + caches.rotation_age_ns(now_ns)
         )
 
     def _paused(self, began_ns: int) -> None:
         self.longest_pause_ns = max(self.longest_pause_ns, time.perf_counter_ns() - began_ns)
 
 
-# --- merging while workers run
+# --- the sources of a run
 
 
 class PrimaryGuard:
@@ -404,41 +394,158 @@ class PrimaryGuard:
 
 
 @define(eq=False)
-class Rotation:
-    """Merges while workers run; see the top of the module.
+class RunCaches:
+    """The sources of a run. One blocking method at a time.
 
-    `exchange` is for any worker, `serve` for trio, the rest for the run while there are no workers.
+    `exchange`, `rotation_age_ns` and the attributes are for any worker, `serve` for trio beside workers, the
+    other methods for the run while there are no workers.
 
     Attributes:
-        make: Makes a worker's source from initial data and a name.
-        looks_up: Whether workers look pipelines up in the primary.
+        primary: The caller's, or None; after `open` always one, `NO_SOURCE` in mode NONE.
+        creators: One a worker, after `open`.
+        rotates: Whether `serve` has anything to merge.
+        guard: Keeps look-ups in the primary and merges apart.
+        primary_is_filled: Whether a look-up may find something.
         bytes_a_pipeline: What a pipeline took in the sources that were merged.
         refused: Why workers keep their sources, or "".
+        data: The data of a primary that was made here, after `read_back`.
     """
 
-    primary: PipelineSource
-    seed: bytes = field(repr=False)
-    make: Callable[[bytes, str], PipelineSource]
+    device: Device
+    worker_count: int
+    mode: CacheMode
     policy: MergePolicy
-    token: trio.lowlevel.TrioToken
-    looks_up: bool
-    primary_is_filled: bool
+    keep: bool
+    primary: PipelineSource | None
     on_merged: MergedHook | None
+    token: trio.lowlevel.TrioToken
+    creators: list[Creator] = field(factory=list, init=False)
+    notes: list[str] = field(factory=list, init=False)
+    open_ns: int = field(default=0, init=False)
+    read_back_ns: int = field(default=0, init=False)
+    data: bytes | None = field(default=None, init=False)
     guard: PrimaryGuard = field(init=False)
-    merges: list[CacheMerge] = field(factory=list, init=False)
+    primary_is_filled: bool = field(default=False, init=False)
     bytes_a_pipeline: int = field(default=16 << 10, init=False)
     refused: str = field(default="", init=False)
+    _own_primary: PipelineSource | None = field(default=None, init=False)
+    _make_fresh: Callable[[bytes, str], PipelineSource] = field(init=False)
+    _seed: bytes = field(default=b"", init=False, repr=False)
+    _seed_bytes: int = field(default=0, init=False)
+    _primary_bytes: int = field(default=0, init=False)
     _lock: threading.Lock = field(factory=threading.Lock, init=False)
     _rotated: list[tuple[PipelineSource, int]] = field(factory=list, init=False)
+    _merges: list[CacheMerge] = field(factory=list, init=False)  # while workers ran
+    _merge: CacheMerge | None = field(default=None, init=False)  # at the barrier
     _began_ns: int = field(factory=time.perf_counter_ns, init=False)
     _made: int = field(default=0, init=False)
     _hook_ns: int = field(default=0, init=False)
     _lot: trio.lowlevel.ParkingLot = field(factory=trio.lowlevel.ParkingLot, init=False)
 
-    def __attrs_post_init__(self) -> None:
-        self.guard = PrimaryGuard(needed=self.looks_up and not self.primary.internally_synchronized_merge)
+    @property
+    def rotates(self) -> bool:
+        """Whether workers rotate their sources."""
+        return self.policy.rolling and self.mode not in NO_WORKER_CACHES
 
-    def age_ns(self, now_ns: int) -> float:
+    @property
+    def _looks_up(self) -> bool:
+        return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
+
+    @property
+    def _worker_sources(self) -> list[PipelineSource]:
+        return [] if self.mode in NO_WORKER_CACHES else [each.source for each in self.creators]
+
+    # --- before the workers
+
+    def open(self, primary_data: bytes, prepared: PreparedPipelines, parts: PreparedParts) -> None:
+        """Make the sources; a primary that is made here begins with `primary_data`. Blocking.
+
+        Raises:
+            DriverError: The driver refused an empty one.
+            DeviceError: The device has no pipeline binaries, in mode BINARIES, or the primary is another's.
+        """
+        started = time.perf_counter_ns()
+        if self.mode is CacheMode.NONE:
+            self.primary = NO_SOURCE
+        elif self.primary is None:
+            self.primary = self._own_primary = self._create_primary(primary_data)
+        elif isinstance(self.primary, PipelineCache) and self.primary.device is not self.device:
+            raise DeviceError(f"the primary of this run: {self.primary.name!r} belongs to another device")
+        self._primary_bytes = _size_of(self.primary, self.notes)
+        self.primary_is_filled = self._primary_bytes > self.primary.empty_bytes
+        self.guard = PrimaryGuard(needed=self._looks_up and not self.primary.internally_synchronized_merge)
+        if isinstance(self.primary, BinarySource):
+            self.primary.pull_in(prepared)
+        creator = partial(Creator, self.device, parts, self.keep)
+        if self.mode in NO_WORKER_CACHES:
+            self.creators += [creator(self.primary) for _ in range(self.worker_count)]
+        else:
+            self._prepare_worker_sources(self.primary)
+            found = creator(self.primary, looks_up=True) if self._looks_up else None
+            for number in range(self.worker_count):
+                source = self._make(self._make_fresh, self._seed, f"worker {number}")
+                self.creators.append(
+                    RotatingCreator(self.device, parts, self.keep, source, self, found)
+                    if self.rotates or found is not None
+                    else creator(source)
+                )
+        self.open_ns = time.perf_counter_ns() - started
+
+    def _create_primary(self, data: bytes) -> PipelineSource:
+        device = self.device
+        if self.mode is CacheMode.BINARIES:
+            from orchestrator.run.binaries import HeldPipelines  # the other modes do without
+
+            return HeldPipelines.of(device)
+        if self._looks_up and device.features.internally_synchronized_merge:
+            try:
+                return device.create_pipeline_cache(data, internally_synchronized_merge=True, name="primary")
+            except DriverError as refused:
+                self.notes.append(
+                    f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
+                )
+        return self._make(lambda data, name: device.create_pipeline_cache(data, name=name), data, "primary")
+
+    def _make(self, make: Callable[[bytes, str], PipelineSource], data: bytes, name: str) -> PipelineSource:
+        try:
+            return make(data, name)
+        except DriverError as refused:
+            if not data:
+                raise
+            self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
+            return make(b"", name)
+
+    def _prepare_worker_sources(self, primary: PipelineSource) -> None:
+        """Decide what the sources of workers begin with, and how they are made."""
+        features = self.device.features
+        if self.mode is CacheMode.TWO_LEVEL and not features.compile_required:
+            self.notes.append(
+                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be "
+                "looked up in the primary: worker caches start with what it holds, as in mode per-worker"
+            )
+        flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
+        if flagged and not features.externally_synchronized_caches:
+            flagged = False
+            self.notes.append(
+                "the device is open without externally synchronized caches (pipelineCreationCacheControl): "
+                "worker caches are internally synchronized, as in mode per-worker-internal. `orchestrator "
+                "devices` says whether it has them, `doctor --keys` whether they may be used"
+            )
+        if self.primary_is_filled and not self._looks_up:
+            self._seed = self._read(primary) or b""
+        self._seed_bytes = len(self._seed)
+        self._make_fresh = partial(primary.for_worker, externally_synchronized=flagged)
+
+    def _read(self, source: PipelineSource) -> bytes | None:
+        try:
+            return source.data()
+        except DriverError as refused:
+            self.notes.append(f"{source.name} could not be read back: {refused}")
+            return None
+
+    # --- while workers run
+
+    def rotation_age_ns(self, now_ns: int) -> float:
         """The age at which a source is rotated."""
         policy = self.policy
         if policy.age_ns is None:
@@ -457,7 +564,7 @@ class Rotation:
             self._made += 1
             name = f"fresh {self._made}"
         try:
-            fresh = self.make(self.seed, name)
+            fresh = self._make_fresh(self._seed, name)
         except DriverError as refused:
             self.refused = f"no more fresh caches for workers, which keep theirs: {refused}"
             return source
@@ -479,212 +586,51 @@ class Rotation:
             while not self._rotated:
                 with trio.move_on_after(_REMIND_S) as waited:
                     await self._lot.park()
-                if waited.cancelled_caught and self.merges:
+                if waited.cancelled_caught and self._merges:
                     # What the hook left for later may be due, and the next merge may be minutes away.
-                    again = msgspec.structs.replace(self.merges[-1], pipelines=0)
+                    again = msgspec.structs.replace(self._merges[-1], pipelines=0)
                     await trio.to_thread.run_sync(self._call_hook, again, limiter=limiter)
             await trio.to_thread.run_sync(self._merge_and_call_hook, limiter=limiter)
 
     def _merge_and_call_hook(self) -> None:
-        self.merge()
-        self._call_hook(self.merges[-1])
+        self._merge_rotated()
+        self._call_hook(self._merges[-1])
 
     def _call_hook(self, merge: CacheMerge) -> None:
-        if self.on_merged is not None:
+        if self.on_merged is not None and self.primary is not None:
             began = time.perf_counter_ns()
             self.on_merged(self.primary, merge)
             self._hook_ns += time.perf_counter_ns() - began
 
-    def merge(self) -> None:
-        """Merge the sources that were rotated out. Blocking; one thread at a time."""
+    def _merge_rotated(self) -> None:
         with self._lock:
             merging = list(self._rotated)
-        if not merging:
+        if not merging or self.primary is None:
             return
         sources = [source for source, _ in merging]
+        compiled = sum(count for _, count in merging)
         with self.guard.merge():
             merge = merge_into(
                 self.primary,
                 sources,
-                seed_bytes=len(self.seed),
-                number=len(self.merges) + 1,
-                pipelines=sum(compiled for _, compiled in merging),
+                seed_bytes=self._seed_bytes,
+                number=len(self._merges) + 1,
+                pipelines=compiled,
             )
-        self.merges.append(merge)
+        self._merges.append(merge)
         self.primary_is_filled |= merge.primary_bytes > self.primary.empty_bytes
-        start = max(len(self.seed), self.primary.header_bytes)
-        gained = sum(max(0, size - start) for size in self.merged_bytes)
-        self.bytes_a_pipeline = max(1, gained // sum(each.pipelines for each in self.merges))
+        start = max(self._seed_bytes, self.primary.header_bytes)
+        gained = sum(max(0, size - start) for size in self._rotated_bytes)
+        self.bytes_a_pipeline = max(1, gained // sum(each.pipelines for each in self._merges))
         with self._lock:
             del self._rotated[: len(merging)]
         for source in sources:
             source.destroy()
 
     @property
-    def merged_bytes(self) -> tuple[int, ...]:
+    def _rotated_bytes(self) -> tuple[int, ...]:
         """Size of each source that was merged while workers ran."""
-        return tuple(size for each in self.merges for size in each.source_bytes)
-
-    def destroy(self) -> None:
-        """Destroy what was rotated out and not merged. Blocking; idempotent."""
-        for source, _ in self._rotated:
-            source.destroy()
-        self.seed = b""  # workers, which refer to this and themselves, wait for the garbage collector
-
-    def report(self, longest_pause_ns: int) -> RollingReport:
-        """The merges while workers ran."""
-        merges = self.merges
-        return RollingReport(
-            folds=len(merges),
-            caches=len(self.merged_bytes),
-            pipelines=sum(each.pipelines for each in merges),
-            source_bytes=sum(self.merged_bytes),
-            merge_ns=sum(each.merge_ns for each in merges),
-            hook_ns=self._hook_ns,
-            longest_pause_ns=longest_pause_ns,
-            synchronized_by="lock" if self.guard.needed else "driver" if self.looks_up else "nothing",
-        )
-
-    def warnings(self) -> list[str]:
-        """The warnings, each once; of many the first, for a driver that refuses does so at every merge."""
-        every = [warning for each in self.merges for warning in each.warnings]
-        different = list(dict.fromkeys(filter(None, [*every, self.refused])))
-        if (more := len(different) - _MOST_WARNINGS) > 0:
-            different[_MOST_WARNINGS:] = [f"and {more} more warnings of the rolling merge"]
-        return different
-
-
-# --- the sources of a run
-
-
-@define(eq=False)
-class RunCaches:
-    """The sources of a run. One blocking method at a time, none beside workers.
-
-    Attributes:
-        primary: The caller's, or None; after `open` always one, `NO_SOURCE` in mode NONE.
-        creators: One a worker, after `open`.
-        data: The data of a primary that was made here, after `read_back`.
-    """
-
-    device: Device
-    worker_count: int
-    mode: CacheMode
-    policy: MergePolicy
-    keep: bool
-    primary: PipelineSource | None
-    on_merged: MergedHook | None
-    token: trio.lowlevel.TrioToken
-    rotation: Rotation | None = field(default=None, init=False)
-    creators: list[Creator] = field(factory=list, init=False)
-    notes: list[str] = field(factory=list, init=False)
-    open_ns: int = field(default=0, init=False)
-    read_back_ns: int = field(default=0, init=False)
-    data: bytes | None = field(default=None, init=False)
-    _own_primary: PipelineSource | None = field(default=None, init=False)
-    _seed_bytes: int = field(default=0, init=False)
-    _primary_bytes: int = field(default=0, init=False)
-    _merge: CacheMerge | None = field(default=None, init=False)
-
-    @property
-    def looks_up(self) -> bool:
-        """Whether workers look pipelines up in the primary before they compile."""
-        return self.mode is CacheMode.TWO_LEVEL and self.device.features.compile_required
-
-    @property
-    def _worker_sources(self) -> list[PipelineSource]:
-        return [] if self.mode in NO_WORKER_CACHES else [each.source for each in self.creators]
-
-    @property
-    def _longest_pause_ns(self) -> int:
-        return max(each.longest_pause_ns for each in self.creators if isinstance(each, RotatingCreator))
-
-    # --- before the workers
-
-    def open(self, primary_data: bytes, prepared: PreparedPipelines, parts: PreparedParts) -> None:
-        """Make the sources; a primary that is made here begins with `primary_data`. Blocking.
-
-        Raises:
-            DriverError: The driver refused an empty one.
-            DeviceError: The device has no pipeline binaries, in mode BINARIES, or the primary is another's.
-        """
-        started = time.perf_counter_ns()
-        if self.mode is CacheMode.NONE:
-            self.primary = NO_SOURCE
-        elif self.primary is None:
-            self.primary = self._own_primary = self._create_primary(primary_data)
-        elif isinstance(self.primary, PipelineCache) and self.primary.device is not self.device:
-            raise DeviceError(f"the primary of this run: {self.primary.name!r} belongs to another device")
-        self._primary_bytes = _size_of(self.primary, self.notes)
-        if isinstance(self.primary, BinarySource):
-            self.primary.pull_in(prepared)
-        if self.mode in NO_WORKER_CACHES:
-            for _ in range(self.worker_count):
-                self.creators.append(Creator(self.device, parts, self.keep, self.primary))
-        else:
-            self._open_worker_sources(self.primary, parts)
-        self.open_ns = time.perf_counter_ns() - started
-
-    def _create_primary(self, data: bytes) -> PipelineSource:
-        device = self.device
-        if self.mode is CacheMode.BINARIES:
-            from orchestrator.run.binaries import HeldPipelines  # the other modes do without
-
-            return HeldPipelines.of(device)
-        if self.looks_up and device.features.internally_synchronized_merge:
-            try:
-                return device.create_pipeline_cache(data, internally_synchronized_merge=True, name="primary")
-            except DriverError as refused:
-                self.notes.append(
-                    f"primary: the driver refused the data, or to synchronize merges itself ({refused})"
-                )
-        return self._make(lambda data, name: device.create_pipeline_cache(data, name=name), data, "primary")
-
-    def _make(self, make: Callable[[bytes, str], PipelineSource], data: bytes, name: str) -> PipelineSource:
-        try:
-            return make(data, name)
-        except DriverError as refused:
-            if not data:
-                raise
-            self.notes.append(f"{name}: the driver refused the initial data ({refused}); it starts empty")
-            return make(b"", name)
-
-    def _open_worker_sources(self, primary: PipelineSource, parts: PreparedParts) -> None:
-        features = self.device.features
-        if self.mode is CacheMode.TWO_LEVEL and not features.compile_required:
-            self.notes.append(
-                "the device cannot forbid compiling (FAIL_ON_PIPELINE_COMPILE_REQUIRED), so nothing can be "
-                "looked up in the primary: worker caches start with what it holds, as in mode per-worker"
-            )
-        flagged = self.mode is not CacheMode.PER_WORKER_INTERNAL
-        if flagged and not features.externally_synchronized_caches:
-            flagged = False
-            self.notes.append(
-                "the device is open without externally synchronized caches (pipelineCreationCacheControl): "
-                "worker caches are internally synchronized, as in mode per-worker-internal. `orchestrator "
-                "devices` says whether it has them, `doctor --keys` whether they may be used"
-            )
-        is_filled = self._primary_bytes > primary.empty_bytes
-        seed = b"" if self.looks_up or not is_filled else self._read(primary) or b""
-        self._seed_bytes = len(seed)
-        make = partial(primary.for_worker, externally_synchronized=flagged)
-        if self.policy.rolling or self.looks_up:
-            self.rotation = Rotation(
-                primary, seed, make, self.policy, self.token, self.looks_up, is_filled, self.on_merged
-            )
-        for number in range(self.worker_count):
-            with_source = self.device, parts, self.keep, self._make(make, seed, f"worker {number}")
-            rotation = self.rotation
-            self.creators.append(
-                Creator(*with_source) if rotation is None else RotatingCreator(*with_source, rotation)
-            )
-
-    def _read(self, source: PipelineSource) -> bytes | None:
-        try:
-            return source.data()
-        except DriverError as refused:
-            self.notes.append(f"{source.name} could not be read back: {refused}")
-            return None
+        return tuple(size for each in self._merges for size in each.source_bytes)
 
     # --- after the barrier
 
@@ -697,8 +643,7 @@ class RunCaches:
         if self.primary is None or not self.primary.keeps:
             return
         began_ns = time.perf_counter_ns()
-        if self.rotation is not None:
-            self.rotation.merge()
+        self._merge_rotated()
         rotated_ns = time.perf_counter_ns() - began_ns
         if isinstance(self.primary, BinarySource):
             self.primary.settle()
@@ -719,12 +664,10 @@ class RunCaches:
 
     def destroy(self) -> None:
         """Destroy what was made here. Blocking."""
-        if self.rotation is not None:
-            self.rotation.destroy()
-        for source in self._worker_sources:
+        own = [] if self._own_primary is None else [self._own_primary]
+        for source in (*(each for each, _ in self._rotated), *self._worker_sources, *own):
             source.destroy()
-        if self._own_primary is not None:
-            self._own_primary.destroy()
+        self._seed = b""  # workers, which refer to this and themselves, wait for the garbage collector
 
     def binaries(self) -> BinariesRecord | None:
         """The use of binaries; None in other modes. Also takes its notes."""
@@ -741,18 +684,20 @@ class RunCaches:
         self, *, compiled: int, barrier_waits_ns: tuple[int, ...], duplicate_job_keys: Duplicates
     ) -> MergeReport | None:
         """The merge, with what the run knows of it; None in mode NONE."""
-        merge, primary, rotation = self._merge, self.primary, self.rotation
+        merge, primary = self._merge, self.primary
         if merge is None or primary is None:
             return None
-        rolling_bytes = () if rotation is None else rotation.merged_bytes
-        warnings = [*merge.warnings, *(() if rotation is None else rotation.warnings())]
-        largest = max((merge.primary_bytes, *merge.source_bytes, *rolling_bytes))
-        if compiled and self.mode is not CacheMode.BINARIES and largest <= primary.empty_bytes:
+        every = (*merge.source_bytes, *self._rotated_bytes)
+        warnings = [*merge.warnings, *self._rotation_warnings()]
+        if (
+            compiled
+            and self.mode is not CacheMode.BINARIES
+            and max(merge.primary_bytes, *every, 0) <= primary.empty_bytes
+        ):
             warnings.append(
                 f"the driver's cache keeps nothing: all caches hold only their header (pipelines compiled: "
                 f"{compiled}); saving it will not make the next run faster"
             )
-        every = (*merge.source_bytes, *rolling_bytes)
         sizes = merge.primary_bytes_before, merge.primary_bytes
         return MergeReport(
             source_bytes=merge.source_bytes,
@@ -765,7 +710,30 @@ class RunCaches:
             barrier_wait_ns=barrier_waits_ns,
             merge_ns=merge.merge_ns,
             warnings=tuple(warnings),
-            rolling=None if rotation is None else rotation.report(self._longest_pause_ns),
-            unmerged=merge.unmerged + sum(each.unmerged for each in (rotation.merges if rotation else ())),
+            rolling=self._rolling_report(),
+            unmerged=merge.unmerged + sum(each.unmerged for each in self._merges),
             started_ns=merge.started_ns,
         )
+
+    def _rolling_report(self) -> RollingReport | None:
+        rotating = [each for each in self.creators if isinstance(each, RotatingCreator)]
+        if not rotating:
+            return None
+        return RollingReport(
+            folds=len(self._merges),
+            caches=len(self._rotated_bytes),
+            pipelines=sum(each.pipelines for each in self._merges),
+            source_bytes=sum(self._rotated_bytes),
+            merge_ns=sum(each.merge_ns for each in self._merges),
+            hook_ns=self._hook_ns,
+            longest_pause_ns=max(each.longest_pause_ns for each in rotating),
+            synchronized_by="lock" if self.guard.needed else "driver" if self._looks_up else "nothing",
+        )
+
+    def _rotation_warnings(self) -> list[str]:
+        """The warnings, each once; of many the first, for a driver that refuses does so at every merge."""
+        every = [warning for each in self._merges for warning in each.warnings]
+        different = list(dict.fromkeys(filter(None, [*every, self.refused])))
+        if (more := len(different) - _MOST_WARNINGS) > 0:
+            different[_MOST_WARNINGS:] = [f"and {more} more warnings of the rolling merge"]
+        return different

@@ -369,8 +369,8 @@ class Run:
                         nursery.start_soon(worker.run, limiter, name=f"worker {worker.number}")
                     if self.supply is not None:
                         others.start_soon(self.supply.serve)
-                    if self._caches.rotation is not None and self._caches.policy.rolling:
-                        others.start_soon(self._caches.rotation.serve)
+                    if self._caches.rotates:
+                        others.start_soon(self._caches.serve)
                     for each in beside:
                         others.start_soon(each)
                 self._barrier_ns = time.perf_counter_ns()

@@ -41,46 +41,94 @@ def decided(loaded: ProfileLoad[CalibrationProfile] | None = LOADED, **given: An
     return decide(loaded, **{"mode": None, "workers": None, "warm": True, "available": 4} | given)
 
 
-def test_both_left_open_follow_the_temperature() -> None:
-    cold = decided(warm=False)
-    assert (cold.mode, cold.workers) == (CacheMode.PER_WORKER, 3)
-    assert "2001-09-09" in cold.note
-    assert "cold" in cold.note
-    warm = decided()
-    assert (warm.mode, warm.workers) == (CacheMode.SHARED, 1)
+def loaded_with(**changes: Any) -> ProfileLoad[CalibrationProfile]:
+    """The profile, changed."""
+    return ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, **changes))
 
 
-def test_a_calibration_with_fewer_processors_says_nothing_of_the_workers() -> None:
-    for warm, mode in ((False, CacheMode.PER_WORKER), (True, CacheMode.SHARED)):
-        grown = decided(warm=warm, available=16)
-        assert (grown.mode, grown.workers, grown.few_for_hits) == (mode, 16, True)
-        assert "4 processors, and there are 16 now, so that it does not say how many workers" in grown.note
-        assert decided(mode=mode, warm=warm, available=16).workers == 16
-        chosen = decided(workers=5, warm=warm, available=16)
-        assert (chosen.workers, chosen.few_for_hits, "how many" in chosen.note) == (5, False, False)
-    shrunk = decided(warm=False, available=2)
-    assert (shrunk.workers, shrunk.few_for_hits) == (2, False)
+BINARIES = loaded_with(binaries=Choice(mode="binaries", workers=2, words=""), batch=32)
+NO_PROFILE: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("a pack/profile"), None)
+OWN, SHARED, TWO_LEVEL = CacheMode.PER_WORKER, CacheMode.SHARED, CacheMode.TWO_LEVEL
+
+
+@pytest.mark.parametrize(
+    ("loaded", "given", "mode", "workers", "note"),
+    [
+        (LOADED, {"warm": False}, OWN, 3, "2001-09-09"),
+        (LOADED, {"warm": False}, OWN, 3, "cold"),
+        (LOADED, {}, SHARED, 1, "warm"),
+        # As many processors as were measured, fewer, or more.
+        (LOADED, {"warm": False, "available": 2}, OWN, 2, "made with 4 processors, and there are 2 now"),
+        (LOADED, {"available": 16}, SHARED, 16, "16 now, so that it does not say how many workers"),
+        (LOADED, {"available": 16, "mode": SHARED}, SHARED, 16, ""),
+        (LOADED, {"available": 16, "workers": 5}, SHARED, 5, ""),
+        # A cache that should hold all is shared without a calibration.
+        (None, {"held": True}, SHARED, 4, "expected to hold everything"),
+        (None, {"held": True, "warm": False}, OWN, 4, ""),
+        (None, {"held": False}, OWN, 4, ""),
+        (None, {"held": True, "mode": OWN}, OWN, 4, ""),
+        (LOADED, {"held": True}, SHARED, 1, ""),
+        # Binaries where they were shown to be faster, and may be.
+        (
+            BINARIES,
+            {"binaries": True},
+            CacheMode.BINARIES,
+            2,
+            "mode binaries and 2 workers, by the calibration",
+        ),
+        (BINARIES, {"binaries": True, "warm": False}, CacheMode.BINARIES, 2, "calibration of 2001-09-09"),
+        (BINARIES, {}, SHARED, 1, ""),
+        (LOADED, {"binaries": True}, SHARED, 1, ""),
+        # What the caller chose stays.
+        (LOADED, {"workers": 7}, SHARED, 7, ""),
+        (LOADED, {"mode": TWO_LEVEL}, TWO_LEVEL, 4, ""),
+        # No profile, a bad one, and choices that are missing, unknown or of a cache that keeps nothing.
+        (None, {"selector": "RADV NAVI21"}, OWN, 4, "`orchestrator calibrate --device 'RADV NAVI21'`"),
+        (NO_PROFILE, {"selector": "lavapipe"}, OWN, 4, "--device lavapipe --cache-dir 'a pack'`"),
+        (ProfileLoad(Path(), None, "it is damaged"), {"workers": 2, "warm": False}, OWN, 2, "it is damaged"),
+        (loaded_with(warm=None), {}, OWN, 3, ""),
+        (loaded_with(cold=None, warm=None), {"warm": False}, OWN, 4, "no calibration"),
+        *(
+            (
+                loaded_with(cold=Choice(mode=mode, workers=1, words=""), warm=None),
+                {"warm": False},
+                OWN,
+                4,
+                "no ",
+            )
+            for mode in ("of the future", "none")
+        ),
+    ],
+)
+def test_what_is_decided(
+    loaded: ProfileLoad[CalibrationProfile] | None,
+    given: dict[str, Any],
+    mode: CacheMode,
+    workers: int,
+    note: str,
+) -> None:
+    found = decided(loaded, **given)
+    assert (found.mode, found.workers) == (mode, workers)
+    assert note in found.note
+    if "mode" in given and loaded is LOADED and mode is TWO_LEVEL:
+        assert found.note == ""
+
+
+def test_few_workers_take_hits_where_none_were_measured() -> None:
+    assert decided(available=16).few_for_hits
+    assert not decided(available=16, workers=5).few_for_hits
+    assert not decided(available=2).few_for_hits
 
 
 def test_a_warm_run_takes_batches_of_the_size_that_was_best() -> None:
-    loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, batch=32))
+    loaded = loaded_with(batch=32)
     warm = decided(loaded)
     assert warm.batch == 32
     assert "1 worker, batches of 32, by the calibration" in warm.note
-    cold = decided(loaded, warm=False)
-    assert (cold.batch, "batches" in cold.note) == (None, False)
-    # With a topology of the caller's own nothing was measured.
-    assert decided(loaded, mode=CacheMode.SHARED).batch is None
-    assert decided().batch is PROFILE.batch
-
-
-def test_a_cache_that_should_hold_all_is_shared_without_a_calibration() -> None:
-    found = decided(None, held=True)
-    assert (found.mode, found.workers) == (CacheMode.SHARED, 4)
-    assert "expected to hold everything" in found.note
-    for changed in ({"warm": False}, {"held": False}, {"mode": CacheMode.PER_WORKER}):
-        assert decided(None, **{"held": True} | changed).mode is CacheMode.PER_WORKER
-    assert decided(held=True).workers == 1
+    # From an empty cache, and with a topology of the caller's own, nothing was measured.
+    others = [decided(loaded, warm=False), decided(loaded, mode=SHARED), decided(BINARIES, binaries=True)]
+    assert [each.batch for each in others] == [None] * 3
+    assert "batches" not in others[0].note
 
 
 def test_a_second_run_of_the_same_set_shares_its_cache_and_one_of_more_does_not(folder: Path) -> None:
@@ -134,23 +182,6 @@ def test_what_a_driver_found_of_its_duplicate_is_in_the_file_too(folder: Path) -
     warm = compiled(folder, selector=NAVI21, workers=8)
     assert (warm.mode, warm.counts()[OutcomeStatus.COMPILED]) == (CacheMode.SHARED, 0)
     assert any("mode shared and 8 workers, few of them for hits" in note for note in warm.notes)
-    (file,) = folder.glob("*.pipeline-cache")
-    file.unlink()
-    anew = compiled(folder, selector=NAVI21, workers=8)
-    assert anew.mode is CacheMode.PER_WORKER
-    assert anew.counts()[OutcomeStatus.COMPILED] > 0
-
-
-def test_binaries_are_taken_where_they_were_shown_to_be_faster_and_may_be() -> None:
-    faster = Choice(mode="binaries", workers=2, words="")
-    loaded = ProfileLoad(Path("profile"), msgspec.structs.replace(PROFILE, binaries=faster, batch=32))
-    for warm in (False, True):
-        taken = decided(loaded, warm=warm, binaries=True)
-        assert (taken.mode, taken.workers, taken.batch) == (CacheMode.BINARIES, 2, None)
-        assert "mode binaries and 2 workers, by the calibration of 2001-09-09" in taken.note
-    # Where a cache file is needed, or the device has none: what is best with a cache.
-    assert decided(loaded).mode is CacheMode.SHARED
-    assert decided(binaries=True).mode is (CacheMode.SHARED)
 
 
 def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
@@ -169,52 +200,6 @@ def test_a_compile_that_is_left_the_choice_keeps_binaries(folder: Path) -> None:
     without = SimulatedDevice(SimulatedOptions(features=simulated_features(pipeline_binaries=False)))
     third = compiled(folder, device=without)
     assert third.mode is CacheMode.SHARED
-
-
-def test_what_the_caller_chose_stays() -> None:
-    given = decided(workers=7)
-    assert (given.mode, given.workers) == (CacheMode.SHARED, 7)
-    other = decided(mode=CacheMode.TWO_LEVEL)
-    assert (other.mode, other.workers, other.note) == (CacheMode.TWO_LEVEL, 4, "")
-    same = decided(mode=CacheMode.SHARED)
-    assert (same.mode, same.workers, same.note) == (CacheMode.SHARED, 1, "")
-
-
-def test_fewer_processors_than_were_measured_bound_the_workers() -> None:
-    found = decided(warm=False, available=2)
-    assert found.workers == 2
-    assert "made with 4 processors, and there are 2 now" in found.note
-
-
-def test_without_a_profile_the_note_says_how_to_get_one() -> None:
-    nothing: ProfileLoad[CalibrationProfile] = ProfileLoad(Path("a pack/profile"), None)
-    for loaded, place in ((None, ""), (nothing, " --cache-dir 'a pack'")):
-        found = decided(loaded, selector="radv:navi21")
-        assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 4)
-        assert f"`orchestrator calibrate --device radv:navi21{place}`" in found.note
-    bad = decided(ProfileLoad(Path(), None, "it is damaged"), workers=2, warm=False)
-    assert bad.workers == 2
-    assert "it is damaged" in bad.note
-
-
-def test_a_cache_that_keeps_nothing_is_never_warm() -> None:
-    profile = msgspec.structs.replace(PROFILE, warm=None)
-    found = decided(ProfileLoad(Path(), profile))
-    assert (found.mode, found.workers) == (CacheMode.PER_WORKER, 3)
-
-
-@pytest.mark.parametrize(
-    "choice", [None, *(Choice(mode=each, workers=1, words="") for each in ("of the future", "none"))]
-)
-def test_a_choice_that_is_missing_or_unknown_is_none(choice: Choice | None) -> None:
-    profile = msgspec.structs.replace(PROFILE, cold=choice, warm=None)
-    found = decided(ProfileLoad(Path(), profile), warm=False)
-    assert found.mode is CacheMode.PER_WORKER
-    assert "no calibration" in found.note
-
-
-def test_the_command_that_a_note_shows_has_the_selector_as_one_word() -> None:
-    assert "--device 'RADV NAVI21'" in decided(None, selector="RADV NAVI21").note
 
 
 @pytest.fixture

@@ -5,12 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.devices.device import CacheMode
-from orchestrator.devices.simulated import (
-    DriverBugs,
-    SimulatedDevice,
-    SimulatedOptions,
-)
+from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, CacheMode, PipelineCache
+from orchestrator.devices.simulated import DriverBugs, SimulatedDevice, SimulatedOptions
+from orchestrator.errors import DriverError
 from orchestrator.run.caches import duplicates, merge_into, pruned_bytes
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
@@ -59,9 +56,6 @@ async def test_a_cache_that_keeps_nothing_is_named(mode: CacheMode) -> None:
 
 
 def test_a_refused_source_does_not_take_the_others_with_it() -> None:
-    from orchestrator.devices.device import ERROR_OUT_OF_HOST_MEMORY, PipelineCache
-    from orchestrator.errors import DriverError
-
     class Picky(SimulatedDevice):
         def merge_pipeline_caches(self, destination, sources):  # type: ignore[no-untyped-def]
             if any(source.name == "bad" for source in sources):

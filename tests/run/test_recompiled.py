@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
+import trio
 
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
 from orchestrator.devices.simulated import SimulatedDevice
 from orchestrator.run.recompiled import describe, recompiled_note
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.prepare import WHOLE, Subset
 from orchestrator.sets.sample import sample_path
-from tests.cli.conftest import run_program
+from tests.run.small_sets import compiled
 
 
 @pytest.fixture(scope="module")
@@ -38,40 +41,32 @@ def test_a_trait_is_named_where_it_tells_the_compiled_from_the_found(image: Crea
 
 
 def test_what_was_compiled_before_is_told_from_what_is_new(image: CreateInfoImage) -> None:
-    compiled = np.zeros(len(image), np.bool_)
-    compiled[:3] = True
+    again = np.zeros(len(image), np.bool_)
+    again[:3] = True
     known = np.zeros(len(image), np.int64)
     known[:2] = 5
-    words = recompiled_note(image, compiled, ~compiled, known)
+    words = recompiled_note(image, again, ~again, known)
     assert words.startswith(f"3 of {len(image):,} pipelines were compiled although the cache was loaded; ")
     assert "; 2 compiled on this device before, but not found in the cache: " in words
     assert "; 1 new to this device" in words
-    words = recompiled_note(image, compiled, ~compiled, known, place="store of binaries")
+    words = recompiled_note(image, again, ~again, known, place="store of binaries")
     assert "were compiled although the store of binaries was loaded" in words
 
 
 def test_a_run_says_so(tmp_path: Path) -> None:
     """The cache of one part in place of the whole's: times are known, and nothing is found of the rest."""
 
-    def compiled(directory: str, *options: str) -> dict[str, object]:
-        place = tmp_path / directory
-        done = run_program("compile", "sample", "-d", "simulated", "--cache-dir", place, "--json", *options)
-        assert done.code == 0, done.err
-        return done.document
+    def notes(directory: str, subset: Subset = WHOLE) -> list[str]:
+        place, opener = tmp_path / directory, lambda _: SimulatedDevice()
+        report = trio.run(partial(compiled, sample_path(), place, opener, subset=subset, workers=1))
+        return [each for each in report.notes if "although the cache" in each]
 
-    assert not any("although the cache" in each for each in notes(compiled("whole")))
-    compiled("part", "--shard", "1/2")
+    assert not notes("whole")
+    assert not notes("part", Subset(1, 2))
     (part,) = (tmp_path / "part").glob("*.pipeline-cache")
     shutil.copy(part, tmp_path / "whole" / part.name)
-    assert any("new to this device" in each for each in notes(compiled("part")))
-    assert not any("although the cache" in each for each in notes(compiled("part")))
-    again = compiled("whole")
-    (note,) = [each for each in notes(again) if "although the cache" in each]
+    assert "new to this device" in "".join(notes("part"))
+    assert not notes("part")
+    (note,) = notes("whole")
     assert "compiled on this device before, but not found in the cache" in note
     assert "new to this device" not in note
-
-
-def notes(document: dict[str, object]) -> list[str]:
-    found = document["notes"]
-    assert isinstance(found, list)
-    return found

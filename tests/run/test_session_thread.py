@@ -19,10 +19,13 @@ from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
-from orchestrator.run.session import DeviceLostError, open_session
+from orchestrator.run.session import DeviceLostError
 from orchestrator.run.session_thread import start_session
 from orchestrator.schedule import Priority
-from tests.drivers import REPOSITORY, each_device
+from orchestrator.sets.image.builder import build_image
+from orchestrator.sets.pipeline_set import PipelineSet
+from orchestrator.sets.sample import sample_path
+from tests.drivers import REPOSITORY, each_driver
 from tests.run.support import ONE, check_sums, losing_device, prepared_set
 
 LIMIT_S = 60.0
@@ -59,22 +62,6 @@ def level(device: Device, prepared: PreparedPipelines) -> tuple[list[int], list[
     """What every host does: some at once, some late, one that is needed."""
     count = len(prepared.image)
     return list(range(0, count, 2)), list(range(1, count, 2)), count - 1
-
-
-def in_trio(device: Device, prepared: PreparedPipelines) -> RunReport:
-    async def main() -> RunReport:
-        early, late, door = level(device, prepared)
-        async with open_session(device, prepared, OPTIONS) as session:
-            ticket = await session.submit(early, group=1)
-            await session.submit(late, priority=Priority.BACKGROUND)
-            assert (await session.require(door)).created
-            await ticket.wait()
-            handles = session.take(ticket)
-        device.destroy_pipelines(handles)
-        assert session.report is not None
-        return session.report
-
-    return trio.run(main)
 
 
 def in_a_loop(device: Device, prepared: PreparedPipelines) -> RunReport:
@@ -139,42 +126,41 @@ def with_callbacks(device: Device, prepared: PreparedPipelines) -> RunReport:
 
 
 HOSTS: dict[str, Callable[[Device, PreparedPipelines], RunReport]] = {
-    "trio": in_trio,
     "loop": in_a_loop,
     "asyncio": in_asyncio,
     "callbacks": with_callbacks,
 }
 
 
-@each_device
 @pytest.mark.parametrize("host", HOSTS)
-def test_any_host_has_the_same_session(
-    host: str, selector: str, open_driver_device: Callable[[str], Device]
-) -> None:
-    if selector == "simulated":
-        device: Device = SimulatedDevice()
-        prepared = device.prepare(simulated_image(range(120), libraries={7: [2], 60: [2, 8], 119: [60]}))
-    else:
-        from orchestrator.sets.image.builder import build_image
-        from orchestrator.sets.pipeline_set import PipelineSet
-        from orchestrator.sets.sample import sample_path
-
-        device = open_driver_device(selector)
-        with PipelineSet.open(sample_path()) as source:
-            prepared = device.prepare(build_image(source, source.pipelines[:60], device.capabilities).image)
+def test_any_host_has_the_same_session(host: str) -> None:
+    device = SimulatedDevice()
+    prepared = device.prepare(simulated_image(range(120), libraries={7: [2], 60: [2, 8], 119: [60]}))
     report = HOSTS[host](device, prepared)
+    check_hosted(report, device, prepared)
+    assert report.compiled == 120
+    prepared.close()
+    assert (device.live_caches, device.live_pipelines) == (0, 0)
+
+
+@each_driver
+def test_a_host_has_a_session_on_a_driver(driver: str, open_driver_device: Callable[[str], Device]) -> None:
+    device = open_driver_device(driver)
+    with PipelineSet.open(sample_path()) as source:
+        prepared = device.prepare(build_image(source, source.pipelines[:60], device.capabilities).image)
+    check_hosted(in_asyncio(device, prepared), device, prepared)
+
+
+def check_hosted(report: RunReport, device: Device, prepared: PreparedPipelines) -> None:
+    """Everything was created, by two workers; what was taken is not in the report."""
     check_sums(report)
     assert report.compiled + report.cache_hits == len(prepared.image)
     assert not report.stopped
     assert report.workers == 2
     assert report.pipelines.handles is not None
     early, _, _ = level(device, prepared)
-    assert not report.pipelines.handles[early].any(), "they were taken"
+    assert not report.pipelines.handles[early].any()
     device.destroy_pipelines(report.pipelines.handles)
-    if isinstance(device, SimulatedDevice):
-        assert report.compiled == 120
-        prepared.close()
-        assert (device.live_caches, device.live_pipelines) == (0, 0)
 
 
 # --- opening
