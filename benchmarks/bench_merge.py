@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import numpy as np
 
 from benchmarks.fresh import Figures, Job, answer_if_asked, compare, set_parser_of, where
-from orchestrator.devices import open_device
+from orchestrator.devices.opening import open_device
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 

@@ -47,14 +47,9 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule
-from orchestrator.schedule import (
-    Assignment,
-    JobGraph,
-    Order,
-    ScheduleOptions,
-    Scheduler,
-    Wait,
-)
+from orchestrator.schedule.jobs import JobGraph
+from orchestrator.schedule.options import Order, ScheduleOptions
+from orchestrator.schedule.scheduler import Assignment, Scheduler, Wait
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path

@@ -42,7 +42,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport
 from orchestrator.run.session import open_session
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 
 BUDGET_S = 0.004
 FRAME_S = 1 / 60

@@ -33,7 +33,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from orchestrator.devices import environment_of, list_devices, own_process
+from orchestrator.devices.opening import list_devices, own_process
+from orchestrator.devices.selectors import environment_of
 from orchestrator.stores.cache_file import cache_path, read_cache_file, save_cache_file
 
 REPLAYER = "ORCHESTRATOR_REPLAYER"

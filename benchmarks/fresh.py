@@ -30,10 +30,11 @@ from orchestrator.bench.contention import ratio_text
 from orchestrator.bench.matrix import in_turn
 from orchestrator.bench.statistics import Difference, estimate, noise_by_round, ratio_by_round
 from orchestrator.bench.take import no_garbage_collection, processor_name
-from orchestrator.devices import environment_of, open_device, own_process
 from orchestrator.devices.device import Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.opening import open_device, own_process
 from orchestrator.devices.request import DeviceRequest
+from orchestrator.devices.selectors import environment_of
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions, available_workers
 from orchestrator.run.records import RunReport

@@ -20,11 +20,11 @@ from attrs import evolve
 
 from benchmarks.fresh import Job, opened, run_now
 from orchestrator.bench.take import run_order
-from orchestrator.devices import own_process
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
+from orchestrator.devices.opening import own_process
 from orchestrator.run.options import RunOptions, unsteered_schedule
 from orchestrator.run.records import RunReport
-from orchestrator.schedule import Followers
+from orchestrator.schedule.options import Followers
 from orchestrator.sets.authoring.manifest import pack_manifest
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.sample import sample_manifest_path

@@ -18,11 +18,6 @@ from orchestrator.version import VERSION
 
 TYPE_CHECKING = False  # importing `typing` takes as long as starting Python
 if TYPE_CHECKING:
-    from orchestrator.devices import adopt_device as adopt_device
-    from orchestrator.devices import environment_of as environment_of
-    from orchestrator.devices import list_devices as list_devices
-    from orchestrator.devices import open_device as open_device
-    from orchestrator.devices import own_process as own_process
     from orchestrator.devices.device import NO_SOURCE as NO_SOURCE
     from orchestrator.devices.device import CacheMode as CacheMode
     from orchestrator.devices.device import CreationBatch as CreationBatch
@@ -38,10 +33,15 @@ if TYPE_CHECKING:
     from orchestrator.devices.identified import SpirvProvider as SpirvProvider
     from orchestrator.devices.image import CreateInfoImage as CreateInfoImage
     from orchestrator.devices.image import PipelineKind as PipelineKind
+    from orchestrator.devices.opening import adopt_device as adopt_device
+    from orchestrator.devices.opening import list_devices as list_devices
+    from orchestrator.devices.opening import open_device as open_device
+    from orchestrator.devices.opening import own_process as own_process
     from orchestrator.devices.request import ApplicationInfo as ApplicationInfo
     from orchestrator.devices.request import DeviceRequest as DeviceRequest
     from orchestrator.devices.request import HostWishes as HostWishes
     from orchestrator.devices.request import OtherFeatures as OtherFeatures
+    from orchestrator.devices.selectors import environment_of as environment_of
     from orchestrator.errors import ArchiveError as ArchiveError
     from orchestrator.errors import DeviceError as DeviceError
     from orchestrator.errors import DriverError as DriverError
@@ -79,10 +79,10 @@ if TYPE_CHECKING:
     from orchestrator.run.session_thread import Ticket as Ticket
     from orchestrator.run.session_thread import start_session as start_session
     from orchestrator.run.steering import Steering as Steering
-    from orchestrator.schedule import Followers as Followers
-    from orchestrator.schedule import Priority as Priority
-    from orchestrator.schedule import ScheduleOptions as ScheduleOptions
-    from orchestrator.schedule import Scheduler as Scheduler
+    from orchestrator.schedule.options import Followers as Followers
+    from orchestrator.schedule.options import Priority as Priority
+    from orchestrator.schedule.options import ScheduleOptions as ScheduleOptions
+    from orchestrator.schedule.scheduler import Scheduler as Scheduler
     from orchestrator.sets.archive.reader import Archive as Archive
     from orchestrator.sets.archive.reader import MemoryRecords as MemoryRecords
     from orchestrator.sets.archive.writer import ArchiveWriter as ArchiveWriter
@@ -112,14 +112,15 @@ if TYPE_CHECKING:
 
 __version__ = VERSION
 _HOMES = {
-    "orchestrator.devices": "adopt_device environment_of list_devices open_device own_process",
     "orchestrator.devices.device": (
         "NO_SOURCE CacheMode CreationBatch Device DeviceFeatures DeviceHandles DeviceIdentity PipelineCache "
         "PipelineCacheData PipelineSource PreparedPipelines"
     ),
     "orchestrator.devices.identified": "IdentifiedModules SpirvProvider",
     "orchestrator.devices.image": "CreateInfoImage PipelineKind",
+    "orchestrator.devices.opening": "adopt_device list_devices open_device own_process",
     "orchestrator.devices.request": "ApplicationInfo DeviceRequest HostWishes OtherFeatures",
+    "orchestrator.devices.selectors": "environment_of",
     "orchestrator.errors": (
         "ArchiveError DeviceError DriverError ExternalSynchronizationError ManifestError NoDeviceError "
         "OrchestratorError RecordError"
@@ -138,7 +139,8 @@ _HOMES = {
     "orchestrator.run.session_thread": "SessionThread Ticket start_session",
     "orchestrator.run.steering": "Steering",
     "orchestrator.supervise.supervisor": "compile_supervised",
-    "orchestrator.schedule": "Followers Priority ScheduleOptions Scheduler",
+    "orchestrator.schedule.options": "Followers Priority ScheduleOptions",
+    "orchestrator.schedule.scheduler": "Scheduler",
     "orchestrator.sets.archive.reader": "Archive MemoryRecords",
     "orchestrator.sets.archive.writer": "ArchiveWriter",
     "orchestrator.sets.authoring.builder": "PipelineSetBuilder Rendering ShaderStage Subpass",

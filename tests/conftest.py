@@ -63,7 +63,7 @@ def open_driver_device() -> Iterator[OpenDriverDevice]:
     One process is one target: a test of a real device takes its selector from `tests.drivers.each_driver` or
     `each_device`, or names it in its mark, and so runs in the process of that target.
     """
-    from orchestrator.devices import open_device
+    from orchestrator.devices.opening import open_device
     from orchestrator.errors import NoDeviceError
 
     opened: list[Device] = []

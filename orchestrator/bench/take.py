@@ -58,9 +58,9 @@ from orchestrator.bench.rows import (
 )
 from orchestrator.bench.trace import Span, encode_trace, run_spans
 from orchestrator.children.serving import Channel
-from orchestrator.devices import open_for_child
 from orchestrator.devices.device import CacheMode, Device, DeviceIdentity
 from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
+from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import PIPELINE_BINARIES
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.run.accounting import USAGE
@@ -79,7 +79,7 @@ from orchestrator.run.options import (
 )
 from orchestrator.run.recompiled import describe
 from orchestrator.run.records import OutcomeStatus, RunReport, plain_text, status_code
-from orchestrator.schedule import Followers
+from orchestrator.schedule.options import Followers
 from orchestrator.sets.image.rearranged import repeat_pipelines
 from orchestrator.sets.opening import open_paths
 from orchestrator.sets.pipeline_set import PipelineSet

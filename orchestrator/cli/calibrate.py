@@ -77,7 +77,7 @@ def calibrate_verb(
     """
     from orchestrator.bench.calibration import calibrate
     from orchestrator.cli.progress_bar import MeasurementBar
-    from orchestrator.devices import own_process
+    from orchestrator.devices.opening import own_process
     from orchestrator.malloc import keep_freed_memory
     from orchestrator.stores.files.atomic_file import SaveError
     from orchestrator.stores.profile_file import save_profile

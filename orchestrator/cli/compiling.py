@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from orchestrator.run.records import CompileReport
     from orchestrator.run.steering import Settlement, Steering
     from orchestrator.sets.pipeline_set import PipelineSet
-    from orchestrator.sets.prepare import Subset
+    from orchestrator.sets.subset import Subset
     from orchestrator.stores.pack import PackManifest
     from orchestrator.supervise.server import CompileServer
     from orchestrator.supervise.targets import TargetResult
@@ -149,7 +149,7 @@ def compile_options(arguments: CompileArguments, selector: str) -> CompileOption
 
 
 def _subset(shard: str, only: Sequence[str]) -> Subset:
-    from orchestrator.sets.prepare import WHOLE, Subset
+    from orchestrator.sets.subset import WHOLE, Subset
 
     if only:
         if shard:
@@ -203,9 +203,6 @@ def _compile_one(
     output: Output,
     clock: StageClock,
 ) -> ExitCode:
-    from orchestrator.cli.progress import progress_view
-    from orchestrator.sets.opening import open_paths
-
     if arguments.key is not None:
         raise UsageError("--key signs packs", "name the pack's directory with --out")
     if arguments.in_process:
@@ -221,7 +218,11 @@ def _compile_one(
         if not arguments.in_process:
             server = held.enter_context(_started(paths, options, directory, control))
             clock.enter("supervise")
+        from orchestrator.cli.progress import progress_view  # the child imports meanwhile
+
         if lines is not None:
+            from orchestrator.sets.opening import open_paths
+
             with open_paths(paths) as source:
                 lines.start((selector,), _planned(source, options.subset, control))
         with progress_view(output) as shown:
@@ -366,7 +367,7 @@ def _compile_here(
                 clock=clock,
             )
 
-        from orchestrator.devices import own_process
+        from orchestrator.devices.opening import own_process
         from orchestrator.malloc import keep_freed_memory
 
         keep_freed_memory()

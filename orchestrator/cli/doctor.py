@@ -174,7 +174,7 @@ def _program() -> Iterator[DoctorFinding]:
 
 
 def _loader() -> DoctorFinding:
-    from orchestrator.devices import loader_version
+    from orchestrator.devices.opening import loader_version
 
     try:
         return _good("Vulkan loader", f"version {version_text(loader_version())}")

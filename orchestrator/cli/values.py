@@ -132,7 +132,6 @@ def unfit_directory(directory: Path) -> str | None:
 
     `compile` refuses it in these words, and `doctor` finds it in the same.
     """
-    from orchestrator.stores.cache_file import CACHE_FILE_SUFFIX
     from orchestrator.stores.files.atomic_file import (
         REAL_FILE_OPERATIONS,
         distrust_directory,
@@ -144,7 +143,7 @@ def unfit_directory(directory: Path) -> str | None:
         reason = distrust_directory(directory, REAL_FILE_OPERATIONS)
     except OSError as error:
         return likely_cause(error)
-    return reason or unwritable(directory / f"probe{CACHE_FILE_SUFFIX}")
+    return reason or unwritable(directory / "probe")
 
 
 def require_writable(
@@ -281,8 +280,8 @@ def opened_device(selector: str) -> Iterator[Device]:
         NoDeviceError: Nothing answers to the selector.
         DeviceError: It cannot be opened.
     """
-    from orchestrator.devices import open_device, own_process
     from orchestrator.devices.listing import list_one
+    from orchestrator.devices.opening import open_device, own_process
 
     list_one(selector)
     restart_for(selector)

@@ -40,6 +40,7 @@ from orchestrator.devices.binary_data import (
 )
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.image import CreateInfoImage, Indices
+from orchestrator.devices.modes import CacheMode as CacheMode
 from orchestrator.errors import DeviceError, DriverError, ExternalSynchronizationError
 from orchestrator.registry.tables import registry
 
@@ -1226,24 +1227,3 @@ def _require_pipelines(prepared: PreparedPipelines, indices: Indices) -> None:
         )
     if len(np.unique(indices)) < len(indices):
         raise DeviceError("an index of a pipeline is given twice")
-
-
-class CacheMode(enum.StrEnum):
-    """The cache topology of a run.
-
-    SHARED: all workers use one internally synchronized cache.
-    PER_WORKER: each worker has its own, externally synchronized; merged into the primary at the barrier.
-    PER_WORKER_INTERNAL: the control: each its own, without the flag. Splits locking from contention.
-    TWO_LEVEL: workers look a pipeline up in the primary first, forbidding it to compile, and compile what it
-        does not hold in an externally synchronized cache of their own, which migrates into the primary.
-    BINARIES: no cache of the driver's: the application holds the binaries of each pipeline and hands them
-        over again (VK_KHR_pipeline_binary).
-    NONE: no cache.
-    """
-
-    SHARED = "shared"
-    PER_WORKER = "per-worker"
-    PER_WORKER_INTERNAL = "per-worker-internal"
-    TWO_LEVEL = "two-level"
-    BINARIES = "binaries"
-    NONE = "none"

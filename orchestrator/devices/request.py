@@ -70,9 +70,6 @@ ORCHESTRATOR_FEATURES: Final[frozenset[Feature]] = frozenset(
     {CACHE_CONTROL, PIPELINE_BINARIES, EXECUTABLE_INFO, MODULE_IDENTIFIER}
 )
 
-#: Environment variables that turn off the disk caches that drivers keep of their own: Mesa's, and NVIDIA's.
-DRIVER_CACHES_OFF: Final = {"MESA_SHADER_CACHE_DISABLE": "true", "__GL_SHADER_DISK_CACHE": "0"}
-
 
 _NAME: Final = validators.optional(validators.instance_of(str))
 _UINT32: Final = [validators.instance_of(int), validators.ge(0), validators.lt(1 << 32)]

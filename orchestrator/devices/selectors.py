@@ -15,7 +15,7 @@ import msgspec
 
 from orchestrator.devices.drm_shim import shim_at_hand, starts_with, variables_of
 from orchestrator.devices.manifests import LIBRARIES, manifests_to_name
-from orchestrator.devices.request import DRIVER_CACHES_OFF
+from orchestrator.devices.modes import DRIVER_CACHES_OFF
 from orchestrator.errors import NoDeviceError, expect
 
 SIMULATED = "simulated"

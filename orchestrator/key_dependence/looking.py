@@ -21,7 +21,6 @@ from msgspec.structs import replace
 
 from orchestrator.children.protocol import SentError
 from orchestrator.children.serving import Channel
-from orchestrator.devices import open_for_child
 from orchestrator.devices.device import (
     FEEDBACK_APPLICATION_CACHE_HIT,
     FEEDBACK_VALID,
@@ -32,6 +31,7 @@ from orchestrator.devices.device import (
     PreparedPipelines,
 )
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import CACHE_CONTROL, ApplicationInfo, DeviceRequest, Feature, OtherFeatures
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.key_dependence.messages import (

@@ -13,9 +13,9 @@ from contextlib import closing
 from functools import lru_cache
 from typing import Final
 
-from orchestrator.devices import list_layers, open_for_child
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.image import CreateInfoImage, PipelineKind
+from orchestrator.devices.opening import list_layers, open_for_child
 from orchestrator.devices.request import (
     BASE_FEATURES,
     CACHE_CONTROL,

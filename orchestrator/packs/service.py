@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from orchestrator.children.protocol import SentError
 from orchestrator.children.serving import Channel
-from orchestrator.devices import open_for_child
 from orchestrator.devices.device import Device
+from orchestrator.devices.opening import open_for_child
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.errors import DeviceError, OrchestratorError
 from orchestrator.packs.driver import (

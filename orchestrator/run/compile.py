@@ -28,11 +28,11 @@ import trio
 from attrs import define, field
 from outcome import Outcome, capture
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PipelineExecutables, PreparedPipelines
 from orchestrator.devices.identified import IdentifiedModules
 from orchestrator.devices.identifiers import SHADER_MODULE_IDENTIFIERS
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import PIPELINE_BINARIES, DeviceRequest, Feature
 from orchestrator.errors import DeviceError, DriverError, expect
 from orchestrator.process import StageClock

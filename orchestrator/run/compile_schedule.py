@@ -22,8 +22,9 @@ from orchestrator.run.options import PipelineKeyUse, unsteered_schedule
 from orchestrator.run.records import OutcomeStatus, RunReport, Savings, status_code
 from orchestrator.run.steering import STEERED_BATCHES_S
 from orchestrator.run.workers import lacking_code
-from orchestrator.schedule import Followers, Priority, Scheduler
 from orchestrator.schedule.costs import candidate_duplicates, distrusted_kinds, estimated_costs
+from orchestrator.schedule.options import Followers, Priority
+from orchestrator.schedule.scheduler import Scheduler
 
 _KEYS_AT_ONCE: Final = 256
 _MOST_FOR_KEYS: Final = 0.02

@@ -18,8 +18,8 @@ from contextlib import contextmanager, suppress
 import trio
 from attrs import define, field
 
-from orchestrator.schedule import Assignment, Done, Paused, Scheduler, Wait
 from orchestrator.schedule.jobs import Int32s
+from orchestrator.schedule.scheduler import Assignment, Done, Paused, Scheduler, Wait
 
 
 @define(eq=False)

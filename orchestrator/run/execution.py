@@ -25,8 +25,9 @@ from orchestrator.run.records import ProgressCallback, RunReport
 from orchestrator.run.session import PipelineSession
 from orchestrator.run.steering import PRIORITIES, Settlement, Steering, Wait
 from orchestrator.run.workers import Run, checked_run, lacking_code
-from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
-from orchestrator.schedule.jobs import Int32s
+from orchestrator.schedule.jobs import Int32s, JobGraph
+from orchestrator.schedule.options import Priority, ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 
 _MOST_RECORDED: Final = 0.9
 

@@ -20,10 +20,10 @@ from typing import Any
 
 from attrs import Attribute, converters, evolve, field, frozen, validators
 
-from orchestrator.devices.device import CacheMode
+from orchestrator.devices.modes import CacheMode
 from orchestrator.errors import NoDeviceError
-from orchestrator.schedule import ScheduleOptions
-from orchestrator.sets.prepare import WHOLE, Subset
+from orchestrator.schedule.options import ScheduleOptions
+from orchestrator.sets.subset import WHOLE, Subset
 
 _NO_LIMIT_NS = 1 << 62
 _SOONEST_NS = 50_000_000

@@ -36,7 +36,7 @@ from orchestrator.devices.image import KINDS, CreateInfoImage, PipelineKind
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.process import StageClock
 from orchestrator.registry import registry
-from orchestrator.schedule import Assignment, Scheduler
+from orchestrator.schedule.scheduler import Assignment, Scheduler
 from orchestrator.sets.image.built import BuiltImage
 from orchestrator.sets.prepare import Subset
 from orchestrator.sets.records import Damage, FeatureGroup, PipelineJob, PipelineJobs, RecordTag

@@ -49,8 +49,9 @@ from orchestrator.run.records import (
 )
 from orchestrator.run.steering import checked_priority
 from orchestrator.run.workers import Run, checked_run, lacking_code
-from orchestrator.schedule import JobGraph, Priority, ScheduleOptions, Scheduler
-from orchestrator.schedule.jobs import Int32s
+from orchestrator.schedule.jobs import Int32s, JobGraph
+from orchestrator.schedule.options import Priority, ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 
 
 @frozen

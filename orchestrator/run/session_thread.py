@@ -46,7 +46,7 @@ from orchestrator.run.session import (
     Remainder,
     open_session,
 )
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 
 Opened: TypeAlias = tuple[Device, PreparedPipelines]
 Primary: TypeAlias = PipelineSource | bytes | None

@@ -35,7 +35,7 @@ from orchestrator.run.commands import (
 from orchestrator.run.options import time_limit_ns
 from orchestrator.run.records import OutcomeStatus, OutcomeTable, status_code
 from orchestrator.run.vetting import TryPipelines
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 
 STEERED_BATCHES_S: Final = 0.4
 """Batches of a steered compile are as short as under this time limit: what is urgent waits for them."""

@@ -35,7 +35,7 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.run.caches import PreparedParts
 from orchestrator.run.exchange import Exchange
 from orchestrator.run.records import CREATED_CODES, IdentifiersRecord, OutcomeStatus, OutcomeTable
-from orchestrator.schedule import Scheduler
+from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.needs.supplied import Refusal, SuppliedJudge
 
 _SLOW_NS: Final = 1_000_000_000

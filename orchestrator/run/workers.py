@@ -55,8 +55,8 @@ from orchestrator.run.records import (
     status_code,
     timing_of,
 )
-from orchestrator.schedule import Assignment, Done, Scheduler, Wait
 from orchestrator.schedule.jobs import Int32s
+from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 
 if TYPE_CHECKING:
     from orchestrator.run.supply import SpirvSupply

@@ -28,7 +28,7 @@ Assumptions: at most 2^31 jobs; a library has a smaller number than its dependen
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -36,54 +36,26 @@ import numpy.typing as npt
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.schedule.costs import DEFAULT_COST_NS, UInt64s, estimated_costs, proven_keys, trusted_keys
+from orchestrator.schedule.options import Priority
 
 Int32s = npt.NDArray[np.int32]
 
 
-class Priority(enum.IntEnum):
-    """How urgent a job is; more urgent jobs are assigned first.
-
-    NOW: A caller waits for it.
-    SOON: The default.
-    BACKGROUND: Assigned when nothing else is left.
-    """
-
-    NOW = 0
-    SOON = 1
-    BACKGROUND = 2
-
-
 class JobGraph(msgspec.Struct, frozen=True, eq=False):
-    """What a scheduler knows about the jobs of a set, as arrays; jobs are numbered in the order of the set.
+    """What a scheduler knows about the jobs of a set, as arrays; jobs have the order of the set."""
 
-    Attributes:
-        kinds: Kind of each job, shape (n,), uint8; a batch holds jobs of one kind only.
-        library_start: Where each job's entries in `library_index` begin, shape (n + 1,), int64.
-        library_index: The libraries that each job links, shape (l,), int32, each smaller than the job's own
-            number (so that the graph has no cycle).
-        costs_ns: Estimated cost of compiling each job, shape (n,), nanoseconds.
-        keys: State key of each job, shape (n,), uint64: jobs with one key are the same work.
-        pipeline_keys: The driver's key of each job as a number, shape (n,), uint64; 0 where it is not known.
-            Jobs with one such key compile to the same code.
-        proven_keys: Jobs whose driver key is proven, shape (n,), bool: only those share an outcome
-            (`Followers.SHARE`). None: the caller vouches for all.
-        hits: Jobs that a cache is expected to hold, shape (n,), bool.
-        speculative: Jobs without their code, which are tried without it first, shape (n,), bool.
-        module_start: Where each job's entries in `module_index` begin, shape (n + 1,), int64.
-        module_index: The shader modules of each job, shape (m,), int32.
-        priorities: `Priority` of each job, shape (n,), uint8.
-    """
-
-    kinds: npt.NDArray[np.uint8]
-    library_start: npt.NDArray[np.int64]
-    library_index: Int32s
-    costs_ns: npt.NDArray[np.int64] | None = None
-    keys: UInt64s | None = None
+    kinds: npt.NDArray[np.uint8]  # (n,); a batch has jobs of one kind only
+    library_start: npt.NDArray[np.int64]  # (n + 1,); where each job's libraries begin in `library_index`
+    library_index: Int32s  # each smaller than the number of the job that links it
+    costs_ns: npt.NDArray[np.int64] | None = None  # estimated cost of compiling each job
+    keys: UInt64s | None = None  # state keys: jobs with one key are the same work
+    # The driver's keys as numbers, 0 where one is not known: jobs with one number compile to the same code.
+    # Those that are proven may share an outcome; None: all of them.
     pipeline_keys: UInt64s | None = None
     proven_keys: npt.NDArray[np.bool_] | None = None
-    hits: npt.NDArray[np.bool_] | None = None
-    speculative: npt.NDArray[np.bool_] | None = None
-    module_start: npt.NDArray[np.int64] | None = None
+    hits: npt.NDArray[np.bool_] | None = None  # jobs that a cache is expected to hold
+    speculative: npt.NDArray[np.bool_] | None = None  # jobs without their code, tried without it first
+    module_start: npt.NDArray[np.int64] | None = None  # (n + 1,); as of libraries
     module_index: Int32s | None = None
     priorities: npt.NDArray[np.uint8] | None = None
 
@@ -101,34 +73,18 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
         speculative: npt.NDArray[np.bool_] | None = None,
         pipeline_keys: Sequence[bytes | None] | None = None,
     ) -> JobGraph:
-        """The pipelines of an image.
+        """The pipelines of an image, with what `Device.pipeline_keys` gave for all of them, if it was asked.
 
-        Args:
-            image: The image, which is only read.
-            recorded_ns: Recorded cost of each pipeline, shape (n,), nanoseconds; 0 where it is to be
-                estimated.
-            hits: Pipelines that a cache is expected to hold, shape (n,).
-            speculative: Pipelines without their code, shape (n,).
-            pipeline_keys: What `Device.pipeline_keys` gave for all pipelines (vkGetPipelineKeyKHR), if it was
-                asked. Keys of a kind that do not distinguish code are ignored.
+        Keys of a kind that do not distinguish code are ignored. For `recorded_ns` see `estimated_costs`.
 
         Raises:
             ValueError: The number of costs or keys is not that of the pipelines.
         """
         numbers = proven = None
         if pipeline_keys is not None:
-            if len(pipeline_keys) != len(image):
-                raise ValueError(
-                    f"pipeline_keys has {len(pipeline_keys)} elements for {len(image)} pipelines"
-                )
-            number_of: dict[bytes, int] = {}
-            numbers = np.array(
-                [
-                    0 if key is None else number_of.setdefault(key, len(number_of) + 1)
-                    for key in trusted_keys(image, pipeline_keys)
-                ],
-                np.uint64,
-            )
+            number_of: dict[bytes | None, int] = {None: 0}
+            trusted = trusted_keys(image, pipeline_keys)
+            numbers = np.array([number_of.setdefault(key, len(number_of)) for key in trusted], np.uint64)
             proven = proven_keys(image, pipeline_keys)
         return cls(
             image.kinds,
@@ -143,32 +99,6 @@ class JobGraph(msgspec.Struct, frozen=True, eq=False):
             module_start=image.module_slot_start,
             module_index=image.module_slot_module,
         )
-
-    def check(self) -> None:
-        """Refuse arrays that do not fit together.
-
-        Raises:
-            ValueError: What is wrong.
-        """
-        count = len(self)
-        names = "costs_ns keys pipeline_keys proven_keys hits speculative priorities"
-        for name in names.split():
-            column = getattr(self, name)
-            if column is not None and len(column) != count:
-                raise ValueError(f"{name} has {len(column)} elements for {count} jobs")
-        if self.priorities is not None and count and int(self.priorities.max()) > Priority.BACKGROUND:
-            raise ValueError("priorities holds a number that is no Priority")
-        if len(self.library_start) != count + 1 or self.library_start[-1] != len(self.library_index):
-            raise ValueError("library_start does not span library_index")
-        dependents = np.repeat(np.arange(count), np.diff(self.library_start))
-        if np.any(self.library_index >= dependents) or np.any(self.library_index < 0):
-            raise ValueError("a job links a library that does not come before it")
-        if (self.module_start is None) != (self.module_index is None):
-            raise ValueError("module_start and module_index go together")
-        if self.module_start is not None and self.module_index is not None:
-            span = int(self.module_start[-1]) if len(self.module_start) == count + 1 else -1
-            if span != len(self.module_index):
-                raise ValueError("module_start does not span module_index")
 
 
 class JobState(enum.IntEnum):
@@ -205,43 +135,28 @@ _FEW = 32
 
 
 class JobTable:
-    """Columns of all jobs, each ABSENT at first; one row a job.
-
-    Attributes:
-        count: Number of jobs.
-        states: Number of jobs in each `JobState`.
-        open_cost: Cost of all jobs that are WAITING or READY, nanoseconds.
-        state: `JobState`.
-        kind: Kind.
-        priority: `Priority`, its own or that of the most urgent job that needs it.
-        lane: COMPILE, HIT, WAVE or FOLLOW.
-        unwanted: 1 if it is queued only because a wanted job links it.
-        cost: Estimated cost, nanoseconds.
-        rank: What jobs of one priority are ordered by, the highest first.
-        estimates: First estimate of what compiling costs, shape (n,).
-        group: The caller's number, shape (n,).
-        worker: The worker that was assigned it last, shape (n,).
-        work: The first job that is the same work, shape (n,).
-        plain: Whether nothing else follows from what happens to the job, shape (n,): no other job is the same
-            work, links it or is linked by it.
-        libraries: The libraries of each job that has some.
-        dependents: The jobs that link each library, ascending.
-        shader: A shader that it shares with at least `MANY` jobs, or -1.
-    """
+    """Columns of all jobs, each ABSENT at first; one row a job. Only `Transitions` changes them."""
 
     def __init__(self) -> None:
-        self.count = self.open_cost = 0
-        self.states = [0] * len(JobState)
-        self.state, self.kind, self.priority = bytearray(), bytearray(), bytearray()
-        self.lane, self.unwanted = bytearray(), bytearray()
-        self.cost: list[int] = []
-        self.rank: list[int] = []
-        self.shader: list[int] = []
-        self.estimates = np.empty(0, np.int64)
-        self.group = self.worker = self.work = np.empty(0, np.int32)
+        self.count = 0
+        self.states = [0] * len(JobState)  # number of jobs in each
+        self.open_cost = 0  # cost of all jobs that are WAITING or READY
+        self.state = bytearray()  # `JobState`
+        self.kind = bytearray()
+        self.priority = bytearray()  # `Priority`: its own, or that of the most urgent job that needs it
+        self.lane = bytearray()
+        self.unwanted = bytearray()  # 1: it is queued only because a wanted job links it
+        self.cost: list[int] = []  # estimated, ns
+        self.rank: list[int] = []  # what jobs of one priority are ordered by, the highest first
+        self.shader: list[int] = []  # a shader that it shares with at least `MANY` jobs, or -1
+        self.estimates = np.empty(0, np.int64)  # first estimate of what compiling costs
+        self.group = np.empty(0, np.int32)  # the caller's number
+        self.worker = np.empty(0, np.int32)  # that was assigned it last
+        self.work = np.empty(0, np.int32)  # the first job that is the same work
+        # No other job is the same work, links it or is linked by it: nothing follows from what happens to it.
         self.plain = np.empty(0, np.bool_)
-        self.libraries: dict[int, list[int]] = {}
-        self.dependents: dict[int, list[int]] = {}
+        self.libraries: dict[int, list[int]] = {}  # of each job that has some
+        self.dependents: dict[int, list[int]] = {}  # the jobs that link each library, ascending
         self.keys = self._second = np.empty(0, np.uint64)
         self._depth = np.empty(0, np.int64)
 
@@ -249,7 +164,7 @@ class JobTable:
         """Add the jobs of a graph after the others. Takes O(all jobs).
 
         Args:
-            jobs: A graph that was checked.
+            jobs: The graph.
             second: Its driver keys that are used, 0 for none.
             by_cost: Whether jobs have ranks and are expected to hit.
             unites: Whether jobs with equal keys are the same work.
@@ -272,21 +187,19 @@ class JobTable:
         if by_cost and (lane == COMPILE).any():
             shader = _shaders_of_many(jobs, max(self.shader, default=-1) + 1)
         ranks = np.where(lane == COMPILE, estimates, HIT_COST_NS)
-        cost = ranks.tolist()
+        self.cost += ranks.tolist()
         _raise_firsts(ranks, np.where(lane == COMPILE, shader, -1))
+        self.rank += ranks.tolist() if by_cost else [0] * count
+        self.shader += shader.tolist()
         self.state += bytes((ABSENT,)) * count
         self.kind += jobs.kinds.astype(np.uint8).tobytes()
-        self.priority += (
-            bytes((Priority.SOON,)) * count if jobs.priorities is None else bytes(jobs.priorities)
-        )
+        soon = bytes((Priority.SOON,)) * count
+        self.priority += soon if jobs.priorities is None else bytes(jobs.priorities)
         self.lane += lane.tobytes()
         self.unwanted += bytes(count)
-        self.cost += cost
-        self.rank += ranks.tolist() if by_cost else [0] * count
         self.estimates = np.append(self.estimates, estimates)
         self.group = np.append(self.group, np.full(count, -1, np.int32))
         self.worker = np.append(self.worker, np.zeros(count, np.int32))
-        self.shader += shader.tolist()
         self._link(jobs, first)
         self._unite(jobs, second, first, unites=unites)
         self.plain = np.bincount(self.work, minlength=self.count)[self.work] == 1
@@ -399,8 +312,3 @@ def _raise_firsts(ranks: npt.NDArray[np.int64], shader: npt.NDArray[np.int64]) -
     if len(jobs):
         begins = np.flatnonzero(np.diff(shader[jobs], prepend=-1))
         ranks[jobs[begins]] = np.add.reduceat(ranks[jobs], begins)
-
-
-def as_jobs(jobs: Iterable[int]) -> Int32s:
-    """Job numbers as an array."""
-    return jobs if isinstance(jobs, np.ndarray) else np.array([*jobs], np.int32)

@@ -35,20 +35,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from orchestrator.schedule.batches import (
-    Experience,
-    Followers,
-    ReadyQueue,
-    ScheduleOptions,
-    batch_limits,
-)
+from orchestrator.schedule.batches import Entry, Experience, ReadyQueue, batch_limits
 from orchestrator.schedule.jobs import (
     ABSENT,
     ASSIGNED,
     CANCELLED,
     COMPILE,
-    CREATED,
-    FAILED,
     FOLLOW,
     HIT,
     HIT_COST_NS,
@@ -59,9 +51,8 @@ from orchestrator.schedule.jobs import (
     Int32s,
     JobGraph,
     JobState,
-    Priority,
-    as_jobs,
 )
+from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
 from orchestrator.schedule.transitions import Transitions
 
 _HIT_TEAM: Final = 2
@@ -74,17 +65,11 @@ _TRUSTED: Final = 0.75
 
 
 class Assignment(msgspec.Struct, frozen=True, eq=False):
-    """A batch for one worker.
+    """A batch for one worker."""
 
-    Attributes:
-        indices: The jobs, shape (k,), k >= 1, int32, all of one kind, in the order to create them; read-only.
-        kind: Their kind.
-        follows: Whether they are duplicates of what this worker compiled, and hit in its own source.
-    """
-
-    indices: Int32s
+    indices: Int32s  # the jobs, (k,), k >= 1, all of one kind, in the order to create them; read-only
     kind: int
-    follows: bool
+    follows: bool  # they are duplicates of what this worker compiled, and hit in its own source
 
 
 class Wait(msgspec.Struct, frozen=True):
@@ -100,36 +85,20 @@ class Paused(Done, frozen=True):
 
 
 class ScheduleStatistics(msgspec.Struct, frozen=True):
-    """What a schedule did so far; a snapshot.
+    """What a schedule did so far; a snapshot. Followers count whose leader was compiled: they should hit."""
 
-    Attributes:
-        states: Number of jobs in each state.
-        saved_by_key: Followers with the state key of their leader, which was compiled: they should hit.
-        saved_by_pipeline_key: Followers with only the driver key of their leader, which was compiled.
-        saved_ns: Estimated cost of compiling all these followers, nanoseconds.
-    """
-
-    states: dict[JobState, int]
-    saved_by_key: int
-    saved_by_pipeline_key: int
-    saved_ns: int
+    states: dict[JobState, int]  # number of jobs in each
+    saved_by_key: int  # followers with the state key of their leader
+    saved_by_pipeline_key: int  # followers with only its driver key
+    saved_ns: int  # estimated cost of compiling all these
 
 
 class Cancellation(msgspec.Struct, eq=False):
-    """What a call of `cancel_jobs` did. The scheduler updates it; the caller reads it under the same lock.
+    """What a call of `cancel_jobs` did. The scheduler updates it; the caller reads it under the same lock."""
 
-    A driver call cannot be stopped, so a cancelled job may still be in one. `quiet` turns true when the last
-    such batch ends, and stays true.
-
-    Attributes:
-        cancelled: Number of jobs that will not be assigned any more.
-        kept: Number of jobs that are created all the same, because a job that is not cancelled links them.
-        pending: Workers whose batch holds one of the given jobs.
-    """
-
-    cancelled: int = 0
-    kept: int = 0
-    pending: set[int] = msgspec.field(default_factory=set)
+    cancelled: int = 0  # jobs that will not be assigned any more
+    kept: int = 0  # jobs that are created all the same, because a job that is not cancelled links them
+    pending: set[int] = msgspec.field(default_factory=set)  # workers whose batch holds one of the jobs
 
     @property
     def quiet(self) -> bool:
@@ -151,13 +120,10 @@ class Scheduler:
         options: Settings.
 
     Attributes:
-        options: The settings.
-        workers: Number of workers.
         tells_hits: Whether the caller knows which jobs hit. Otherwise followers are assumed to hit.
 
     Raises:
-        ValueError: A number is out of range, arrays do not fit together, or a job links a library that does
-            not come before it.
+        ValueError: There is no worker.
     """
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions | None = None) -> None:
@@ -218,10 +184,7 @@ class Scheduler:
             table.unwanted[job] = 0
         for job in jobs[absent].tolist():
             table.priority[job] = priority
-        if group >= 0:
-            table.group[jobs] = group
-        else:
-            table.group[jobs[absent]] = -1
+        table.group[jobs if group >= 0 else jobs[absent]] = group
         if new:
             self._jobs.enter(np.array(sorted(new), np.int32))
         self.promote(jobs[~absent].tolist(), priority)
@@ -229,10 +192,8 @@ class Scheduler:
     def extend(self, jobs: JobGraph) -> int:
         """Add jobs that may be entered later, numbered after the others; returns the number of the first.
 
-        Takes O(all jobs). No job changes its state.
-
         Raises:
-            ValueError: The stream is not open, or the graph does not fit.
+            ValueError: The stream is not open, or the jobs have no keys where earlier ones have.
         """
         if not self._open:
             raise ValueError("no jobs can be added: the stream was not opened, or was closed")
@@ -243,10 +204,7 @@ class Scheduler:
         self._open = False
 
     def exclude(self, reasons: Mapping[int, str]) -> None:
-        """Never assign some jobs, which cannot be created, nor their dependents.
-
-        Args:
-            reasons: The jobs, queued or not, with the reason.
+        """Never assign some jobs, queued or not, which cannot be created, nor their dependents.
 
         Raises:
             ValueError: There is no such job.
@@ -281,11 +239,6 @@ class Scheduler:
     def in_flight(self) -> int:
         """Number of assigned jobs."""
         return self._table.states[ASSIGNED]
-
-    @property
-    def done(self) -> int:
-        """Number of jobs that were created or failed."""
-        return self._table.states[CREATED] + self._table.states[FAILED]
 
     @property
     def entered(self) -> int:
@@ -431,28 +384,29 @@ class Scheduler:
         if not (in_time or self._exempt):
             return _PAUSED
         heads = self._heads(worker)
-        for priority, _, _, _, queue, kind in heads:
-            if in_time or priority < self._exempt:
+        for entry, _, queue, kind in heads:
+            is_exempt = -entry[0] < self._exempt
+            if in_time or is_exempt:
                 cost = self._table.open_cost
-                jobs = self._take(queue, kind, math.inf if priority < self._exempt else left_ns)
+                jobs = self._take(queue, kind, math.inf if is_exempt else left_ns)
                 if jobs:
                     return self._assign(worker, queue.lane, kind, jobs, cost - self._table.open_cost)
         # A ready job that was not taken did not fit into the time that is left.
         return _PAUSED if heads and left_ns != math.inf else _WAIT
 
-    def _heads(self, worker: int) -> list[tuple[int, int, int, int, ReadyQueue, int]]:
-        """Where a worker may take jobs: priority, lane, rank and job, the best first, then queue and kind."""
+    def _heads(self, worker: int) -> list[tuple[Entry, int, ReadyQueue, int]]:
+        """Where a worker may take jobs: entry, lane, queue and kind, by priority, lane, rank and number."""
         jobs = self._jobs
         queues = [jobs.followers[worker if self.options.pin_followers else 0], jobs.wave, jobs.compiles]
         if self._taking_hits < self._hit_takers:
             queues.append(jobs.hits)
         return sorted(
             (
-                (priority, place, rank, job, queue, kind)
+                (entry, place, queue, kind)
                 for place, queue in enumerate(queues)
-                for (priority, rank, job), kind in queue.heads()
+                for entry, kind in queue.heads()
             ),
-            key=lambda each: each[:4],
+            key=lambda each: (-each[0][0], each[1], -each[0][1], -each[0][2]),
         )
 
     def _take(self, queue: ReadyQueue, kind: int, left_ns: float) -> list[int]:
@@ -520,32 +474,32 @@ class Scheduler:
         Raises:
             ValueError: It is not the worker's last assignment, or a reason is for a job outside it.
         """
-        created = assignment.indices
-        if missed is not None:
-            created = created[~np.isin(created, missed)]
-        if reasons:
-            bad = np.isin(created, np.fromiter(reasons, np.int32, len(reasons)))
-            if np.count_nonzero(bad) != len(reasons):
-                raise ValueError("a reason is given for a job that is not in the assignment")
-            created = created[~bad]
         if self._assigned_to(worker) is not assignment:
             raise ValueError(f"worker {worker} ends an assignment that it does not hold")
+        indices, reasons = assignment.indices, reasons or {}
+        is_bad = np.isin(indices, np.fromiter(reasons, np.int32, len(reasons)))
+        if np.count_nonzero(is_bad) != len(reasons):
+            raise ValueError("a reason is given for a job that is not in the assignment")
+        if missed is not None:
+            is_bad |= np.isin(indices, missed)
         self._assigned[worker] = None
-        lane = self._lanes[worker]
-        if lane == HIT:
-            self._taking_hits -= 1
-            if compiles:  # which scale with workers, as hits do not
-                self._hit_takers = self.workers
         self._learn(worker, assignment, hits, compiles, elapsed_ns)
         for each in self._cancellations:
             each.pending.discard(worker)
         self._cancellations = [each for each in self._cancellations if each.pending]
-        if reasons:
-            self._jobs.failed(reasons)
+        self._jobs.failed(reasons)
         if missed is not None:
             self._jobs.missed(missed)
-        if len(created):
-            self._jobs.created(created, compiled=compiles > 0 or not hits)
+        if not is_bad.all():
+            self._jobs.created(indices[~is_bad], compiled=compiles > 0 or not hits)
+        self._judge_lane(self._lanes[worker], compiles)
+
+    def _judge_lane(self, lane: int, compiles: int) -> None:
+        """Believe in expected hits, or in followers, no longer than they hit."""
+        if lane == HIT:
+            self._taking_hits -= 1
+            if compiles:  # which scale with workers, as hits do not
+                self._hit_takers = self.workers
         if lane in (HIT, FOLLOW) and self._others[lane].hit_share < _TRUSTED:
             if lane == HIT:
                 self._jobs.demote_hits()
@@ -574,12 +528,11 @@ class Scheduler:
         table, shaders = self._table, np.array(self._table.shader)
         for shader, (job, elapsed_ns) in self._firsts.items():
             self._measured_shaders.add(shader)
-            first = int(table.estimates[job])
-            factor = elapsed_ns / (scale * first)
+            cost = int(table.estimates[job])
+            factor = elapsed_ns / (scale * cost)
             if not 1 / _FAR_OFF <= factor <= _FAR_OFF:
                 self._jobs.correct(np.flatnonzero(shaders == shader).astype(np.int32), factor)
-                first = max(1, round(first * factor))
-            cost = first
+                cost = max(1, round(cost * factor))
         self._firsts.clear()
         return cost
 
@@ -595,7 +548,7 @@ class Scheduler:
         Returns:
             How many jobs became more urgent, libraries and leaders included.
         """
-        return sum(self._jobs.raise_(self._checked(int(job)), priority) for job in jobs)
+        return self._jobs.raise_all([(self._checked(int(job)), 0) for job in jobs], priority)
 
     def set_deadline(self, deadline_ns: float | None, *, at_least_one: bool = False) -> None:
         """Assign work until a deadline, which replaces any earlier one.
@@ -628,7 +581,7 @@ class Scheduler:
         `Cancellation.quiet` says when. If a leader is cancelled, its first follower leads.
         """
         table, cancellation = self._table, Cancellation()
-        named = {job for job in as_jobs(jobs).tolist() if table.state[self._checked(job)] <= ASSIGNED}
+        named = {job for job in map(int, jobs) if table.state[self._checked(job)] <= ASSIGNED}
         named = self._with_libraries(
             named, lambda library: bool(table.unwanted[library]) and table.state[library] <= ASSIGNED
         )

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from orchestrator.schedule.batches import Followers, Order, ReadyQueue, ScheduleOptions
+from orchestrator.schedule.batches import ReadyQueue
 from orchestrator.schedule.jobs import (
     ABSENT,
     CANCELLED,
@@ -35,59 +35,40 @@ from orchestrator.schedule.jobs import (
     JobGraph,
     JobTable,
 )
+from orchestrator.schedule.options import Followers, Order, ScheduleOptions
+
+_FEW = 32
+"""So many jobs are queued one by one."""
 
 
 class Transitions:
-    """The jobs of a scheduler, and the queues of those that are ready.
-
-    Args:
-        jobs: All jobs that there may be at first.
-        workers: Number of workers.
-        options: The scheduler's options.
-
-    Attributes:
-        table: The jobs.
-        compiles: Ready jobs that are to be compiled.
-        hits: Ready jobs that a cache is expected to hold.
-        wave: Ready jobs that are tried without their code.
-        followers: Ready followers: one queue for each worker, or one for all where they are not pinned.
-        excluded: Jobs that cannot be created, with the reason.
-        unassignable: Jobs that were entered and will never be assigned, with the reason.
-        leaders: The job that each follower follows.
-        saved: Followers whose leader was created: with its state key, and with its driver key only.
-        saved_ns: Estimated cost of compiling them.
-        settled: Jobs that were created, shared, lost or cancelled, in any order; the caller clears it.
-    """
+    """The jobs of a scheduler, and the queues of those that are ready."""
 
     def __init__(self, jobs: JobGraph, workers: int, options: ScheduleOptions) -> None:
         self.table = table = JobTable()
         self._options = options
         self._shares = options.followers is Followers.SHARE
         self._by_cost = options.order is Order.COST
-        self.compiles = ReadyQueue(table, COMPILE)
-        self.hits = ReadyQueue(table, HIT)
-        self.wave = ReadyQueue(table, WAVE)
+        self.compiles = ReadyQueue(table, COMPILE)  # to be compiled
+        self.hits = ReadyQueue(table, HIT)  # that a cache is expected to hold
+        self.wave = ReadyQueue(table, WAVE)  # to be tried without their code
+        # One queue for each worker, or one for all where followers are not pinned.
         self.followers = [ReadyQueue(table, FOLLOW) for _ in range(workers if options.pin_followers else 1)]
-        self.excluded: dict[int, str] = {}
-        self.unassignable: dict[int, str] = {}
+        self.excluded: dict[int, str] = {}  # jobs that cannot be created, with the reason
+        self.unassignable: dict[int, str] = {}  # jobs that were entered and will never be assigned
         self._causes: dict[int, str] = {}  # why a job that failed or is unassignable is so, links left out
-        self.leaders: dict[int, int] = {}
-        self.saved = [0, 0]
-        self.saved_ns = 0
-        self.settled: list[int] = []
+        self.leaders: dict[int, int] = {}  # the job that each follower follows
+        self.saved = [0, 0]  # followers whose leader was created: with its state key, its driver key only
+        self.saved_ns = 0  # estimated cost of compiling them
+        self.settled: list[int] = []  # created, shared, lost or cancelled jobs; the caller clears it
         self._joined: dict[int, dict[int, None]] = {}  # by leader, in the order in which they joined
         self._owners: dict[int, int] = {}  # by work; the first job of a work where it is not here
-        self._lacking: set[int] = set()
+        self._lacking: set[int] = set()  # without their code
         self._trusts_followers = True
         self.extend(jobs)
 
     def extend(self, jobs: JobGraph) -> int:
-        """Add jobs without entering them; returns the number of the first.
-
-        Raises:
-            ValueError: The graph is invalid, or it has no keys and earlier jobs have. Nothing was added.
-        """
-        jobs.check()
+        """Add jobs without entering them; returns the number of the first. Raises as `JobTable.extend`."""
         first, second = self.table.count, jobs.pipeline_keys
         if second is not None and jobs.proven_keys is not None and self._shares:
             second = np.where(jobs.proven_keys, second, np.uint64(0))
@@ -98,12 +79,7 @@ class Transitions:
     # --- jobs in
 
     def enter(self, jobs: Int32s) -> None:
-        """Queue jobs that are ABSENT or CANCELLED.
-
-        Args:
-            jobs: The jobs, ascending, with those of their libraries that are ABSENT or CANCELLED. The table
-                has their priorities.
-        """
+        """Queue jobs that are ABSENT or CANCELLED, ascending, with such libraries of theirs."""
         table = self.table
         plain = table.plain[jobs] & (table.states_now[jobs] == ABSENT)
         if self.excluded:
@@ -111,47 +87,50 @@ class Transitions:
         simple = jobs[plain]
         if len(simple):
             table.move_all(simple, READY)
-            self._push_all(simple)
+            self._push_all(simple.tolist())
         others = jobs[~plain].tolist()
-        for job in others:
-            self._enter(job)
+        # What is lost gives its libraries up, which must be kept for jobs that come with it.
+        lost = [(job, *why) for job in others if (why := self._enter(job)) is not None]
+        for each in lost:
+            self.reject(*each)
         for job in reversed(others):
             self._raise_libraries(job)
 
-    def _enter(self, job: int) -> None:
+    def _enter(self, job: int) -> tuple[str, str] | None:
+        """Queue a job; why it will not be created, if so, and the root of that."""
         table = self.table
         if table.state[job] == CANCELLED:
             self._set_lane(job, COMPILE if table.lane[job] == FOLLOW else table.lane[job])
             table.rank[job] = table.cost[job] if self._by_cost else 0
         table.move(job, WAITING)
-        lost = [each for each in self._libraries_of(job) if table.state[each] in (FAILED, UNASSIGNABLE)]
         if (reason := self.excluded.get(job)) is not None:
-            self.reject(job, reason)
-        elif lost:
-            cause = self._causes[lost[0]]
-            self.reject(job, _links_lost(lost[0], cause), cause)
-        elif not self._follows_owner(job):
-            self._release(job)
-
-    def _follows_owner(self, job: int) -> bool:
-        """Let a job follow the owner of its work; it becomes the owner where there is none."""
-        table = self.table
+            return reason, reason
+        for library in self._libraries_of(job):
+            if table.state[library] in (FAILED, UNASSIGNABLE):
+                cause = self._causes[library]
+                return _links_lost(library, cause), cause
         work = int(table.work[job])
         owner = self._owners.get(work, work)
         state = table.state[owner]
         if owner == job or not self._trusts_followers or state in (UNASSIGNABLE, CANCELLED, ABSENT):
             self._owners[work] = job
-            return False
-        self.leaders[job] = owner
-        if state == CREATED:
-            self._follow(job)
+            self._release(job)
         elif state == FAILED:
-            self.reject(job, _same_work(owner, self._causes[owner]))
+            return (reason := _same_work(owner, self._causes[owner])), reason
         else:
-            table.move(job, JOINED)
-            self._joined.setdefault(owner, {})[job] = None
-            self.raise_(owner, table.priority[job], table.rank[job])
-        return True
+            self._join(job, owner)
+        return None
+
+    def _join(self, job: int, owner: int) -> None:
+        """Let a job follow the owner of its work."""
+        table = self.table
+        self.leaders[job] = owner
+        if table.state[owner] == CREATED:
+            self._follow(job)
+            return
+        table.move(job, JOINED)
+        self._joined.setdefault(owner, {})[job] = None
+        self.raise_(owner, table.priority[job], table.rank[job])
 
     def _follow(self, job: int) -> None:
         """The leader of a queued job was created."""
@@ -191,10 +170,18 @@ class Transitions:
             return self.followers[int(self.table.worker[job]) if self._options.pin_followers else 0]
         return (self.compiles, self.hits, self.wave)[lane]
 
-    def _push_all(self, jobs: Int32s) -> None:
-        lanes = np.frombuffer(self.table.lane, np.uint8)[jobs]
+    def _push_all(self, jobs: list[int]) -> None:
+        """Queue ready jobs."""
+        if len(jobs) < _FEW:
+            for job in jobs:
+                self._queue_of(job).push(job)
+            return
+        numbers = np.array(jobs, np.int32)
+        lanes = np.frombuffer(self.table.lane, np.uint8)[numbers]
         for queue in (self.compiles, self.hits, self.wave):
-            queue.push_all(jobs[lanes == queue.lane])
+            queue.push_all(numbers[lanes == queue.lane])
+        for job in numbers[lanes == FOLLOW].tolist():
+            self._queue_of(job).push(job)
 
     def _set_lane(self, job: int, lane: int) -> None:
         table = self.table
@@ -240,10 +227,6 @@ class Transitions:
         return jobs
 
     # --- the ends of batches
-
-    def assigned(self, jobs: Int32s, worker: int) -> None:
-        """A worker was given jobs, which are ASSIGNED."""
-        self.table.worker[jobs] = worker
 
     def created(self, jobs: Int32s, *, compiled: bool) -> None:
         """Assigned jobs were created. Unless one of them was compiled, their followers saved nothing."""
@@ -319,9 +302,11 @@ class Transitions:
 
     def raise_(self, job: int, priority: int, rank: int = 0) -> int:
         """Give a job and all it waits for at least this priority and rank; returns how many more urgent."""
-        table = self.table
-        raised = 0
-        pending = [(job, rank)]
+        return self.raise_all([(job, rank)], priority)
+
+    def raise_all(self, pending: list[tuple[int, int]], priority: int) -> int:
+        """As `raise_`, for several jobs with a rank each."""
+        table, raised, ready = self.table, 0, []
         while pending:
             job, rank = pending.pop()
             state = table.state[job]
@@ -334,11 +319,12 @@ class Transitions:
             if longer:
                 table.rank[job] = rank
             if state == READY:
-                self._queue_of(job).push(job)
+                ready.append(job)
                 continue
             if state == JOINED:
                 pending.append((self.leaders[job], table.rank[job]))
             pending += [(each, table.cost[each] + table.rank[job]) for each in self._libraries_of(job)]
+        self._push_all(ready)
         return raised
 
     def _raise_libraries(self, job: int) -> None:

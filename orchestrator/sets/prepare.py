@@ -13,16 +13,13 @@ calls it may do so in any one thread at a time.
 
 from __future__ import annotations
 
-import operator
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, closing, nullcontext
-from typing import Final, Self
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-from attrs import Factory, converters, evolve, field, frozen, validators
+from attrs import Factory, evolve, field, frozen
 
 from orchestrator.devices.device import Device, DeviceCapabilities
 from orchestrator.devices.request import (
@@ -33,7 +30,7 @@ from orchestrator.devices.request import (
     Feature,
     OtherFeatures,
 )
-from orchestrator.errors import OrchestratorError, UnknownPipelineError, expect
+from orchestrator.errors import OrchestratorError, expect
 from orchestrator.registry import registry
 from orchestrator.registry.tables import FEATURES_ROOT, AnyDevice, same_members
 from orchestrator.sets.answers import AskedDevice, DeviceAnswer, changed_answer
@@ -41,6 +38,8 @@ from orchestrator.sets.image.built import BuiltImage, Needs, Problem
 from orchestrator.sets.pipeline_set import A_SET, PipelineSet
 from orchestrator.sets.plan import PlannedGroup
 from orchestrator.sets.records import FeatureGroup, PipelineJob, PipelineJobs
+from orchestrator.sets.subset import WHOLE as WHOLE
+from orchestrator.sets.subset import Subset as Subset
 
 DeviceOpener = Callable[[DeviceRequest], Device]
 """Opens a device as a request says; the caller closes it."""
@@ -49,84 +48,6 @@ _FEATURE: Final = re.compile(r"(VkPhysicalDevice\w*Features\w*)::(\w+)")
 _EXTENSION: Final = re.compile(r"\bVK_[A-Z]+_\w+")
 # What a pipeline lacks is told one thing at a time; more than these nobody has seen.
 _MOST_ADDED: Final = 16
-
-
-def _keys(keys: Iterable[int]) -> frozenset[int]:
-    try:
-        return frozenset(map(operator.index, keys))
-    except TypeError:
-        raise TypeError(f"'keys' are whole numbers, such as {{0x43210c2d62f9536c}}, not {keys!r}") from None
-
-
-@frozen
-class Subset:
-    """Part of a set's pipelines: those of some keys, one shard of several, or both; by default all of them.
-
-    A pipeline is in exactly one of N shards. Which one follows from its key alone, so the order of the set
-    and what else it holds do not matter. A library that a pipeline of the subset links is compiled with it,
-    and is counted only in the subset that it is in itself. A value that msgspec encodes.
-
-    Attributes:
-        shard: Which shard, 1 to `shards`.
-        shards: How many shards the set is divided into.
-        keys: Keys of the pipelines that are in it, or None for all.
-    """
-
-    shard: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1)])
-    shards: int = field(default=1, validator=[validators.instance_of(int), validators.ge(1)])
-    keys: frozenset[int] | None = field(default=None, converter=converters.optional(_keys))
-
-    def __attrs_post_init__(self) -> None:
-        if self.shard > self.shards:
-            raise ValueError(f"there is no shard {self.shard} of {self.shards}: shards count from 1")
-
-    @classmethod
-    def from_text(cls, text: str) -> Self:
-        """The shard that a text such as "2/4" names.
-
-        Raises:
-            ValueError: The text is not K/N with whole numbers, 1 <= K <= N.
-        """
-        shard, _, shards = text.partition("/")
-        if not all(each.isascii() and each.isdigit() and len(each) <= 9 for each in (shard, shards)):
-            raise ValueError("K/N with two whole numbers is expected, such as 2/4")
-        if not 1 <= int(shard) <= int(shards):
-            most = int(shards) or "N"
-            raise ValueError(f"shards count from 1/{most} to {most}/{most}")
-        return cls(int(shard), int(shards))
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of any set."""
-        return self.keys is None and self.shards == 1
-
-    def __contains__(self, job: PipelineJob) -> bool:
-        """Whether a pipeline is in it."""
-        return len(self.of((job,))) > 0
-
-    def of(self, jobs: Iterable[PipelineJob]) -> PipelineJobs:
-        """Those of some pipelines that are in it, in the same order."""
-        columns = PipelineJobs.of(jobs)
-        if self.is_whole:
-            return columns
-        chosen = _mixed(columns.keys) % np.uint64(self.shards) == np.uint64(self.shard - 1)
-        if self.keys is not None:
-            chosen &= np.isin(columns.keys, np.array(sorted(self.keys), np.uint64))
-        return columns.where(chosen)
-
-    def groups_of(self, source: PipelineSet) -> tuple[FeatureGroup, ...]:
-        """The groups of a set that hold a pipeline of it; the first group where none does.
-
-        Raises:
-            UnknownPipelineError: A key names no pipeline of the set.
-        """
-        if self.keys and (unknown := self.keys.difference(source.pipelines.keys.tolist())):
-            raise UnknownPipelineError(f"{source.name}: no pipeline has the key {min(unknown):016x}")
-        return tuple(each for each in source.groups if self.of(each.pipelines)) or source.groups[:1]
-
-
-WHOLE: Final = Subset()
-"""All pipelines of a set."""
 
 
 def _built_of(opened: OpenedGroup) -> BuiltImage:
@@ -288,13 +209,6 @@ def opened_groups(
             for opened in groups:
                 waiting.extend(opened.split)
                 yield opened
-
-
-def _mixed(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    # The low bits of recorders' hashes are poor: SplitMix64's finalizer.
-    keys = (keys ^ keys >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    keys = (keys ^ keys >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return keys ^ keys >> np.uint64(31)
 
 
 def _settle(source: PipelineSet, group: FeatureGroup, device: AskedDevice) -> OpenedGroup:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import numpy.ma  # noqa: F401 - `np.unique` imports it, in each fork where it is not there
 from attrs import define, field
 
 from orchestrator.children.protocol import pack_frame

@@ -25,7 +25,8 @@ from orchestrator.run.compile import compile_set
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import CompileOptions
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.schedule import Followers, ScheduleOptions, Scheduler
+from orchestrator.schedule.options import Followers, ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 from orchestrator.sets.archive.reader import Archive
 from orchestrator.sets.opening import is_manifest, open_paths
 from orchestrator.sets.records import RecordTag

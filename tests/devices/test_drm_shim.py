@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from orchestrator.devices import drm_shim, environment_of, families
+from orchestrator.devices import drm_shim, families
 from orchestrator.devices.drm_shim import gpus_of, lacks_null_hardware, shim_at_hand, starts_with
 from orchestrator.devices.manifests import driver_library
+from orchestrator.devices.selectors import environment_of
 from orchestrator.errors import NoDeviceError
 from tests.cli.conftest import Done, run_program
 from tests.drivers import driver_manifest, missing, run_on_device

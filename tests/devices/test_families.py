@@ -16,7 +16,7 @@ def families() -> tuple[Family, ...]:
 
 
 def _opens(selector: str) -> tuple[str, int]:
-    from orchestrator.devices import open_device, own_process
+    from orchestrator.devices.opening import open_device, own_process
 
     own_process(selector)
     device = open_device(selector)

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.devices.drm_shim import variables_of
 from orchestrator.devices.manifests import library_folders
-from orchestrator.devices.request import DRIVER_CACHES_OFF
+from orchestrator.devices.modes import DRIVER_CACHES_OFF
 from orchestrator.devices.selectors import DeviceSelector, environment_of, needed_at_start
 from orchestrator.errors import NoDeviceError
 from tests.drivers import driver_manifest, has_null_hardware, run_on_device
@@ -229,7 +229,8 @@ def test_a_program_that_owns_its_process_sets_its_environment_once() -> None:
 
 
 _TWO_ARCHITECTURES = """
-from orchestrator.devices import families, manifests, open_device, own_process
+from orchestrator.devices import families, manifests
+from orchestrator.devices.opening import open_device, own_process
 def main(folder):
     manifests._MANIFEST_FOLDERS = (folder,)
     families.is_family = None  # the library for this process shows the family without the driver
@@ -257,7 +258,7 @@ def test_a_driver_that_is_installed_for_32_bits_too_is_opened(tmp_path: Path) ->
 
 
 _LAYERS = """
-from orchestrator.devices import list_layers
+from orchestrator.devices.opening import list_layers
 def main():
     return [list_layers(), list_layers("simulated")]
 """
@@ -285,7 +286,7 @@ def test_layers_are_those_that_the_loader_finds(tmp_path: Path) -> None:
 
 
 _UNKNOWN = """
-from orchestrator.devices import open_device
+from orchestrator.devices.opening import open_device
 from orchestrator.errors import NoDeviceError
 def main():
     try:

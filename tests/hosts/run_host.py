@@ -451,7 +451,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.statuses:
         _print_statuses(chosen.device, chosen.statuses)
         return 0
-    from orchestrator.devices import environment_of
+    from orchestrator.devices.selectors import environment_of
 
     environment = {**os.environ, **environment_of(chosen.device)}
     if chosen.host is None and shutil.which("gcc") is None:

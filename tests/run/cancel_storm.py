@@ -37,7 +37,7 @@ from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, NO_WORKER_CACHES, MergePolicy, RunOptions
 from orchestrator.run.records import RunReport
-from orchestrator.schedule import Order, ScheduleOptions
+from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import EACH_BATCH
 
 ENTRY_BYTES = 1_500 + 48  # the payload, and the head of an entry in the simulated driver's data

@@ -34,7 +34,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import PipelineSession, open_session
-from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
 from tests.run.cancel_storm import (
     Moment,
     check_and_close,

@@ -26,7 +26,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.run.session import PipelineSession
-from orchestrator.schedule import ScheduleOptions
+from orchestrator.schedule.options import ScheduleOptions
 
 MODES_WITH_CACHE = (
     CacheMode.SHARED,

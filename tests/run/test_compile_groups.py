@@ -14,8 +14,8 @@ from attrs import define, field
 from msgspec import structs
 
 from orchestrator.bench.trace import MAIN_ROW, compile_spans
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError

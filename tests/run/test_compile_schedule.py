@@ -10,9 +10,9 @@ import pytest
 import trio
 
 from orchestrator.bench.take import run_order
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device, PreparedPipelines
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import CostModel, SimulatedDevice, SimulatedOptions, simulated_image
 from orchestrator.errors import DriverError

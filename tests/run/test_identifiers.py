@@ -21,7 +21,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.run.session import Remainder, open_session
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 from tests.contract.subject import empty_compute_shader
 from tests.run.support import MODES_WITH_CACHE, check_sums, identified, refuse
 

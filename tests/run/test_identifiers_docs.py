@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import trio
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, CacheMode
 from orchestrator.devices.identified import SpirvProvider
+from orchestrator.devices.opening import open_device
 from orchestrator.errors import ManifestError
 from orchestrator.run.compile import compile_set
 from orchestrator.run.options import CompileOptions

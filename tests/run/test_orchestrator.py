@@ -24,7 +24,7 @@ from orchestrator.errors import ExternalSynchronizationError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
-from orchestrator.schedule import Order, ScheduleOptions
+from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import (
     RefusingDevice,
     check_sums,

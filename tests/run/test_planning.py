@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode, Device
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.errors import DriverError

@@ -24,7 +24,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import MergePolicy, RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import open_session
-from orchestrator.schedule import Order, ScheduleOptions
+from orchestrator.schedule.options import Order, ScheduleOptions
 from tests.run.support import EACH_BATCH, check_sums, hits_of, prepared_set, without
 
 ROLLING_MODES = (CacheMode.PER_WORKER, CacheMode.PER_WORKER_INTERNAL, CacheMode.TWO_LEVEL)

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import trio
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.opening import open_device
 from orchestrator.run.caches import CacheMerge
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import BARRIER, MergePolicy, RunOptions
 from orchestrator.run.records import RunReport
-from orchestrator.schedule import Order, ScheduleOptions
+from orchestrator.schedule.options import Order, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path

@@ -16,7 +16,9 @@ from orchestrator.errors import DeviceError
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
-from orchestrator.schedule import JobGraph, ScheduleOptions, Scheduler
+from orchestrator.schedule.jobs import JobGraph
+from orchestrator.schedule.options import ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 from tests.run.support import MODES_WITH_CACHE, check_sums, prepared_set, without
 
 WHAT = "create_pipelines"

@@ -13,7 +13,7 @@ from orchestrator.devices.simulated import SimulatedDevice, simulated_image
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome
 from orchestrator.run.session import PipelineSession, open_session
-from orchestrator.schedule import Followers, Priority, ScheduleOptions
+from orchestrator.schedule.options import Followers, Priority, ScheduleOptions
 from tests.run.support import (
     MODES_WITH_CACHE,
     ONE,

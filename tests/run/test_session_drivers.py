@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import CacheMode
+from orchestrator.devices.opening import open_device
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.session import open_session
-from orchestrator.schedule import Priority, ScheduleOptions
+from orchestrator.schedule.options import Priority, ScheduleOptions
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path

@@ -13,7 +13,7 @@ from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions, si
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, PipelineOutcome
 from orchestrator.run.session import DeviceLostError, PipelineSession, open_session
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 from tests.run.support import (
     ONE,
     RefusingDevice,

@@ -21,7 +21,7 @@ from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, RunReport
 from orchestrator.run.session import DeviceLostError
 from orchestrator.run.session_thread import start_session
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path

@@ -9,7 +9,9 @@ import trio
 
 from orchestrator.devices.simulated import simulated_image
 from orchestrator.run.exchange import BatchResult, Exchange
-from orchestrator.schedule import Assignment, Done, JobGraph, Priority, ScheduleOptions, Scheduler, Wait
+from orchestrator.schedule.jobs import JobGraph
+from orchestrator.schedule.options import Priority, ScheduleOptions
+from orchestrator.schedule.scheduler import Assignment, Done, Scheduler, Wait
 from tests.run.test_time_limit import MS, FakeClock
 
 

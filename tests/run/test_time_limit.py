@@ -14,7 +14,9 @@ from orchestrator.run.exchange import BatchResult, Exchange
 from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import RunOptions
 from orchestrator.run.records import OutcomeStatus, Progress
-from orchestrator.schedule import Assignment, Followers, JobGraph, Order, Paused, ScheduleOptions, Scheduler
+from orchestrator.schedule.jobs import JobGraph
+from orchestrator.schedule.options import Followers, Order, ScheduleOptions
+from orchestrator.schedule.scheduler import Assignment, Paused, Scheduler
 from tests.run.support import check_sums, prepared_set
 from tests.schedule.machine import job_graph
 

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from orchestrator.run.records import TimeToGo
-from orchestrator.schedule import ScheduleOptions, Scheduler
+from orchestrator.schedule.options import ScheduleOptions
+from orchestrator.schedule.scheduler import Scheduler
 from tests.schedule.machine import job_graph, requested
 
 SECOND = 1_000_000_000

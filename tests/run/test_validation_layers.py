@@ -511,7 +511,7 @@ _WITH_A_DEVICE: Final = """
 import threading
 import numpy as np
 from orchestrator.devices.vulkan import context as module
-from orchestrator.devices import open_device
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.device import NO_SOURCE
 from orchestrator.devices.request import DeviceRequest
 from orchestrator.devices.vulkan.context import HostMemory
@@ -593,7 +593,7 @@ def test_merging_into_a_cache_that_allows_it_is_a_false_alarm(runs: LayeredRuns,
 def test_devices_are_valid_of_every_version_and_with_any_features(runs: LayeredRuns, tmp_path: Path) -> None:
     source = """
 import itertools
-from orchestrator.devices import open_device
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 for minor, others, own in itertools.product(range(5), OtherFeatures, (True, False)):
     application = ApplicationInfo(api_version=1 << 22 | minor << 12)

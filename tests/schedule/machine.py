@@ -14,7 +14,8 @@ from attrs import define, field
 
 from orchestrator.devices.image import CreateInfoImage
 from orchestrator.devices.simulated import simulated_image
-from orchestrator.schedule import Assignment, JobGraph, JobState, Scheduler
+from orchestrator.schedule.jobs import JobGraph, JobState
+from orchestrator.schedule.scheduler import Assignment, Scheduler
 
 HIT_NS = 20_000
 QUEUED = {JobState.WAITING, JobState.READY, JobState.JOINED}
@@ -136,7 +137,7 @@ def simulate(
         compiles = len(answer.indices) - hit_count
         scheduler.finished(worker, answer, hits=hit_count, compiles=compiles, elapsed_ns=took)
         idle.append(worker)
-    assert scheduler.done == scheduler.count
+    assert scheduler.statistics.states[JobState.CREATED] == scheduler.count
     return found
 
 

@@ -13,8 +13,10 @@ from orchestrator.devices.image import CreateInfoImage
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.run.execution import scheduler_of
 from orchestrator.run.options import unsteered_schedule
-from orchestrator.schedule import Assignment, JobState, ScheduleOptions, Scheduler, Wait
 from orchestrator.schedule.costs import candidate_duplicates
+from orchestrator.schedule.jobs import JobState
+from orchestrator.schedule.options import ScheduleOptions
+from orchestrator.schedule.scheduler import Assignment, Scheduler, Wait
 from orchestrator.sets.image.builder import build_image
 from orchestrator.sets.pipeline_set import PipelineSet
 from orchestrator.sets.sample import sample_path

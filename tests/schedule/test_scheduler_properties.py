@@ -12,19 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from orchestrator.schedule import (
-    Assignment,
-    Cancellation,
-    Done,
-    Followers,
-    JobState,
-    Order,
-    Paused,
-    Priority,
-    ScheduleOptions,
-    Scheduler,
-    Wait,
-)
+from orchestrator.schedule.jobs import JobState
+from orchestrator.schedule.options import Followers, Order, Priority, ScheduleOptions
+from orchestrator.schedule.scheduler import Assignment, Cancellation, Done, Paused, Scheduler, Wait
 from tests.schedule.machine import QUEUED, assert_consistent, drain, job_graph, jobs_of, simulate
 
 FINAL = {JobState.CREATED, JobState.SHARED, JobState.FAILED, JobState.UNASSIGNABLE, JobState.CANCELLED}

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices import open_device
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.simulated import SimulatedDevice, SimulatedOptions
 from orchestrator.registry.tables import AnyDevice
 from orchestrator.sets import decoder as module

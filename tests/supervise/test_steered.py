@@ -20,7 +20,7 @@ from orchestrator.run.execution import run_pipelines
 from orchestrator.run.options import CompileOptions, RunOptions, TrialLimits
 from orchestrator.run.records import OutcomeStatus
 from orchestrator.run.steering import Settlement, Steering
-from orchestrator.schedule import Priority
+from orchestrator.schedule.options import Priority
 from orchestrator.supervise.supervisor import compile_supervised
 from tests.run.small_sets import MARKER, compute_keys, opener, write_applications, write_small_set
 from tests.run.support import prepared_set

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from attrs import evolve, frozen
 
 from orchestrator.devices.device import DeviceFeatures, DeviceHandles, DeviceIdentity
+from orchestrator.devices.modes import DRIVER_CACHES_OFF
 from orchestrator.devices.request import (
     CACHE_CONTROL,
-    DRIVER_CACHES_OFF,
     MODULE_IDENTIFIER,
     NO_WISHES,
     PIPELINE_BINARIES,

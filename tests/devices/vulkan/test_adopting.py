@@ -9,8 +9,8 @@ from typing import Any, Final
 import pytest
 import trio
 
-from orchestrator.devices import adopt_device, open_device
 from orchestrator.devices.device import Device
+from orchestrator.devices.opening import adopt_device, open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, HostWishes, OtherFeatures
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.context import HostMemory

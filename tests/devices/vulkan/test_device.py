@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices import open_device
 from orchestrator.devices.device import ERROR_UNKNOWN, NO_SOURCE, CallSplit
 from orchestrator.devices.image import PipelineKind
+from orchestrator.devices.opening import open_device
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, OtherFeatures
 from orchestrator.devices.vulkan._generated import ffi
 from orchestrator.devices.vulkan.capabilities import ChosenCapabilities, StructChain

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import NO_SOURCE, SUCCESS, DeviceCapabilities
+from orchestrator.devices.opening import open_device, own_process
 from orchestrator.devices.request import ApplicationInfo, DeviceRequest, EnabledCapabilities
 from orchestrator.registry import registry
 from orchestrator.sets.archive.reader import MemoryRecords

@@ -24,9 +24,9 @@ import attrs
 import numpy as np
 from attrs import define, field, frozen
 
-from orchestrator.devices import open_device, own_process
 from orchestrator.devices.device import FEEDBACK_APPLICATION_CACHE_HIT, Device, PipelineCache
 from orchestrator.devices.image import CreateInfoImage
+from orchestrator.devices.opening import open_device, own_process
 from orchestrator.sets.archive.reader import MemoryRecords
 from orchestrator.sets.authoring.builder import PipelineSetBuilder
 from orchestrator.sets.image.builder import build_image

@@ -1,0 +1,86 @@
+"""Settings of a schedule. Imports nothing large, because options are made early."""
+
+from __future__ import annotations
+
+import enum
+
+from attrs import field, frozen, validators
+
+
+class Priority(enum.IntEnum):
+    """How urgent a job is; more urgent jobs are assigned first.
+
+    NOW: A caller waits for it.
+    SOON: The default.
+    BACKGROUND: Assigned when nothing else is left.
+    """
+
+    NOW = 0
+    SOON = 1
+    BACKGROUND = 2
+
+
+class Order(enum.StrEnum):
+    """In which order jobs of one priority are assigned.
+
+    COST: The longest chain of links first.
+    GIVEN: By number.
+    """
+
+    COST = "cost"
+    GIVEN = "given"
+
+
+class Followers(enum.StrEnum):
+    """What happens to a follower, a job that is the same work as its leader, once the leader was created.
+
+    CREATE: The leader's worker creates it too, and finds it in its cache: one compile, and every job has its
+        own pipeline. Choose it where pipelines are kept, or where each outcome must come from the driver.
+        Where followers are compiled all the same, they become ordinary jobs for any worker.
+    SHARE: It gets the leader's outcome and is never assigned, unless another job links it as a library.
+    SEPARATE: It follows no leader: it is created as if it were other work.
+    """
+
+    CREATE = "create"
+    SHARE = "share"
+    SEPARATE = "separate"
+
+
+@frozen
+class ScheduleOptions:
+    """Settings of a `Scheduler`; an impossible value is refused with ValueError, or TypeError.
+
+    Attributes:
+        order: In which order jobs are assigned.
+        followers: What becomes of duplicates.
+        pin_followers: With CREATE, only the leader's worker creates them, because only its cache has the
+            code. False where all workers use one cache.
+        target_ns: Time to aim at for a batch, nanoseconds. The default suits a run that is steered: an
+            urgent job waits no longer than this for a worker. 200 ms suits a cold run that is not, because
+            each call costs half a millisecond outside the driver.
+        batch_limit: Most jobs in one driver call. A batch is one call; only expected hits that did hit are
+            assigned for several calls at once.
+        expect_hits: Estimated share of hits before anything was learned, 0..1, among the jobs that
+            `JobGraph.hits` does not name.
+        capacity: Most jobs that may be queued; `submit` of a session waits beyond it. None: no bound.
+        streaming: Whether jobs are entered during the run, and none at the start. Until `close`, a worker is
+            told to wait where it would be told that all is done.
+        few_for_hits: Whether at most two workers take expected hits at a time, until one of these had to be
+            compiled. Drivers look hits up under locks: with 16 workers RADV spends on a hit 13 times what it
+            takes alone.
+        costs_recorded: Whether the costs of nearly all jobs are recorded compile times. The last batches are
+            longer then, because their ends are known.
+    """
+
+    order: Order = field(default=Order.COST, converter=Order)
+    followers: Followers = field(default=Followers.CREATE, converter=Followers)
+    pin_followers: bool = field(default=True, validator=validators.instance_of(bool))
+    target_ns: int = field(default=2_000_000, validator=[validators.instance_of(int), validators.ge(1)])
+    batch_limit: int = field(default=256, validator=[validators.instance_of(int), validators.ge(1)])
+    expect_hits: float = field(default=0.5, validator=[validators.ge(0.0), validators.le(1.0)])
+    capacity: int | None = field(
+        default=None, validator=validators.optional([validators.instance_of(int), validators.ge(1)])
+    )
+    streaming: bool = field(default=False, validator=validators.instance_of(bool))
+    few_for_hits: bool = field(default=False, validator=validators.instance_of(bool))
+    costs_recorded: bool = field(default=False, validator=validators.instance_of(bool))
